@@ -1,0 +1,76 @@
+"""Files that are complete or absent: written aside, synced, then renamed into place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in ``folder`` durable (a no-op where the system has no such thing, as on Windows)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Flush a finished file to the disk."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = True) -> None:
+    """Let ``write`` fill a file beside ``path``, then rename it there, so that a reader sees all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(aside)
+        if durable:
+            sync_file(aside)
+        os.replace(aside, path)
+        if durable:
+            sync_folder(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write text whole (UTF-8)."""
+    write_whole(path, lambda aside: _put(aside, text), durable=durable)
+
+
+def _put(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Write JSON whole, readable by a person."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON (UTF-8)."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def digest(value: Any) -> str:
+    """32 hex digits that name a JSON-like value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """32 hex digits that name a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

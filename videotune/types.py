@@ -1,0 +1,269 @@
+"""The nouns of videotune, and the shape legend that every docstring uses.
+
+Legend: **B** batch, **C** latent channels, **F** latent frames, **H W** latent rows and columns, **T** pixel frames,
+**L** text tokens, **D** text width. Pixel frames are uint8 (T, H, W, 3) on the data side and float (B, 3, T, H, W) in
+[-1, 1] on the model side. Latents are always normalised, (B, C, F, H, W), and float32 where losses are taken.
+
+``t`` lies in [0, 1]: 0 is data, 1 is noise. v-prediction's t is k / (K - 1) with k an integer timestep; flow matching's
+is the noise level itself. What the network is told (k, 1000 t, …) is the family's business, inside ``predict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as _replace
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # importing this module must not import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, order=True)
+class ClipShape:
+    """What one sample looks like in pixels: frames × height × width, at fps frames a second. A bucket is one of these."""
+
+    frames: int
+    height: int
+    width: int
+    fps: float
+
+    def __str__(self) -> str:
+        return f"{self.frames}x{self.height}x{self.width}"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One file of the person's data; ``id`` is a hash of its bytes, ``source`` the video it was cut from."""
+
+    id: str
+    path: str
+    source: str
+    captions: tuple[str, ...]
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which frames of a clip one sample shows: ``shape.frames`` frames from ``start`` to ``end``, in seconds of the clip.
+
+    The window is the schedule's unit.
+    """
+
+    clip_id: str
+    start: float
+    end: float
+    shape: ClipShape
+
+    @property
+    def id(self) -> str:
+        """Short, stable and readable: the clip, the second at which it starts, and the shape."""
+        return f"{self.clip_id[:12]}@{self.start:.3f}+{self.shape}"
+
+
+@dataclass(frozen=True)
+class VideoRules:
+    """The few facts of a model that decide which frames and sizes it can take (the data room knows no model).
+
+    A valid frame count is ``frame_step · n + frame_rest``; a valid side is a multiple of ``side_multiple`` pixels.
+    """
+
+    frame_step: int
+    frame_rest: int
+    side_multiple: int
+    fps: float
+    spatial_stride: int
+    temporal_stride: int
+
+    def latent_size(self, shape: ClipShape) -> tuple[int, int, int]:
+        """(F, H, W) of a clip of this shape."""
+        frames = (shape.frames - 1) // self.temporal_stride + 1
+        return frames, shape.height // self.spatial_stride, shape.width // self.spatial_stride
+
+
+@dataclass(frozen=True)
+class Expert:
+    """A denoiser that sees t in [t_lo, t_hi)."""
+
+    name: str
+    t_lo: float = 0.0
+    t_hi: float = 1.0
+
+
+@dataclass(frozen=True)
+class FamilySpec:
+    """What is true of a checkpoint without loading a weight; read from its own configs where they say it.
+
+    ``path`` is "flow" or "v"; ``given`` how clean frames enter: "replace", "concat" or "none"; ``blocks`` the module path
+    of the repeated blocks (offload, checkpointing, compile, sharding and quantization all use this one fact);
+    ``patch`` (frames, rows, columns) of latents a token covers; ``timestep_*`` and ``sample_*`` the family's own defaults.
+    """
+
+    name: str
+    known_as: tuple[str, ...]
+    title: str
+    path: str
+    rules: VideoRules
+    latent_channels: int
+    patch: tuple[int, int, int]
+    text_tokens: int
+    text_width: int
+    given: str
+    experts: tuple[Expert, ...]
+    blocks: tuple[str, ...]
+    lora_targets: Mapping[str, tuple[str, ...]]
+    default_resolution: int
+    timestep_distribution: str
+    timestep_shift: float
+    sample_steps: int
+    sample_guidance: float
+    fp16_safe: bool
+    licence: str
+    path_constants: Mapping[str, float] = field(default_factory=dict)
+
+    def tokens(self, shape: ClipShape) -> int:
+        """How many tokens the denoiser sees for one sample of this shape."""
+        frames, rows, columns = self.rules.latent_size(shape)
+        pf, ph, pw = self.patch
+        return -(-frames // pf) * (rows // ph) * (columns // pw)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What the denoiser is told beside the noisy latents: text (B,L,D), text_mask (B,L) or None, extras by name."""
+
+    text: Tensor
+    text_mask: Tensor | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Condition:
+        """The same condition with ``fn`` applied to each tensor."""
+        mask = None if self.text_mask is None else fn(self.text_mask)
+        return Condition(fn(self.text), mask, {k: fn(v) for k, v in self.extras.items()})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one bucket.
+
+    x0 (B,C,F,H,W); given (B,1,F,1,1) bool, frames fed clean; dropped (B,1,F,1,1) bool, frames fed as pure noise;
+    weight (B,1,F,1 or H,1 or W), what the loss counts, 0 where given, dropped or masked; fps (B,).
+    """
+
+    x0: Tensor
+    given: Tensor
+    dropped: Tensor
+    weight: Tensor
+    cond: Condition
+    captions: tuple[str, ...]
+    window_ids: tuple[str, ...]
+    fps: Tensor
+
+    def __len__(self) -> int:
+        return self.x0.shape[0]
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
+        """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
+        tensors = {name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "fps")}
+        return _replace(self, cond=self.cond.map(fn), **tensors)
+
+    def split(self, size: int) -> list[Batch]:
+        """Micro-batches of at most ``size`` samples, in order."""
+        if size >= len(self):
+            return [self]
+        parts = []
+        for lo in range(0, len(self), size):
+            part = slice(lo, lo + size)
+            cut = self.map(lambda x, part=part: x[part])  # type: ignore[misc]
+            parts.append(_replace(cut, captions=self.captions[part], window_ids=self.window_ids[part]))
+        return parts
+
+
+@dataclass(frozen=True)
+class Path:
+    """Where x_t = alpha·x0 + sigma·noise lies and how it moves: v = d_alpha·x0 + d_sigma·noise.
+
+    Each is (B,1,1,1,1) float32, with alpha·d_sigma - sigma·d_alpha = 1.
+    """
+
+    alpha: Tensor
+    sigma: Tensor
+    d_alpha: Tensor
+    d_sigma: Tensor
+
+
+@dataclass(frozen=True)
+class StepOut:
+    """loss () with its graph; mse (B,) plain v-MSE, detached; per_clip (B,) what was averaged, detached; t (B,)."""
+
+    loss: Tensor
+    mse: Tensor
+    per_clip: Tensor
+    t: Tensor
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A video's latent Gaussian, normalised: mean (C,F,H,W), and logvar likewise or None where only the mean trains."""
+
+    mean: Tensor
+    logvar: Tensor | None = None
+
+
+class Family(Protocol):
+    """A checkpoint opened by its family's file. Parts load at the first call and are freed by ``free``."""
+
+    spec: FamilySpec
+
+    def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
+        """For each caption its unpadded states on the CPU: {"text": (l, D), …}."""
+
+    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
+        """Pad and stack cached states exactly as the family's pipeline feeds them."""
+
+    def encode_video(self, frames: Tensor) -> Moments:
+        """One clip (3, T, H, W) in [-1, 1] -> its latent moments, on the CPU in float32."""
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1, 1], on the CPU in float32."""
+
+    def denoiser(self, expert: str | None = None) -> nn.Module:
+        """The diffusers transformer, frozen, in the run's dtype on the run's device."""
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """v (B,C,F,H,W) float32 for noisy latents x_t at t (B,)."""
+
+    def sample(self, net: nn.Module, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+        """Normalised latents (C,F,H,W) drawn by the family's own diffusers pipeline."""
+
+    def pipeline_class(self) -> Any:
+        """The diffusers pipeline that reads this family's LoRA files."""
+
+    def key_maps(self) -> Mapping[str, Callable[[str], str]]:
+        """For each export format, from a module's path in diffusers to its name in that format."""
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of the text encoder, the VAE and the denoiser on disk, for the caches and the journal."""
+
+    def free(self, part: str) -> None:
+        """Drop "text_encoder" or "vae" from memory."""
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What to draw: the shape, with how many steps, guidance, scheduler shift (None: the checkpoint's own) and seed."""
+
+    shape: ClipShape
+    steps: int
+    guidance: float
+    seed: int
+    shift: float | None = None
+
+
+@dataclass(frozen=True)
+class BasePlace:
+    """Where a base model lies: a folder in diffusers layout, and the name by which the person asked for it."""
+
+    name: str
+    folder: FilePath
