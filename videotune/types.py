@@ -165,7 +165,7 @@ class Batch:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
-        tensors = {name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "fps")}
+        tensors: dict[str, Any] = {name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "fps")}
         return _replace(self, cond=self.cond.map(fn), **tensors)
 
     def split(self, size: int) -> list[Batch]:
