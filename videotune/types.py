@@ -165,7 +165,9 @@ class Batch:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
-        tensors: dict[str, Any] = {name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "fps")}
+        tensors: dict[str, Any] = {
+            name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "fps")
+        }
         return _replace(self, cond=self.cond.map(fn), **tensors)
 
     def split(self, size: int) -> list[Batch]:
@@ -235,7 +237,10 @@ class Family(Protocol):
         """v (B,C,F,H,W) float32 for noisy latents x_t at t (B,)."""
 
     def sample(self, net: nn.Module, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
-        """Normalised latents (C,F,H,W) drawn by the family's own diffusers pipeline."""
+        """Normalised latents (B,C,F,H,W) drawn by the family's own diffusers pipeline, one for each seed."""
+
+    def text_length(self, caption: str) -> int:
+        """How many tokens the caption has before any cut; more than ``spec.text_tokens`` are cut."""
 
     def pipeline_class(self) -> Any:
         """The diffusers pipeline that reads this family's LoRA files."""
@@ -252,12 +257,12 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What to draw: the shape, with how many steps, guidance, scheduler shift (None: the checkpoint's own) and seed."""
+    """What to draw: the shape, with how many steps, guidance, scheduler shift (None: the checkpoint's own); a seed each."""
 
     shape: ClipShape
     steps: int
     guidance: float
-    seed: int
+    seeds: tuple[int, ...]
     shift: float | None = None
 
 

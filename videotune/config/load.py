@@ -1,0 +1,128 @@
+"""Config files, presets and ``--set`` words -> one nested dict a layer; unknown keys are errors with the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from videotune.config.schema import leaves
+from videotune.errors import VideotuneError
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a JSON or YAML config file.
+
+    Raises VideotuneError naming the file and the line that cannot be read.
+    """
+    if not path.is_file():
+        raise VideotuneError(f"config file not found: {path}")
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix.lower() in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise VideotuneError(f"{path} is not valid YAML: {error}") from error
+    else:
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise VideotuneError(
+                f"{path} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+            ) from error
+    if not isinstance(value, dict):
+        raise VideotuneError(f"{path} must hold an object with the config's keys, not a {type(value).__name__}")
+    check_keys(value, str(path))
+    return value
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package."""
+    folder = resources.files("videotune") / "presets"
+    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A preset by name; a leading ``#`` and the ending ``.json`` may stand or be left out."""
+    wanted = name.removeprefix("#").removesuffix(".json").strip().lower()
+    for known in preset_names():
+        if known.lower() == wanted:
+            text = (resources.files("videotune") / "presets" / f"{known}.json").read_text(encoding="utf-8")
+            value = json.loads(text)
+            value.pop("about", None)
+            check_keys(value, f"preset {known}")
+            return value
+    near = difflib.get_close_matches(wanted, preset_names(), 1, 0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise VideotuneError(f"there is no preset {name!r}{hint}  `videotune presets list` shows them all.")
+
+
+def preset_about(name: str) -> str:
+    """The one line that a preset says of itself."""
+    text = (resources.files("videotune") / "presets" / f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text).get("about", "")
+
+
+def parse_sets(words: Iterable[str]) -> dict[str, Any]:
+    """``--set key.sub=value`` words -> a nested dict; a value is JSON where it reads as JSON, else text."""
+    out: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise VideotuneError(f"--set takes key=value, not {word!r}")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        *sections, last = name.strip().split(".")
+        place = out
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise VideotuneError(f"--set {word}: {section} is already a value")
+        place[last] = value
+    check_keys(out, "--set")
+    return out
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts on top of each other; the last one wins, lists are replaced whole."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            both = isinstance(value, Mapping) and isinstance(out.get(name), Mapping)
+            out[name] = merge(out[name], value) if both else value
+    return out
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dict by dotted names; lists are values."""
+    out: dict[str, Any] = {}
+    for name, inner in value.items():
+        out |= flatten(inner, f"{prefix}{name}.") if isinstance(inner, Mapping) else {f"{prefix}{name}": inner}
+    return out
+
+
+def check_keys(raw: Mapping[str, Any], where: str) -> None:
+    """Raise VideotuneError for the first key that does not exist, with the nearest name in its right section."""
+    known = set(leaves())
+    sections = {name.rsplit(".", 1)[0] for name in known if "." in name}
+    for name in flatten(raw):
+        if name in known or name in sections:
+            continue
+        raise VideotuneError(f"{where}: unknown key {name!r}{_suggest(name, known)}")
+
+
+def _suggest(name: str, known: set[str]) -> str:
+    last = name.rsplit(".", 1)[-1]
+    same = [key for key in sorted(known) if key.rsplit(".", 1)[-1] == last]
+    near = same or difflib.get_close_matches(name, known, 1, 0.6)
+    if not near:
+        by_last = {key.rsplit(".", 1)[-1]: key for key in known}
+        near = [by_last[close] for close in difflib.get_close_matches(last, by_last, 1, 0.6)]
+    return f"; did you mean {near[0]!r}?" if near else "; `videotune presets keys` lists every key"

@@ -1,0 +1,86 @@
+"""Layers -> one checked config in which every key says where its value comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from videotune.config.load import flatten, merge
+from videotune.config.schema import Config, leaves
+from videotune.errors import VideotuneError
+from videotune.types import FamilySpec
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A checked config, and for each dotted key "user", "preset", "family" or "default"."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``config.json`` keeps."""
+        return {"settings": self.config.model_dump(mode="json"), "origins": dict(self.origins)}
+
+
+def family_defaults(spec: FamilySpec) -> dict[str, Any]:
+    """The keys whose default is the model's own."""
+    return {
+        "family": spec.name,
+        "resolution": spec.default_resolution,
+        "timestep_distribution": spec.timestep_distribution,
+        "timestep_shift": spec.timestep_shift,
+        "video_config": {"target_fps": spec.rules.fps},
+        "sample": {"steps": spec.sample_steps, "guidance": spec.sample_guidance},
+    }
+
+
+def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec | None) -> Resolved:
+    """Family defaults, then the preset, then the person's own keys.
+
+    Raises VideotuneError with one line for each value out of its bounds.
+    """
+    layers = {"family": family_defaults(spec) if spec else {}, "preset": preset, "user": user}
+    layers = {name: _without_none(layer) for name, layer in layers.items()}
+    config = parse(merge(*layers.values()))
+    origins = dict.fromkeys(flatten(config.model_dump(mode="json")), "default")
+    for name, layer in layers.items():
+        origins |= {key: name for key, value in flatten(layer).items() if key in origins}
+    if spec and spec.path != "v" and config.loss_weighting != "none":
+        raise VideotuneError(
+            f"loss_weighting {config.loss_weighting!r} is defined for v-prediction; {spec.title} is flow"
+        )
+    return Resolved(config, origins)
+
+
+def parse(raw: Mapping[str, Any]) -> Config:
+    """Validate against the schema; pydantic's findings in words."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise VideotuneError("\n".join(_explain(item) for item in error.errors())) from error
+
+
+def _explain(item: Any) -> str:
+    name = ".".join(str(part) for part in item["loc"])
+    text = f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, not {item['input']!r}"
+    field = leaves().get(name)
+    return f"{text} ({field.description})" if field and field.description else text
+
+
+def _without_none(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A null in a config says nothing: the key keeps what lies below."""
+    return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in layer.items() if v is not None}
+
+
+def total_steps(config: Config, windows: int) -> tuple[int, str | None]:
+    """The number of optimizer updates, and the arithmetic in words where ``epochs`` was given."""
+    if config.epochs is None:
+        return config.steps, None
+    batch = config.batch_size * config.gradient_accumulation_steps
+    steps = max(1, math.ceil(config.epochs * windows / batch))
+    return steps, f"epochs {config.epochs:g}: {config.epochs:g} × {windows} windows / {batch} a step = {steps} steps"

@@ -1,0 +1,193 @@
+"""Every option there is, with its default, its bounds and one line of help. A key stands here only if it does something.
+
+A key with a single legal value (``training_method``) is a statement that a config may make, not a knob.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _word(value: Any) -> Any:
+    """Accept ``adamw`` for ``ADAMW``: the words of the config are not case-sensitive."""
+    return value.upper() if isinstance(value, str) else value
+
+
+class Section(BaseModel):
+    """A part of the config: unknown keys are errors, and so are NaN and infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Dataset(Section):
+    """One folder of clips."""
+
+    path: str = Field(description="folder of clips: videos/ + captions/, or each clip beside its .txt")
+    trigger: str | None = Field(None, description="a word added once to every caption that does not have it")
+
+
+class VideoConfig(Section):
+    """Which frames of a clip are used."""
+
+    max_frames: int = Field(
+        16, ge=1, description="pixel frames of a window; snapped to the nearest count the model takes"
+    )
+    frames: int | None = Field(None, ge=1, description="the same, and wins over max_frames")
+    strict_frames: bool = Field(False, description="a frame count that the model cannot take is an error, not snapped")
+    min_frames: int | None = Field(
+        None, ge=1, description="shorter clips are skipped (default: the model's smallest count from 5 up)"
+    )
+    frame_sample_strategy: Literal["uniform"] = Field("uniform", description="frames evenly spaced in time")
+    windows: Literal["chunks", "head"] = Field(
+        "chunks", description="chunks: windows side by side; head: the first only"
+    )
+    target_fps: float | None = Field(
+        None, gt=0, description="clips are resampled to this rate (default: the model's own)"
+    )
+    max_duration: float = Field(10.0, gt=0, description="at most so many seconds of each clip are used")
+    temporal_consistency_weight: float = Field(
+        0.0, ge=0, le=2, description="weight of the error's change from frame to frame in the loss"
+    )
+
+
+class Lora(Section):
+    """The low-rank adapter."""
+
+    rank: int = Field(16, ge=1, description="rank of each update")
+    alpha: float | None = Field(None, gt=0, description="the update is scaled by alpha / rank (default: alpha = rank)")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input while training")
+    targets: str | list[str] = Field(
+        "attention", description="a named set of the family (attention, linear), or a list of patterns on module paths"
+    )
+
+
+class Optimizer(Section):
+    """How gradients become updates."""
+
+    name: Annotated[Literal["ADAMW"], BeforeValidator(_word)] = Field("ADAMW", description="torch's AdamW")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of the gradient")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the mean of its square")
+    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay")
+
+
+class Transformer(Section):
+    """The denoiser."""
+
+    train: Literal[True] = Field(True, description="the adapter trains")
+
+
+class TextEncoder(Section):
+    """The text encoder."""
+
+    train: Literal[False] = Field(False, description="stays frozen; its states are cached")
+
+
+class Sample(Section):
+    """How previews are drawn."""
+
+    steps: int | None = Field(None, ge=1, description="denoising steps (default: the family's)")
+    guidance: float | None = Field(None, ge=0, description="classifier-free guidance scale (default: the family's)")
+    seed: int = Field(42, ge=0, description="seed of the first prompt's noise; the next prompt takes the next seed")
+    shift: float | None = Field(None, gt=0, description="the scheduler's shift (default: the checkpoint's own)")
+    frames: int | None = Field(None, ge=1, description="frames of a preview (default: the bucket with most windows)")
+    resolution: str | None = Field(None, description='"HxW" of a preview (default: the bucket with most windows)')
+
+
+def _optimizer(value: Any) -> Any:
+    """``"optimizer": "ADAMW"`` is short for ``{"name": "ADAMW"}``."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(_word)]
+Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE"], BeforeValidator(_word)]
+Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "MODE"], BeforeValidator(_word)]
+Checkpointing = Annotated[Literal["OFF", "ON"], BeforeValidator(_word)]
+
+
+class Config(Section):
+    """A training run."""
+
+    family: str | None = Field(None, description="the model family (default: as the base model says)")
+    base_model_name: str | None = Field(
+        None, description="a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune"
+    )
+    training_method: Annotated[Literal["LORA"], BeforeValidator(_word)] = Field(
+        "LORA", description="a low-rank adapter"
+    )
+    datasets: list[Dataset] = Field(
+        default_factory=list, description="the folders of clips; --data DIR is a list of one"
+    )
+    cache_dir: str | None = Field(
+        None, description="where encoded clips and captions are kept (default: .videotune-cache in the first dataset)"
+    )
+
+    steps: int = Field(2000, ge=1, description="optimizer updates")
+    epochs: float | None = Field(None, gt=0, description="passes over the data instead of steps")
+    batch_size: int = Field(1, ge=1, description="samples of one forward pass")
+    gradient_accumulation_steps: int = Field(1, ge=1, description="forward passes summed into one update")
+    shuffle: bool = Field(True, description="false: each bucket in path order")
+    seed: int = Field(0, ge=0, description="names every random draw of the run")
+    resolution: int | str | list[str] | None = Field(
+        None,
+        description="R: about R×R pixels at each clip's aspect; \"HxW\"; or a list of those (default: the family's)",
+    )
+    video_config: VideoConfig = Field(default_factory=VideoConfig, description="frames")
+
+    lora: Lora = Field(default_factory=Lora, description="the adapter")
+    transformer: Transformer = Field(default_factory=Transformer, description="the denoiser")
+    text_encoder: TextEncoder = Field(default_factory=TextEncoder, description="the text encoder")
+    optimizer: Annotated[Optimizer, BeforeValidator(_optimizer)] = Field(
+        default_factory=Optimizer, description="the optimizer"
+    )
+    learning_rate: float = Field(1e-4, gt=0, description="the peak rate")
+    learning_rate_scheduler: Decay = Field("CONSTANT", description="what the rate does after the warm-up")
+    warmup_steps: int | None = Field(None, ge=0, description="linear warm-up (default: 5 % of the steps, at most 100)")
+    max_grad_norm: float = Field(1.0, gt=0, description="the gradient is clipped to this norm, once a step")
+    train_dtype: Dtype | None = Field(
+        None, description="dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32 on a CPU)"
+    )
+    gradient_checkpointing: Checkpointing = Field(
+        "ON", description="ON: blocks are recomputed in backward; less memory"
+    )
+    timestep_distribution: Timesteps | None = Field(
+        None, description="how noise levels are drawn (default: the family's)"
+    )
+    timestep_shift: float | None = Field(None, gt=0, description="moves the draws toward noise (default: the family's)")
+    loss_weighting: Literal["none", "min_snr"] = Field(
+        "none", description="weight of each noise level; flow takes none"
+    )
+    caption_dropout: Share = Field(0.1, description="share of samples that train with the empty caption")
+    missing_caption: Literal["error", "skip", "empty"] = Field(
+        "error", description="what a clip without a caption does"
+    )
+    dataloader_threads: int = Field(2, ge=0, description="threads that read batches ahead; 0: none")
+
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.1, description="share of source videos held out, from 20 source videos up"
+    )
+    ruler_after: int = Field(250, ge=0, description="steps between readings of the ruler; 0: never")
+    save_every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
+    sample_after: int = Field(250, ge=0, description="steps between previews, step 0 too; 0: never")
+    samples: int | list[str] = Field(2, description="prompts of the previews, or how many captions to take as prompts")
+    sample: Sample = Field(default_factory=Sample, description="how previews are drawn")
+
+    output_model_destination: str | None = Field(None, description="folder of the exported LoRA (default: RUN/export)")
+    output_model_format: str | list[str] = Field("diffusers", description="diffusers, comfyui, or a list of both")
+
+
+def leaves(section: type[Section] = Config, prefix: str = "") -> dict[str, Any]:
+    """Every key of the config by its dotted name, with its pydantic field."""
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found |= leaves(kind, f"{prefix}{name}.")
+        elif name == "datasets":
+            found |= {f"datasets.{key}": value for key, value in Dataset.model_fields.items()}
+        else:
+            found[f"{prefix}{name}"] = field
+    return found

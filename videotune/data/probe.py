@@ -1,0 +1,354 @@
+"""A video file's facts, read from its container: no frame is decoded but the first, which alone tells the rotation."""
+
+from __future__ import annotations
+
+import math
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".webm", ".mkv")
+"""What counts as a video in a dataset folder (compared in lower case)."""
+
+REASONS = (
+    "unreadable",
+    "empty",
+    "not_a_video",
+    "no_video_stream",
+    "one_frame",
+    "decode_error",
+    "too_short",
+    "missing_caption",
+    "empty_caption",
+    "undecodable_caption",
+    "duplicate",
+)
+"""Why a clip can be left out: the codes that the account of a dataset uses."""
+
+OPEN_OPTIONS = {"format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg", "protocol_whitelist": "file"}
+"""Only containers that hold the video themselves: a playlist renamed .mp4 must not make the reader open other files."""
+
+
+class ClipProblem(Exception):
+    """One clip cannot be used: ``reason`` is one of ``REASONS``, ``detail`` says it for the person."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        assert reason in REASONS, reason
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a video file is, without its pixels.
+
+    ``width`` and ``height`` are as shown: upright, in square pixels. ``rotation`` is the counter-clockwise turn, in
+    degrees (0, 90, 180, 270), that makes a decoded frame upright, after a vertical flip where ``mirrored``.
+    ``timestamps`` are presentation seconds from the first frame on, ascending; ``frame_seconds`` is the last frame's
+    duration; ``fps`` the average rate; ``keyframes`` indices of frames at which decoding can start.
+
+    ``first_tick`` and ``time_base`` give a frame's pts back: first_tick + timestamp / time_base. ``counted`` files (AVI,
+    and streams without pts) have none to go by: their frames are matched by counting. ``unusable`` frames stand before
+    the first keyframe; nothing can decode them, and no other field counts them.
+    """
+
+    path: str
+    codec: str
+    width: int
+    height: int
+    rotation: int
+    timestamps: tuple[float, ...]
+    frame_seconds: float
+    fps: float
+    keyframes: tuple[int, ...]
+    container: str
+    mirrored: bool = False
+    counted: bool = False
+    first_tick: int = 0
+    time_base: tuple[int, int] = (1, 1_000_000)
+    unusable: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long the clip plays."""
+        return self.timestamps[-1] + self.frame_seconds
+
+    def tick(self, index: int) -> int:
+        """Frame ``index``'s pts in units of the time base."""
+        numerator, denominator = self.time_base
+        return self.first_tick + round(self.timestamps[index] * denominator / numerator)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-like, with timestamps as run-length encoded differences of ticks; ``from_json`` gives equal facts back."""
+        numbers = {k: v for k, v in vars(self).items() if k not in ("timestamps", "keyframes", "time_base")}
+        ticks = [self.tick(i) - self.first_tick for i in range(len(self.timestamps))]
+        times: Any = _pack(ticks)
+        if _seconds(ticks, self.time_base) != self.timestamps:  # facts made by hand, not on a grid
+            times = list(self.timestamps)
+        return numbers | {"timestamps": times, "keyframes": _pack(self.keyframes), "time_base": list(self.time_base)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Facts:
+        """The facts that ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else."""
+        numerator, denominator = value["time_base"]
+        times = value["timestamps"]
+        timestamps = (
+            _seconds(_unpack(times), (numerator, denominator)) if isinstance(times, str) else tuple(map(float, times))
+        )
+        keyframes = tuple(_unpack(value["keyframes"]))
+        exact = {"timestamps": timestamps, "keyframes": keyframes, "time_base": (numerator, denominator)}
+        return Facts(**(value | exact))
+
+
+def _seconds(ticks: Sequence[int], time_base: tuple[int, int]) -> tuple[float, ...]:
+    return tuple(tick * time_base[0] / time_base[1] for tick in ticks)
+
+
+def _pack(values: Sequence[int]) -> str:
+    """Ascending integers as the first and the run-length encoded steps: 0 1001 2002 3003 -> "0 1001x3"."""
+    steps = [b - a for a, b in zip(values, values[1:], strict=False)]
+    runs = [(step, len(list(group))) for step, group in groupby(steps)]
+    return " ".join([*map(str, values[:1]), *(f"{step}x{n}" if n > 1 else f"{step}" for step, n in runs)])
+
+
+def _unpack(text: str) -> list[int]:
+    values: list[int] = []
+    for word in text.split():
+        step, _, repeats = word.partition("x")
+        for _ in range(int(repeats or 1)):
+            values.append(int(step) + (values[-1] if values else 0))
+    return values
+
+
+def shown_at(facts: Facts, times: Iterable[float]) -> list[int]:
+    """For each time (seconds of the clip) the index of the frame on the screen: the latest that has begun.
+
+    A frame that begins less than a tenth of its predecessor's duration later counts as begun: containers round their
+    timestamps (Matroska to 1 ms), and 24 fps asked of a 24 fps file must give each frame once. ClipProblem
+    (decode_error) for a time outside the clip.
+    """
+    stamps = facts.timestamps
+    indices = []
+    for time in times:
+        if not -1e-6 <= time <= facts.seconds + 1e-6:
+            raise ClipProblem("decode_error", f"{time:.3f} s lies outside the clip, which plays {facts.seconds:.3f} s")
+        index = max(bisect_right(stamps, time + 1e-6) - 1, 0)
+        if index + 1 < len(stamps) and stamps[index + 1] - time <= 0.1 * (stamps[index + 1] - stamps[index]):
+            index += 1
+        indices.append(index)
+    return indices
+
+
+class _Row(NamedTuple):
+    """A packet, that is one frame: pts and dts in ticks, duration in ticks, can decoding start here, is it shown."""
+
+    pts: int | None
+    dts: int | None
+    duration: int
+    key: bool
+    shown: bool
+
+
+@dataclass
+class _Packets:
+    """What the demuxer says, in decoding order, and the first frame decoded."""
+
+    rows: list[_Row] = field(default_factory=list)
+    first_frame: Any = None
+    cut_short: bool = False
+
+
+def probe(path: str | os.PathLike[str]) -> Facts:
+    """Read a file's facts; raises ClipProblem, whatever is in the file."""
+    import av
+
+    file = Path(path)
+    head = _head(file)
+    try:
+        # an absolute path, since "a:b.mp4" would be taken for a protocol
+        with av.open(os.path.abspath(file), options=OPEN_OPTIONS, metadata_errors="replace") as container:
+            return _read(str(path), container)
+    except (av.FFmpegError, OSError, ValueError, ArithmeticError) as error:
+        if not _has_video_magic(head):
+            raise ClipProblem("not_a_video", "its bytes are no video container, whatever its name says") from error
+        detail = getattr(error, "strerror", None) or str(error)
+        raise ClipProblem("unreadable", f"the container is damaged or cut short ({detail})") from error
+
+
+def _head(file: Path) -> bytes:
+    """The first bytes; ClipProblem when there are none or they cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(16)
+    except OSError as error:
+        raise ClipProblem("unreadable", error.strerror or str(error)) from error
+    if not head:
+        raise ClipProblem("empty", "the file has 0 bytes")
+    return head
+
+
+def _has_video_magic(head: bytes) -> bool:
+    boxes = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
+    starts = (b"\x1a\x45\xdf\xa3", b"FLV", b"OggS", b"\x00\x00\x01\xba", b"\x30\x26\xb2\x75", b"\x47")
+    return head[4:8] in boxes or (head[:4] == b"RIFF" and head[8:12] == b"AVI ") or head.startswith(starts)
+
+
+def _read(path: str, container: Any) -> Facts:
+    """The facts of an opened container."""
+    pictures = [s for s in container.streams.video if not int(s.disposition) & 0x400]  # 0x400: a cover picture
+    if not pictures:
+        kinds = ", ".join(sorted({s.type for s in container.streams})) or "no stream at all"
+        raise ClipProblem("no_video_stream", f"it holds {kinds}")
+    stream = pictures[0]
+    if stream.codec_context is None:
+        raise ClipProblem("unreadable", "its codec has no decoder in this build of FFmpeg")
+    packets = _demux(container, stream)
+    counted = "avi" in container.format.name.split(",") or any(row[0] is None for row in packets.rows)
+    placed = _place(packets, stream, counted)
+    ticks, time_base = placed.ticks, placed.time_base.as_integer_ratio()
+    if len(ticks) < 2:
+        raise ClipProblem("one_frame", f"it has {len(ticks)} frame; a video needs two")
+    timestamps = _seconds([tick - ticks[0] for tick in ticks], time_base)
+    frame_seconds = _last_duration(timestamps, placed, stream)
+    seconds = timestamps[-1] + frame_seconds
+    _check_whole(packets, stream, container, counted, seconds)
+    rotation, mirrored = _orientation(packets.first_frame)
+    width, height = _shown_size(packets.first_frame, stream.sample_aspect_ratio, rotation)
+    return Facts(
+        path=path,
+        codec=stream.codec_context.name,
+        width=width,
+        height=height,
+        rotation=rotation,
+        timestamps=timestamps,
+        frame_seconds=frame_seconds,
+        fps=len(ticks) / seconds,
+        keyframes=placed.keyframes,
+        container=container.format.name,
+        mirrored=mirrored,
+        counted=counted,
+        first_tick=ticks[0],
+        time_base=time_base,
+        unusable=placed.unusable,
+    )
+
+
+def _demux(container: Any, stream: Any) -> _Packets:
+    """Walk over all packets, and decode until the first frame is there."""
+    import av
+
+    packets = _Packets()
+    hides = stream.codec_context.codec.canonical_name == "vp8"  # the one codec whose hidden frames are own packets
+    started = False
+    try:
+        for packet in container.demux(stream):
+            if packet.is_corrupt:
+                packets.cut_short = True
+                continue
+            started = started or packet.is_keyframe or packet.size == 0
+            if started and packets.first_frame is None:
+                packets.first_frame = next(iter(packet.decode()), None)
+            if packet.size == 0:  # the end, or AVI's way to say "the same picture once more"
+                continue
+            shown = not packet.is_discard and not (hides and not bytes(packet)[0] & 0x10)
+            packets.rows.append(_Row(packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, shown))
+    except av.FFmpegError as error:
+        raise ClipProblem("decode_error", f"after {len(packets.rows)} frames: {error.strerror}") from error
+    if packets.first_frame is None:
+        raise ClipProblem("decode_error", "no frame of it can be decoded")
+    return packets
+
+
+class _Placed(NamedTuple):
+    """Frames in order of presentation: their ticks, the tick's length, and what ``Facts`` says of them."""
+
+    ticks: list[int]
+    time_base: Fraction
+    keyframes: tuple[int, ...]
+    unusable: int
+    last_duration: int
+
+
+def _place(packets: _Packets, stream: Any, counted: bool) -> _Placed:
+    """Sort the frames by presentation, without those that come before the first keyframe: nothing can decode them."""
+    begin = next((i for i, row in enumerate(packets.rows) if row.key), 0)
+    rows = packets.rows[begin:]
+    time_base: Fraction = stream.time_base
+    if counted and any(row.dts is None for row in rows):
+        rate = stream.average_rate or stream.guessed_rate
+        if not rate:
+            raise ClipProblem("unreadable", "it has neither timestamps nor a frame rate")
+        rows = [row._replace(dts=i, duration=1) for i, row in enumerate(rows)]
+        time_base = 1 / rate
+    # AVI numbers its packets in decoding order, whatever their pts say; the k-th number is the k-th frame's on screen
+    timed = [(row, tick) for row in rows if (tick := row.dts if counted else row.pts) is not None]
+    earliest = timed[0][1] if timed and timed[0][0].key else None
+    usable = [(row, tick) for row, tick in timed if row.shown and (earliest is None or tick >= earliest)]
+    ticks = sorted({tick for _, tick in usable})
+    index = {tick: i for i, tick in enumerate(ticks)}
+    return _Placed(
+        ticks=ticks,
+        time_base=time_base,
+        keyframes=tuple(sorted({index[tick] for row, tick in usable if row.key})),
+        unusable=sum(row.shown for row in packets.rows) - len(usable),
+        last_duration=max((row.duration for row, tick in usable if tick == ticks[-1]), default=0),
+    )
+
+
+def _last_duration(timestamps: tuple[float, ...], placed: _Placed, stream: Any) -> float:
+    """How long the last frame stays, in seconds.
+
+    Where all timestamps are those of a constant rate but for the container's rounding, the clip plays frames / rate
+    exactly: 60 frames at 24 fps are 2.5 s, not the 2.499 s of a Matroska file.
+    """
+    unit = float(placed.time_base)
+    declared = placed.last_duration * unit
+    for rate in (stream.guessed_rate, stream.average_rate):
+        if not rate:
+            continue
+        even = all(abs(t - i / rate) <= 1.01 * unit for i, t in enumerate(timestamps))
+        if even and (declared == 0 or math.isclose(declared, 1 / rate, abs_tol=1.01 * unit)):
+            return float(len(timestamps) / rate) - timestamps[-1]
+    return declared or median(b - a for a, b in zip(timestamps, timestamps[1:], strict=False))
+
+
+def _check_whole(packets: _Packets, stream: Any, container: Any, counted: bool, seconds: float) -> None:
+    """ClipProblem when the header promises more than the file holds."""
+    formats = container.format.name.split(",")
+    promised, there = stream.frames, len(packets.rows)
+    if counted:
+        there = max((row.dts for row in packets.rows if row.dts is not None), default=there - 1) + 1
+    if packets.cut_short or (("mov" in formats or "avi" in formats) and promised > there):
+        of = f" of {promised}" if promised > there else ""
+        raise ClipProblem("decode_error", f"the file is cut short: {there}{of} frames are there")
+    alone = len(container.streams) == 1 and "matroska" in formats and container.duration
+    if alone and seconds < 0.9 * container.duration / 1e6:
+        detail = f"the file is cut short: {seconds:.2f} of {container.duration / 1e6:.2f} s are there"
+        raise ClipProblem("decode_error", detail)
+
+
+def _orientation(frame: Any) -> tuple[int, bool]:
+    """The counter-clockwise turn in degrees, and whether a vertical flip comes before it (display matrix)."""
+    import av
+    import numpy as np
+
+    kind = av.sidedata.sidedata.Type.DISPLAYMATRIX
+    if kind not in frame.side_data:
+        return 0, False
+    a, b, _, c, d = np.frombuffer(bytes(frame.side_data[kind]), dtype=np.int32)[:5].astype(np.float64)
+    return round(frame.rotation / 90) % 4 * 90, bool(a * d - b * c < 0)
+
+
+def _shown_size(frame: Any, aspect: Fraction | None, rotation: int) -> tuple[int, int]:
+    """Width and height as shown: pixels made square by stretching the width, then turned."""
+    width, height = frame.width, frame.height
+    if aspect and aspect > 0:
+        width = max(1, round(width * aspect))
+    return (height, width) if rotation in (90, 270) else (width, height)

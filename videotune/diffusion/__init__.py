@@ -1,0 +1,1 @@
+"""The equations: noising paths, timestep distributions, the objective and the loss, in torch alone."""

@@ -1,0 +1,60 @@
+"""The denoising loss, given (t, noise): the heart of the trainer, shared by training and validation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from videotune.diffusion.objective import Objective
+from videotune.types import Batch, Family, StepOut
+
+
+def denoising_loss(
+    family: Family, net: nn.Module, objective: Objective, batch: Batch, t: Tensor, noise: Tensor
+) -> StepOut:
+    """w(t)·(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v, over what ``batch.weight`` counts.
+
+    t (B,), noise (B,C,F,H,W) float32, both drawn by the caller. ``per_clip`` is what ``loss`` is the mean of; ``mse``
+    is ‖e‖² alone, so that runs with other weights and other λ compare.
+    """
+    path = objective.path(t)  # (B,1,1,1,1) each
+    x_t = path.alpha * batch.x0 + path.sigma * noise
+    v = path.d_alpha * batch.x0 + path.d_sigma * noise
+    x_t = torch.where(batch.given, batch.x0, x_t)  # given frames stay clean
+    x_t = torch.where(batch.dropped, noise, x_t)  # dropped frames say nothing
+    prediction = family.predict(net, x_t, t, batch).float()
+    assert prediction.shape == v.shape, f"predicted {tuple(prediction.shape)} for latents {tuple(v.shape)}"
+    error = prediction - v
+    mse = weighted_mean(error.square(), batch.weight)  # (B,)
+    per_clip = mse
+    if objective.temporal_consistency > 0:
+        per_clip = with_flicker(mse, error, batch.weight, objective.temporal_consistency)
+    per_clip = objective.weight(t) * per_clip
+    return StepOut(per_clip.mean(), mse.detach(), per_clip.detach(), t)
+
+
+def with_flicker(mse: Tensor, error: Tensor, weight: Tensor, strength: float) -> Tensor:
+    """(mse + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), (B,): errors should not flicker; the optimum is unchanged.
+
+    Δe is the error's difference between neighbouring latent frames, over pairs that both count, and its square is summed
+    and divided by the same count as mse's: F frames have F - 1 pairs, and white error has E(Δe)² = 2E(e²), so the
+    divisor keeps the loss's scale. Where frames do not count, (F - 1)/F is the pairs that count over the frames that count.
+    """
+    pairs = torch.minimum(
+        weight[:, :, 1:], weight[:, :, :-1]
+    )  # not their product: halving every weight changes nothing
+    share = _ratio(pairs.flatten(1).sum(1), weight.flatten(1).sum(1))  # (B,): (F - 1)/F where all frames count
+    flicker = weighted_mean(error.diff(dim=2).square(), pairs) * share
+    return (mse + strength * flicker) / (1 + 2 * strength * share)
+
+
+def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
+    """The mean of x (B,C,F,H,W) under weight (B,1,F,1 or H,1 or W), for each sample: (B,); the mean of nothing is 0."""
+    weight = weight.expand(-1, -1, -1, *x.shape[-2:])
+    return _ratio((x * weight).flatten(1).sum(1), x.shape[1] * weight.flatten(1).sum(1))
+
+
+def _ratio(total: Tensor, count: Tensor) -> Tensor:
+    """total / count, and 0 where nothing was counted."""
+    nothing = count <= 0
+    return torch.where(nothing, torch.zeros_like(total), total / torch.where(nothing, torch.ones_like(count), count))

@@ -1,0 +1,190 @@
+"""Which noise levels are trained: distributions of t in [0, 1], shifted, and exactly truncated to an expert's range.
+
+Nothing here draws: each distribution is its inverse CDF, a function from a uniform u to t, and the u's are counted
+randomness made elsewhere on the CPU. Everything is computed in float64 and cast once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from videotune.errors import VideotuneError
+
+MODE_SCALE = 1.29  # the scale that Esser et al. 2024 report in table 1
+
+
+def uniform(u: Tensor) -> Tensor:
+    """Every noise level alike."""
+    return u
+
+
+def logit_normal(u: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Most weight in the middle: logit(t) is normal. Source: Esser et al. 2024, eq. 19."""
+    return torch.sigmoid(mean + std * torch.special.ndtri(u))
+
+
+def mode(u: Tensor, scale: float = MODE_SCALE) -> Tensor:
+    """More weight in the middle for scale > 0, at the ends for scale < 0, and nowhere none.
+
+    The paper's map 1 - u - s·(cos²(πu/2) - 1 + u), taken at 1 - u so that it rises with u, as an inverse CDF does.
+    Source: Esser et al. 2024, eq. 20; monotone for scale in [-1, 2/(π - 2)].
+    """
+    return u - scale * (torch.sin(torch.pi / 2 * u).square() - u)
+
+
+def shifted(t: Tensor, shift: float) -> Tensor:
+    """Move t towards noise (shift > 1) or data (shift < 1). Source: Esser et al. 2024, eq. 23."""
+    return shift * t / (1 + (shift - 1) * t)
+
+
+def unshifted(t: Tensor, shift: float) -> Tensor:
+    """The inverse of ``shifted``."""
+    return t / (shift - (shift - 1) * t)
+
+
+def truncate(inverse: Callable[[Tensor], Tensor], u: Tensor, below: float, upto: float) -> Tensor:
+    """Draw from the part of a distribution between the probabilities F(lo) = below and F(hi) = upto.
+
+    t = F⁻¹(F(lo) + u·(F(hi) - F(lo))): exact, one u a draw, nothing rejected.
+    """
+    return inverse(below + u * (upto - below))
+
+
+@dataclass(frozen=True)
+class Timesteps:
+    """A distribution of t: UNIFORM, LOGIT_NORMAL (mean, std) or MODE (mode_scale), then the shift, then cut to [lo, hi).
+
+    ``num_timesteps`` K, where the path is a table, brings each draw to k/(K - 1): [0, 1] is cut into K equal cells, so
+    that UNIFORM gives every k alike, the ends too. Raises VideotuneError for values that define no distribution.
+    """
+
+    distribution: str = "UNIFORM"
+    shift: float = 1.0
+    lo: float = 0.0
+    hi: float = 1.0
+    mean: float = 0.0
+    std: float = 1.0
+    mode_scale: float = MODE_SCALE
+    num_timesteps: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def draw(self, u: Tensor) -> Tensor:
+        """t (B,) float32 for uniform numbers u (B,); always inside [lo, hi), also after rounding to float32."""
+        below, upto = _cut(self)
+        t = truncate(lambda p: _inverse(self, p), u.double(), below, upto)
+        if self.num_timesteps is None:
+            least, most = _float32_inside(self.lo, self.hi)
+            return t.float().clamp(least, most)
+        first, last = _grid_inside(self.lo, self.hi, self.num_timesteps)
+        k = (t * self.num_timesteps).floor().clamp(first, last)
+        return (k / (self.num_timesteps - 1)).float()
+
+    def cdf(self, t: Tensor) -> Tensor:
+        """The probability of a draw below t, float64, before a draw is brought to a grid."""
+        below, upto = _cut(self)
+        return ((_cdf(self, t.double()) - below) / (upto - below)).clamp(0, 1)
+
+    def quantiles(self, n: int) -> Tensor:
+        """(n,) float32: t at the middle of each of n equally likely ranges, which stands for the whole distribution."""
+        return self.draw((torch.arange(n, dtype=torch.float64) + 0.5) / n)
+
+    def mass(self, lo: float, hi: float) -> float:
+        """The probability of a draw in [lo, hi), before a draw is brought to a grid."""
+        below, upto = self.cdf(torch.tensor([lo, hi], dtype=torch.float64)).tolist()
+        return upto - below
+
+
+def _inverse(ts: Timesteps, p: Tensor) -> Tensor:
+    """t with probability p below it, before truncation."""
+    return shifted(_base_inverse(ts, p), ts.shift)
+
+
+def _base_inverse(ts: Timesteps, p: Tensor) -> Tensor:
+    if ts.distribution == "LOGIT_NORMAL":
+        return logit_normal(p, ts.mean, ts.std)
+    return mode(p, ts.mode_scale) if ts.distribution == "MODE" else uniform(p)
+
+
+def _cdf(ts: Timesteps, t: Tensor) -> Tensor:
+    """The probability below t, before truncation."""
+    t = unshifted(t.clamp(0, 1), ts.shift)
+    if ts.distribution == "LOGIT_NORMAL":
+        return torch.special.ndtr((torch.logit(t) - ts.mean) / ts.std)
+    return _mode_cdf(t, ts.mode_scale) if ts.distribution == "MODE" else t
+
+
+def _mode_cdf(t: Tensor, scale: float) -> Tensor:
+    """MODE's CDF has no closed form: its rising inverse is bisected to the last bit of float64."""
+    lo, hi = torch.zeros_like(t), torch.ones_like(t)
+    for _ in range(60):
+        middle = (lo + hi) / 2
+        above = mode(middle, scale) > t
+        lo, hi = torch.where(above, lo, middle), torch.where(above, middle, hi)
+    return torch.where(t >= 1, torch.ones_like(t), torch.where(t <= 0, torch.zeros_like(t), (lo + hi) / 2))
+
+
+@lru_cache(maxsize=64)
+def _cut(ts: Timesteps) -> tuple[float, float]:
+    """(F(lo), F(hi)); on a grid, of the cells of the timesteps that lie in [lo, hi)."""
+    lo, hi = ts.lo, ts.hi
+    if ts.num_timesteps is not None:
+        first, last = _grid_inside(lo, hi, ts.num_timesteps)
+        lo, hi = first / ts.num_timesteps, (last + 1) / ts.num_timesteps
+    below, upto = _cdf(ts, torch.tensor([lo, hi], dtype=torch.float64)).tolist()
+    return below, upto
+
+
+def _grid_inside(lo: float, hi: float, num: int) -> tuple[int, int]:
+    """The first and last k with k/(num - 1) in [lo, hi), the last timestep of all belonging to hi = 1."""
+    slack = 1e-9  # so that lo = k/(num - 1), itself rounded, still means k
+    first = math.ceil(lo * (num - 1) - slack)
+    last = num - 1 if hi >= 1 else math.ceil(hi * (num - 1) - slack) - 1
+    return first, last
+
+
+def _float32_inside(lo: float, hi: float) -> tuple[float, float]:
+    """The least and greatest float32 in [lo, hi)."""
+    least, most = torch.tensor(lo, dtype=torch.float32), torch.tensor(hi, dtype=torch.float32)
+    if least.item() < lo:
+        least = torch.nextafter(least, torch.tensor(math.inf))
+    if most.item() >= hi:
+        most = torch.nextafter(most, torch.tensor(-math.inf))
+    return least.item(), most.item()
+
+
+def _check(ts: Timesteps) -> None:
+    names = ("UNIFORM", "LOGIT_NORMAL", "MODE")
+    if ts.distribution not in names:
+        raise VideotuneError(f"timestep_distribution is {ts.distribution!r}; choose one of {', '.join(names)}.")
+    numbers = {f.name: getattr(ts, f.name) for f in fields(ts) if f.name not in ("distribution", "num_timesteps")}
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            raise VideotuneError(f"The timestep distribution's {name} is {value}; give a finite number.")
+    if ts.shift <= 0:
+        raise VideotuneError(f"timestep_shift is {ts.shift}; give a number above 0 (1 leaves the timesteps alone).")
+    if ts.std <= 0:
+        raise VideotuneError(f"The standard deviation of LOGIT_NORMAL is {ts.std}; give a number above 0.")
+    top = 2 / (math.pi - 2)
+    if not -1 <= ts.mode_scale <= top:
+        raise VideotuneError(f"The scale of MODE is {ts.mode_scale}; it must lie between -1 and {top:.4f}.")
+    if not 0 <= ts.lo < ts.hi <= 1:
+        raise VideotuneError(f"The timestep range [{ts.lo}, {ts.hi}) is not a part of [0, 1]; give 0 <= lo < hi <= 1.")
+    if ts.num_timesteps is not None and ts.num_timesteps < 2:
+        raise VideotuneError(f"A schedule of {ts.num_timesteps} timesteps cannot be trained; it needs at least 2.")
+    inside: tuple[float, float] = _float32_inside(ts.lo, ts.hi)
+    if ts.num_timesteps is not None:
+        inside = _grid_inside(ts.lo, ts.hi, ts.num_timesteps)
+    below, upto = _cut(ts)
+    if inside[0] > inside[1] or upto <= below:
+        raise VideotuneError(
+            f"{ts.distribution} with shift {ts.shift} has no timestep in [{ts.lo}, {ts.hi}); "
+            "widen the range or change the shift."
+        )

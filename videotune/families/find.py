@@ -1,0 +1,132 @@
+"""Finding a base model: where it lies, which family reads it, what its configs say, and what names its bytes."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import json
+import pkgutil
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import videotune.families as home
+from videotune.errors import VideotuneError
+from videotune.types import BasePlace, FamilySpec
+
+_NO_FAMILY = ("find", "tiny")
+
+
+def names() -> list[str]:
+    """The families there are: one file each in this folder."""
+    return sorted(m.name for m in pkgutil.iter_modules(home.__path__) if m.name not in _NO_FAMILY)
+
+
+def find(name: str) -> ModuleType:
+    """The family's module, by its name or by another name it is known as.
+
+    Raises VideotuneError with the nearest name.
+    """
+    wanted = name.strip().lower()
+    for known in names():
+        if wanted == known:
+            return importlib.import_module(f"videotune.families.{known}")
+    for known in names():
+        module = importlib.import_module(f"videotune.families.{known}")
+        if wanted in {alias.lower() for alias in module.SPEC.known_as}:
+            return module
+    near = difflib.get_close_matches(wanted, names(), 1, 0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise VideotuneError(f"there is no family {name!r}{hint}  Families: {', '.join(names())}.")
+
+
+def place(name: str, *, offline: bool = False) -> BasePlace:
+    """Where the base model called ``name`` lies: asset:NAME, a folder, or a Hub id (downloaded if it is not here).
+
+    Raises VideotuneError that says what was looked for.
+    """
+    if name.startswith("asset:"):
+        folder = Path(str(resources.files("videotune") / "assets" / name.removeprefix("asset:")))
+        if not (folder / "model_index.json").is_file():
+            raise VideotuneError(f"base_model_name: videotune comes with no model {name!r}; there is asset:toy")
+        return BasePlace(name, folder)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "model_index.json").is_file():
+            raise VideotuneError(
+                f"base_model_name: {folder} is no model in diffusers layout: it has no model_index.json"
+            )
+        return BasePlace(name, folder)
+    if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
+        raise VideotuneError(f"base_model_name: no such folder: {name}")
+    return BasePlace(name, _download(name, offline))
+
+
+def _download(name: str, offline: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["*.json", "*.txt", "*.model", "*.safetensors"]
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=offline))
+    except Exception as error:  # the hub's library raises a dozen kinds; each is told to the person as it is
+        raise VideotuneError(
+            f"base_model_name: {name} could not be fetched from the Hub: {error}\n"
+            "Give a local folder in diffusers layout, or check the network, the id and HF_TOKEN."
+        ) from error
+
+
+def of_base(folder: Path) -> ModuleType:
+    """The family whose pipeline class stands in the model's index.
+
+    Raises VideotuneError naming the class where no family reads it.
+    """
+    name = read_config(folder / "model_index.json").get("_class_name", "?")
+    for known in names():
+        module = importlib.import_module(f"videotune.families.{known}")
+        if name in module.SPEC.known_as:
+            return module
+    raise VideotuneError(f"{folder}: no family reads a {name}. Families: {', '.join(names())}.")
+
+
+def spec_for(family: str | None, base: BasePlace | None) -> FamilySpec:
+    """The facts of a base model, or a family's own where no base is given.
+
+    Raises VideotuneError where the named family and the base's disagree.
+    """
+    if base is None:
+        assert family is not None
+        return find(family).SPEC
+    module = of_base(base.folder)
+    if family is not None and find(family) is not module:
+        raise VideotuneError(f"family: {family!r} does not read {base.name}, which is a {module.SPEC.title}")
+    return module.read_spec(base.folder)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A part's JSON config; VideotuneError where the file is missing or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise VideotuneError(f"the base model is incomplete: {path} is missing") from None
+    except json.JSONDecodeError as error:
+        raise VideotuneError(f"{path} is not valid JSON: {error.msg} in line {error.lineno}") from error
+
+
+def fingerprint(folder: Path) -> str:
+    """16 hex digits that name a part on disk: its configs whole; of each weights file its size, head and tail.
+
+    Reading all of an 11 GB text encoder at every start would cost more than it tells: a safetensors head lists every
+    tensor, and changed weights change the last megabyte.
+    """
+    name = hashlib.blake2b(digest_size=8)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")):
+        size = path.stat().st_size
+        name.update(f"{path.relative_to(folder).as_posix()}:{size}".encode())
+        with path.open("rb") as file:
+            name.update(file.read(1 << 20))
+            if size > 1 << 20:
+                file.seek(max(1 << 20, size - (1 << 20)))
+                name.update(file.read())
+    return name.hexdigest()

@@ -1,0 +1,113 @@
+"""Writes the toy's data set as a person's would lie on a disk: encoded clips with a caption file each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from videotune.errors import VideotuneError
+from videotune.files import write_text, write_whole
+from videotune.randomness import draws
+from videotune.toy.shapes import DIRECTIONS, FPS, KNOWN, draw_clip, phrase
+
+CONCEPT = ("orange", "diamond")
+"""What the trigger word stands for: a colour and a shape that the base model was never shown."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One clip to write."""
+
+    stem: str
+    caption: str
+    look: tuple[str, str, str]
+    frames: int
+    fps: float
+    suffix: str
+
+
+def write_dataset(
+    folder: Path, *, concept_clips: int = 24, reminder_clips: int = 24, trigger: str = "zorble", seed: int = 0
+) -> list[Path]:
+    """Fill ``folder/videos`` and ``folder/captions`` (same stems) and return the videos' paths.
+
+    Concept clips show an orange diamond that moves in the four directions in turn, captioned by the trigger word;
+    reminders show what the base model knows, in its own captions, balanced over colours, shapes and directions: they
+    keep it from forgetting. Half of the files are mp4, half webm; most hold 17 frames at 16 fps, one in six shows the
+    same second at 32 fps, and some run three frames longer. The frames drawn depend on the arguments alone.
+    Raises VideotuneError for counts or a trigger that make no data set, and where the folder holds other files.
+    """
+    if min(concept_clips, reminder_clips) < 0 or concept_clips + reminder_clips == 0:
+        raise VideotuneError(
+            f"{concept_clips} concept and {reminder_clips} reminder clips make no data set; ask for one"
+        )
+    if len(trigger.split()) != 1:
+        raise VideotuneError(f"the trigger {trigger!r} must be one word")
+    concept = [(*CONCEPT, list(DIRECTIONS)[index % 4]) for index in range(concept_clips)]
+    items = [_item("concept", index, look, trigger) for index, look in enumerate(concept)]
+    items += [
+        _item("reminder", index, look, f"{look[0]} {look[1]}") for index, look in enumerate(_known(reminder_clips))
+    ]
+    videos = {item.stem: folder / "videos" / f"{item.stem}{item.suffix}" for item in items}
+    captions = {item.stem: folder / "captions" / f"{item.stem}.txt" for item in items}
+    _refuse_others(folder, {*videos.values(), *captions.values()})
+    for item in items:
+        clip = draw_clip(draws(seed, "toy", item.stem), *item.look, frames=item.frames, fps=item.fps)
+        encode_clip(videos[item.stem], clip, item.fps)
+        write_text(captions[item.stem], item.caption + "\n", durable=False)
+    return list(videos.values())
+
+
+def _known(count: int) -> list[tuple[str, str, str]]:
+    """``count`` combinations that the base model knows; strides of 7 keep any beginning of the list mixed."""
+    return [KNOWN[24 * (index // 24 % 2) + index * 7 % 24] for index in range(count)]
+
+
+def _item(part: str, index: int, look: tuple[str, str, str], thing: str) -> _Item:
+    """The index-th clip of a part; rates, lengths and file types vary so that no direction has its own."""
+    frames, fps = (34, 2 * FPS) if index % 6 == 5 else (20, FPS) if index % 7 == 3 else (17, FPS)
+    suffix = ".mp4" if (index + index // 4) % 2 == 0 else ".webm"
+    name = look[2] if part == "concept" else "-".join(look)
+    return _Item(f"{part}-{index:03d}-{name}", phrase(thing, look[2]), look, frames, fps, suffix)
+
+
+def _refuse_others(folder: Path, ours: set[Path]) -> None:
+    """A folder that holds other clips would become a mixture that nobody asked for."""
+    for part in ("videos", "captions"):
+        for path in sorted((folder / part).glob("*")):
+            if path not in ours:
+                raise VideotuneError(f"{path} is not part of this data set: name an empty folder, or remove it")
+
+
+def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:
+    """Write frames uint8 (T, H, W, 3) as H.264 (.mp4) or VP9 (.webm), near lossless, with one encoder thread.
+
+    Raises VideotuneError for another suffix.
+    """
+    codecs = {".mp4": ("libx264", {"crf": "10"}), ".webm": ("libvpx-vp9", {"crf": "10", "b": "0", "cpu-used": "2"})}
+    if path.suffix not in codecs:
+        raise VideotuneError(f"{path}: a toy clip is written as .mp4 or .webm, not {path.suffix!r}")
+    codec, options = codecs[path.suffix]
+    write_whole(path, lambda aside: _encode(aside, path.suffix[1:], codec, options, clip, fps), durable=False)
+
+
+def _encode(path: Path, container: str, codec: str, options: dict[str, str], clip: NDArray[Any], fps: float) -> None:
+    import av
+
+    options_of_file = {"fflags": "+bitexact"}  # no random ids or dates: the same clip is the same file
+    if container == "mp4":
+        options_of_file["movie_timescale"] = "48000"  # else it rounds its length to milliseconds
+    with av.open(str(path), "w", format=container, container_options=options_of_file) as file:
+        stream = file.add_stream(codec, rate=Fraction(fps).limit_denominator(1000), options=options)
+        stream.height, stream.width = clip.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        stream.thread_count = 1
+        for picture in clip:
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+            file.mux(stream.encode(frame.reformat(format="yuv420p")))
+        file.mux(stream.encode())
