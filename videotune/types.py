@@ -233,6 +233,9 @@ class Family(Protocol):
     def denoiser(self, expert: str | None = None) -> nn.Module:
         """The diffusers transformer, frozen, in the run's dtype on the run's device."""
 
+    def skeleton(self) -> nn.Module:
+        """The same transformer without weights (on the meta device), to read a file into."""
+
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v (B,C,F,H,W) float32 for noisy latents x_t at t (B,)."""
 

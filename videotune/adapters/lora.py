@@ -127,6 +127,10 @@ def updates(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """ΔW = scale · B A of each module, float64 on the CPU, by module path."""
     names = [name.removesuffix(".lora_A.weight") for name in state if name.endswith(".lora_A.weight")]
     return {
-        name: scale * state[f"{name}.lora_B.weight"].cpu().double() @ state[f"{name}.lora_A.weight"].cpu().double()
+        name: scale * _double(state[f"{name}.lora_B.weight"]) @ _double(state[f"{name}.lora_A.weight"])
         for name in names
     }
+
+
+def _double(x: Tensor) -> Tensor:
+    return x.detach().cpu().double()

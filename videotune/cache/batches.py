@@ -83,7 +83,7 @@ def prepare(source: Source, step: int) -> Prepared:
     noise = [
         torch.from_numpy(draws(seed, "noise", step, i).standard_normal(shape, "float32")) for i in range(len(windows))
     ]
-    return Prepared(step, batch, source.objective.draw(u), torch.stack(noise))
+    return Prepared(step, batch, source.objective.timesteps.draw(u), torch.stack(noise))
 
 
 def _caption(source: Source, window: Window, step: int, index: int) -> str:

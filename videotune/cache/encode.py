@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from videotune.cache.store import Store, latent_key, text_key
 from videotune.data.decode import decode
-from videotune.data.probe import ClipProblem, Facts
+from videotune.data.facts import ClipProblem, Facts
 from videotune.errors import VideotuneError
 from videotune.types import Family, Window
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being encoded, how many are done, and how many there are."""
@@ -79,7 +80,7 @@ def cut_captions(store: Store, encoder: str, tokens: int, captions: Sequence[str
     return [text for text in captions if store.about("text", text_key(text, encoder, tokens))["about"]["cut"]]
 
 
-def to_model(frames: np.ndarray) -> object:
+def to_model(frames: np.ndarray) -> Tensor:
     """uint8 (T,H,W,3) -> float32 (3,T,H,W) in [-1, 1]."""
     import torch
 

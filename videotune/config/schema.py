@@ -131,7 +131,7 @@ class Config(Section):
     gradient_accumulation_steps: int = Field(1, ge=1, description="forward passes summed into one update")
     shuffle: bool = Field(True, description="false: each bucket in path order")
     seed: int = Field(0, ge=0, description="names every random draw of the run")
-    resolution: int | str | list[str] | None = Field(
+    resolution: int | str | list[int | str] | None = Field(
         None,
         description="R: about R×R pixels at each clip's aspect; \"HxW\"; or a list of those (default: the family's)",
     )

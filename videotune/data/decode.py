@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .probe import OPEN_OPTIONS, ClipProblem, Facts, shown_at
+from .facts import ClipProblem, Facts, shown_at
+from .probe import OPEN_OPTIONS, video_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,7 +67,7 @@ def _collect(facts: Facts, needed: list[int], height: int, width: int, seek_to: 
 
 def _numbered(facts: Facts, container: Any, seek_to: int | None) -> Iterator[tuple[int, Any]]:
     """Decoded frames with their index among the clip's timestamps, in order of presentation; others are left out."""
-    stream = next(s for s in container.streams.video if not int(s.disposition) & 0x400)
+    stream = video_stream(container)
     # threads cost more than they give on small frames
     stream.thread_type = "AUTO" if min(facts.width, facts.height) > 480 else "NONE"
     if seek_to is not None:

@@ -4,146 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import groupby
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from .facts import REASONS, ClipProblem, Facts, seconds_of, shown_at
+
+__all__ = ["OPEN_OPTIONS", "REASONS", "VIDEO_SUFFIXES", "ClipProblem", "Facts", "probe", "shown_at", "video_stream"]
+
 VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".webm", ".mkv")
 """What counts as a video in a dataset folder (compared in lower case)."""
 
-REASONS = (
-    "unreadable",
-    "empty",
-    "not_a_video",
-    "no_video_stream",
-    "one_frame",
-    "decode_error",
-    "too_short",
-    "missing_caption",
-    "empty_caption",
-    "undecodable_caption",
-    "duplicate",
-)
-"""Why a clip can be left out: the codes that the account of a dataset uses."""
-
 OPEN_OPTIONS = {"format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg", "protocol_whitelist": "file"}
 """Only containers that hold the video themselves: a playlist renamed .mp4 must not make the reader open other files."""
-
-
-class ClipProblem(Exception):
-    """One clip cannot be used: ``reason`` is one of ``REASONS``, ``detail`` says it for the person."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        assert reason in REASONS, reason
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a video file is, without its pixels.
-
-    ``width`` and ``height`` are as shown: upright, in square pixels. ``rotation`` is the counter-clockwise turn, in
-    degrees (0, 90, 180, 270), that makes a decoded frame upright, after a vertical flip where ``mirrored``.
-    ``timestamps`` are presentation seconds from the first frame on, ascending; ``frame_seconds`` is the last frame's
-    duration; ``fps`` the average rate; ``keyframes`` indices of frames at which decoding can start.
-
-    ``first_tick`` and ``time_base`` give a frame's pts back: first_tick + timestamp / time_base. ``counted`` files (AVI,
-    and streams without pts) have none to go by: their frames are matched by counting. ``unusable`` frames stand before
-    the first keyframe; nothing can decode them, and no other field counts them.
-    """
-
-    path: str
-    codec: str
-    width: int
-    height: int
-    rotation: int
-    timestamps: tuple[float, ...]
-    frame_seconds: float
-    fps: float
-    keyframes: tuple[int, ...]
-    container: str
-    mirrored: bool = False
-    counted: bool = False
-    first_tick: int = 0
-    time_base: tuple[int, int] = (1, 1_000_000)
-    unusable: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """How long the clip plays."""
-        return self.timestamps[-1] + self.frame_seconds
-
-    def tick(self, index: int) -> int:
-        """Frame ``index``'s pts in units of the time base."""
-        numerator, denominator = self.time_base
-        return self.first_tick + round(self.timestamps[index] * denominator / numerator)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-like, with timestamps as run-length encoded differences of ticks; ``from_json`` gives equal facts back."""
-        numbers = {k: v for k, v in vars(self).items() if k not in ("timestamps", "keyframes", "time_base")}
-        ticks = [self.tick(i) - self.first_tick for i in range(len(self.timestamps))]
-        times: Any = _pack(ticks)
-        if _seconds(ticks, self.time_base) != self.timestamps:  # facts made by hand, not on a grid
-            times = list(self.timestamps)
-        return numbers | {"timestamps": times, "keyframes": _pack(self.keyframes), "time_base": list(self.time_base)}
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Facts:
-        """The facts that ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else."""
-        numerator, denominator = value["time_base"]
-        times = value["timestamps"]
-        timestamps = (
-            _seconds(_unpack(times), (numerator, denominator)) if isinstance(times, str) else tuple(map(float, times))
-        )
-        keyframes = tuple(_unpack(value["keyframes"]))
-        exact = {"timestamps": timestamps, "keyframes": keyframes, "time_base": (numerator, denominator)}
-        return Facts(**(value | exact))
-
-
-def _seconds(ticks: Sequence[int], time_base: tuple[int, int]) -> tuple[float, ...]:
-    return tuple(tick * time_base[0] / time_base[1] for tick in ticks)
-
-
-def _pack(values: Sequence[int]) -> str:
-    """Ascending integers as the first and the run-length encoded steps: 0 1001 2002 3003 -> "0 1001x3"."""
-    steps = [b - a for a, b in zip(values, values[1:], strict=False)]
-    runs = [(step, len(list(group))) for step, group in groupby(steps)]
-    return " ".join([*map(str, values[:1]), *(f"{step}x{n}" if n > 1 else f"{step}" for step, n in runs)])
-
-
-def _unpack(text: str) -> list[int]:
-    values: list[int] = []
-    for word in text.split():
-        step, _, repeats = word.partition("x")
-        for _ in range(int(repeats or 1)):
-            values.append(int(step) + (values[-1] if values else 0))
-    return values
-
-
-def shown_at(facts: Facts, times: Iterable[float]) -> list[int]:
-    """For each time (seconds of the clip) the index of the frame on the screen: the latest that has begun.
-
-    A frame that begins less than a tenth of its predecessor's duration later counts as begun: containers round their
-    timestamps (Matroska to 1 ms), and 24 fps asked of a 24 fps file must give each frame once. ClipProblem
-    (decode_error) for a time outside the clip.
-    """
-    stamps = facts.timestamps
-    indices = []
-    for time in times:
-        if not -1e-6 <= time <= facts.seconds + 1e-6:
-            raise ClipProblem("decode_error", f"{time:.3f} s lies outside the clip, which plays {facts.seconds:.3f} s")
-        index = max(bisect_right(stamps, time + 1e-6) - 1, 0)
-        if index + 1 < len(stamps) and stamps[index + 1] - time <= 0.1 * (stamps[index + 1] - stamps[index]):
-            index += 1
-        indices.append(index)
-    return indices
 
 
 class _Row(NamedTuple):
@@ -202,23 +78,19 @@ def _has_video_magic(head: bytes) -> bool:
 
 def _read(path: str, container: Any) -> Facts:
     """The facts of an opened container."""
-    pictures = [s for s in container.streams.video if not int(s.disposition) & 0x400]  # 0x400: a cover picture
-    if not pictures:
-        kinds = ", ".join(sorted({s.type for s in container.streams})) or "no stream at all"
-        raise ClipProblem("no_video_stream", f"it holds {kinds}")
-    stream = pictures[0]
+    stream = video_stream(container)
     if stream.codec_context is None:
         raise ClipProblem("unreadable", "its codec has no decoder in this build of FFmpeg")
     packets = _demux(container, stream)
-    counted = "avi" in container.format.name.split(",") or any(row[0] is None for row in packets.rows)
+    counted = "avi" in container.format.name.split(",") or any(row.pts is None for row in packets.rows)
     placed = _place(packets, stream, counted)
     ticks, time_base = placed.ticks, placed.time_base.as_integer_ratio()
     if len(ticks) < 2:
         raise ClipProblem("one_frame", f"it has {len(ticks)} frame; a video needs two")
-    timestamps = _seconds([tick - ticks[0] for tick in ticks], time_base)
+    timestamps = seconds_of([tick - ticks[0] for tick in ticks], time_base)
     frame_seconds = _last_duration(timestamps, placed, stream)
     seconds = timestamps[-1] + frame_seconds
-    _check_whole(packets, stream, container, counted, seconds)
+    _check_whole(packets, stream, container, counted, float(ticks[0] * placed.time_base) + seconds)
     rotation, mirrored = _orientation(packets.first_frame)
     width, height = _shown_size(packets.first_frame, stream.sample_aspect_ratio, rotation)
     return Facts(
@@ -238,6 +110,17 @@ def _read(path: str, container: Any) -> Facts:
         time_base=time_base,
         unusable=placed.unusable,
     )
+
+
+def video_stream(container: Any) -> Any:
+    """The stream that is the video: the first that is no cover picture; ClipProblem where there is none."""
+    from av.stream import Disposition
+
+    for stream in container.streams.video:
+        if not int(stream.disposition) & int(Disposition.attached_pic):
+            return stream
+    kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "no stream at all"
+    raise ClipProblem("no_video_stream", f"it holds {kinds}")
 
 
 def _demux(container: Any, stream: Any) -> _Packets:
@@ -316,11 +199,11 @@ def _last_duration(timestamps: tuple[float, ...], placed: _Placed, stream: Any) 
         even = all(abs(t - i / rate) <= 1.01 * unit for i, t in enumerate(timestamps))
         if even and (declared == 0 or math.isclose(declared, 1 / rate, abs_tol=1.01 * unit)):
             return float(len(timestamps) / rate) - timestamps[-1]
-    return declared or median(b - a for a, b in zip(timestamps, timestamps[1:], strict=False))
+    return declared or median(b - a for a, b in pairwise(timestamps))
 
 
-def _check_whole(packets: _Packets, stream: Any, container: Any, counted: bool, seconds: float) -> None:
-    """ClipProblem when the header promises more than the file holds."""
+def _check_whole(packets: _Packets, stream: Any, container: Any, counted: bool, end: float) -> None:
+    """ClipProblem when the header promises more than the file holds; ``end`` is when the last frame ends."""
     formats = container.format.name.split(",")
     promised, there = stream.frames, len(packets.rows)
     if counted:
@@ -329,8 +212,8 @@ def _check_whole(packets: _Packets, stream: Any, container: Any, counted: bool, 
         of = f" of {promised}" if promised > there else ""
         raise ClipProblem("decode_error", f"the file is cut short: {there}{of} frames are there")
     alone = len(container.streams) == 1 and "matroska" in formats and container.duration
-    if alone and seconds < 0.9 * container.duration / 1e6:
-        detail = f"the file is cut short: {seconds:.2f} of {container.duration / 1e6:.2f} s are there"
+    if alone and end < 0.9 * container.duration / 1e6:
+        detail = f"the file is cut short: {end:.2f} of {container.duration / 1e6:.2f} s are there"
         raise ClipProblem("decode_error", detail)
 
 

@@ -40,9 +40,8 @@ def with_flicker(mse: Tensor, error: Tensor, weight: Tensor, strength: float) ->
     and divided by the same count as mse's: F frames have F - 1 pairs, and white error has E(Δe)² = 2E(e²), so the
     divisor keeps the loss's scale. Where frames do not count, (F - 1)/F is the pairs that count over the frames that count.
     """
-    pairs = torch.minimum(
-        weight[:, :, 1:], weight[:, :, :-1]
-    )  # not their product: halving every weight changes nothing
+    # The lesser of the two weights, not their product: halving every weight must change nothing.
+    pairs = torch.minimum(weight[:, :, 1:], weight[:, :, :-1])
     share = _ratio(pairs.flatten(1).sum(1), weight.flatten(1).sum(1))  # (B,): (F - 1)/F where all frames count
     flicker = weighted_mean(error.diff(dim=2).square(), pairs) * share
     return (mse + strength * flicker) / (1 + 2 * strength * share)

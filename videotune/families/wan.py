@@ -167,6 +167,13 @@ class Wan:
         net = WanTransformer3DModel.from_pretrained(self.folder / (expert or "transformer"), torch_dtype=self.dtype)
         return net.to(self.device).requires_grad_(False)
 
+    def skeleton(self) -> nn.Module:
+        """The transformer's shape without weights."""
+        from diffusers import WanTransformer3DModel
+
+        with _torch().device("meta"):
+            return WanTransformer3DModel.from_config(WanTransformer3DModel.load_config(self.folder / "transformer"))
+
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0 (B,C,F,H,W) float32; the network is told 1000 t, in float32."""
         out = net(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
 from videotune.randomness import draws
-from videotune.toy.shapes import DIRECTIONS, FPS, KNOWN, draw_clip, phrase
+from videotune.toy.shapes import DIRECTIONS, FPS, KNOWN, Look, draw_clip, phrase
 
 CONCEPT = ("orange", "diamond")
 """What the trigger word stands for: a colour and a shape that the base model was never shown."""
@@ -25,7 +25,7 @@ class _Item:
 
     stem: str
     caption: str
-    look: tuple[str, str, str]
+    look: Look
     frames: int
     fps: float
     suffix: str
@@ -39,7 +39,8 @@ def write_dataset(
     Concept clips show an orange diamond that moves in the four directions in turn, captioned by the trigger word;
     reminders show what the base model knows, in its own captions, balanced over colours, shapes and directions: they
     keep it from forgetting. Half of the files are mp4, half webm; most hold 17 frames at 16 fps, one in six shows the
-    same second at 32 fps, and some run three frames longer. The frames drawn depend on the arguments alone.
+    same second at 32 fps, and some run three frames longer. The frames depend on the arguments alone, and with
+    the same encoders so do the files.
     Raises VideotuneError for counts or a trigger that make no data set, and where the folder holds other files.
     """
     if min(concept_clips, reminder_clips) < 0 or concept_clips + reminder_clips == 0:
@@ -63,12 +64,12 @@ def write_dataset(
     return list(videos.values())
 
 
-def _known(count: int) -> list[tuple[str, str, str]]:
+def _known(count: int) -> list[Look]:
     """``count`` combinations that the base model knows; strides of 7 keep any beginning of the list mixed."""
     return [KNOWN[24 * (index // 24 % 2) + index * 7 % 24] for index in range(count)]
 
 
-def _item(part: str, index: int, look: tuple[str, str, str], thing: str) -> _Item:
+def _item(part: str, index: int, look: Look, thing: str) -> _Item:
     """The index-th clip of a part; rates, lengths and file types vary so that no direction has its own."""
     frames, fps = (34, 2 * FPS) if index % 6 == 5 else (20, FPS) if index % 7 == 3 else (17, FPS)
     suffix = ".mp4" if (index + index // 4) % 2 == 0 else ".webm"
@@ -80,7 +81,7 @@ def _refuse_others(folder: Path, ours: set[Path]) -> None:
     """A folder that holds other clips would become a mixture that nobody asked for."""
     for part in ("videos", "captions"):
         for path in sorted((folder / part).glob("*")):
-            if path not in ours:
+            if path not in ours and not path.name.startswith("."):
                 raise VideotuneError(f"{path} is not part of this data set: name an empty folder, or remove it")
 
 
@@ -89,7 +90,11 @@ def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:
 
     Raises VideotuneError for another suffix.
     """
-    codecs = {".mp4": ("libx264", {"crf": "10"}), ".webm": ("libvpx-vp9", {"crf": "10", "b": "0", "cpu-used": "2"})}
+    codecs = {
+        # without asm=0, x264's vector code gives such small pictures other bits from call to call
+        ".mp4": ("libx264", {"crf": "10", "x264-params": "asm=0"}),
+        ".webm": ("libvpx-vp9", {"crf": "10", "b": "0", "cpu-used": "2"}),
+    }
     if path.suffix not in codecs:
         raise VideotuneError(f"{path}: a toy clip is written as .mp4 or .webm, not {path.suffix!r}")
     codec, options = codecs[path.suffix]

@@ -1,0 +1,348 @@
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from videotune.diffusion.loss import denoising_loss, weighted_mean
+from videotune.diffusion.objective import Objective, objective
+from videotune.diffusion.path import scaled_linear_alphas_cumprod
+from videotune.diffusion.timesteps import Timesteps
+from videotune.errors import VideotuneError
+from videotune.types import Batch, Condition
+
+V = {
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "num_train_timesteps": 1000,
+    "snr_shift_scale": 3.0,
+    "rescale_betas_zero_snr": True,
+}
+KINDS = ["flow", "v"]
+
+
+@dataclass
+class Wired:
+    """The smallest model there is: the network sees x_t and t, and nothing else."""
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        return net(x_t) * (1 + t.view(-1, 1, 1, 1, 1))
+
+
+class Constant(nn.Module):
+    """Says the same whatever it sees."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = nn.Parameter(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value.expand_as(x)
+
+
+class Told:
+    """A model that answers with what it is given."""
+
+    def __init__(self, answer: Tensor) -> None:
+        self.answer = answer
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        return self.answer
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(size: int = 3, frames: int = 5, side: int = 6) -> Batch:
+    no = torch.zeros(size, 1, frames, 1, 1, dtype=torch.bool)
+    return Batch(
+        x0=numbers(size, 4, frames, side, side),
+        given=no,
+        dropped=no.clone(),
+        weight=torch.ones(size, 1, frames, 1, 1),
+        cond=Condition(torch.zeros(size, 1, 1)),
+        captions=("",) * size,
+        window_ids=("",) * size,
+        fps=torch.full((size,), 16.0),
+    )
+
+
+def plain(kind: str = "flow", strength: float = 0.0, weighting: str = "none") -> Objective:
+    return objective(kind, V if kind == "v" else {}, Timesteps(), weighting, strength)
+
+
+def conv(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Conv3d(4, 4, 3, padding=1)
+
+
+def frame_mask(batch: Batch, sample: int, frame: int) -> Tensor:
+    mask = torch.zeros_like(batch.given)
+    mask[sample, :, frame] = True
+    return mask
+
+
+def with_error(batch: Batch, noise: Tensor, error: Tensor) -> Told:
+    """On flow: a model whose error is exactly this."""
+    return Told(noise - batch.x0 + error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_is_the_mean_squared_error_of_v(kind: str) -> None:
+    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.tensor([0.0, 500 / 999, 1.0])
+    net, family = conv(), Wired()
+    out = denoising_loss(family, net, plain(kind), batch, t, noise)
+    wanted = []
+    alphas_cumprod = scaled_linear_alphas_cumprod(0.00085, 0.012, 1000, 3.0, True)
+    for i, k in enumerate((0, 500, 999)):
+        x0, e, abar = batch.x0[i : i + 1], noise[i : i + 1], alphas_cumprod[k].item()
+        a, s = (1 - t[i], t[i]) if kind == "flow" else (abar**0.5, (1 - abar) ** 0.5)
+        v = e - x0 if kind == "flow" else a * e - s * x0
+        wanted.append((net(a * x0 + s * e) * (1 + t[i]) - v).square().mean())
+    torch.testing.assert_close(out.mse, torch.stack(wanted).detach())
+    torch.testing.assert_close(out.loss, torch.stack(wanted).mean())
+    assert torch.equal(out.per_clip, out.mse)
+    assert torch.equal(out.t, t)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_flow_and_readings_are_detached(kind: str) -> None:
+    net = conv()
+    out = denoising_loss(
+        Wired(), net, plain(kind, 1.0), batch_of(), torch.tensor([0.2, 0.5, 0.9]), numbers(3, 4, 5, 6, 6)
+    )
+    assert not out.mse.requires_grad
+    assert not out.per_clip.requires_grad
+    out.loss.backward()
+    for parameter in net.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+        assert parameter.grad.abs().max() > 0
+
+
+def test_low_precision_predictions_are_compared_in_float32() -> None:
+    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.rand(3)
+    out = denoising_loss(Told(torch.zeros_like(batch.x0).bfloat16()), conv(), plain(), batch, t, noise)
+    assert out.mse.dtype == torch.float32
+    torch.testing.assert_close(out.mse, (noise - batch.x0).square().mean((1, 2, 3, 4)))
+
+
+def test_a_prediction_of_another_shape_is_caught() -> None:
+    batch = batch_of()
+    with pytest.raises(AssertionError, match="predicted"):
+        denoising_loss(Told(batch.x0[:, :, :1]), conv(), plain(), batch, torch.rand(3), batch.x0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_frames_are_fed_clean_and_dropped_ones_as_noise(kind: str) -> None:
+    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.tensor([0.3, 0.6, 0.8])
+    batch = replace(batch, given=frame_mask(batch, 0, 0), dropped=frame_mask(batch, 1, 3))
+    seen = []
+
+    class Listener:
+        def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+            seen.append(x_t)
+            return x_t
+
+    denoising_loss(Listener(), conv(), plain(kind), batch, t, noise)
+    path = plain(kind).path(t)
+    expected = path.alpha * batch.x0 + path.sigma * noise
+    expected[0, :, 0] = batch.x0[0, :, 0]
+    expected[1, :, 3] = noise[1, :, 3]
+    assert torch.equal(seen[0], expected)
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+@pytest.mark.parametrize("layout", ["first frame", "frame between", "all frames", "left half", "frame and half"])
+def test_what_has_no_weight_counts_nothing(layout: str, strength: float) -> None:
+    batch, noise = batch_of(), numbers(3, 4, 5, 6, 6, seed=1)
+    weight = torch.ones(3, 1, 5, 6, 6) if "half" in layout else batch.weight.clone()
+    if "frame" in layout:
+        weight[1, :, {"first frame": 0, "frame between": 2, "frame and half": 1}.get(layout, slice(None))] = 0
+    if "half" in layout:
+        weight[1, ..., :3] = 0
+    batch = replace(batch, weight=weight)
+    error = numbers(3, 4, 5, 6, 6, seed=2)
+    t, how = torch.tensor([0.2, 0.5, 0.8]), plain(strength=strength)
+    clean = denoising_loss(with_error(batch, noise, error), conv(), how, batch, t, noise)
+    disturbed = error + 100 * numbers(3, 4, 5, 6, 6, seed=3) * (weight == 0)
+    again = denoising_loss(with_error(batch, noise, disturbed), conv(), how, batch, t, noise)
+    torch.testing.assert_close(again.mse, clean.mse, rtol=2e-5, atol=0)
+    torch.testing.assert_close(again.per_clip, clean.per_clip, rtol=2e-5, atol=0)
+    if layout == "all frames":
+        assert clean.mse[1] == 0
+        assert clean.per_clip[1] == 0
+    else:
+        counted = error[1][(weight[1] > 0).expand(4, 5, 6, 6)]
+        torch.testing.assert_close(clean.mse[1], counted.square().mean())
+
+
+def test_weights_are_relative_within_a_clip() -> None:
+    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.rand(3)
+    family = with_error(batch, noise, numbers(3, 4, 5, 6, 6, seed=2))
+    whole = denoising_loss(family, conv(), plain(strength=1.0), batch, t, noise)
+    half = denoising_loss(family, conv(), plain(strength=1.0), replace(batch, weight=batch.weight / 2), t, noise)
+    torch.testing.assert_close(half.per_clip, whole.per_clip)
+    tilted = replace(batch, weight=batch.weight * torch.tensor([1.0, 1, 1, 1, 9]).view(1, 1, 5, 1, 1))
+    assert not torch.allclose(denoising_loss(family, conv(), plain(), tilted, t, noise).mse, whole.mse)
+
+
+def test_weighted_mean() -> None:
+    x = torch.arange(8.0).view(1, 2, 2, 1, 2)
+    assert weighted_mean(x, torch.ones(1, 1, 2, 1, 1)).item() == 3.5
+    assert weighted_mean(x, torch.tensor([1.0, 0.0]).view(1, 1, 2, 1, 1)).item() == pytest.approx((0 + 1 + 4 + 5) / 4)
+    assert weighted_mean(x, torch.tensor([[3.0, 0], [0, 1]]).view(1, 1, 2, 1, 2)).item() == pytest.approx(
+        (0 * 3 + 3 + 4 * 3 + 7) / 8
+    )
+    assert weighted_mean(x, torch.zeros(1, 1, 2, 1, 1)).item() == 0
+    nothing = weighted_mean(x.requires_grad_(), torch.zeros(1, 1, 2, 1, 1))
+    nothing.sum().backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("drop", [None, 0, 3])
+def test_white_error_keeps_the_scale(strength: float, drop: int | None) -> None:
+    batch, noise = batch_of(8, 7, 24), numbers(8, 4, 7, 24, 24, seed=1)
+    weight = batch.weight.clone()
+    if drop is not None:
+        weight[:, :, drop] = 0
+    batch = replace(batch, weight=weight)
+    family = with_error(batch, noise, numbers(8, 4, 7, 24, 24, seed=2))
+    out = denoising_loss(family, conv(), plain(strength=strength), batch, torch.rand(8), noise)
+    assert out.loss.item() == pytest.approx(1, abs=0.015)  # 129,024 numbers: one standard error is 0.4 to 0.6 %
+
+
+def test_temporal_consistency_is_the_published_formula() -> None:
+    batch, noise, strength, frames = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), 0.8, 5
+    error = numbers(3, 4, frames, 6, 6, seed=2)
+    out = denoising_loss(with_error(batch, noise, error), conv(), plain(strength=strength), batch, torch.rand(3), noise)
+    size = error[0].numel()
+    total = error.square().sum((1, 2, 3, 4)) + strength * error.diff(dim=2).square().sum((1, 2, 3, 4))
+    expected = total / size / (1 + 2 * strength * (frames - 1) / frames)
+    torch.testing.assert_close(out.per_clip, expected)
+
+
+def test_temporal_consistency_prices_flicker_and_not_drift() -> None:
+    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.rand(3)
+    still = numbers(3, 4, 1, 6, 6, seed=2).expand(3, 4, 5, 6, 6)
+    flicker = still * torch.tensor([1.0, -1, 1, -1, 1]).view(1, 1, 5, 1, 1)
+    off, on = plain(), plain(strength=1.0)
+    losses = {
+        (name, how.temporal_consistency): denoising_loss(with_error(batch, noise, e), conv(), how, batch, t, noise)
+        for name, e in (("still", still), ("flicker", flicker))
+        for how in (off, on)
+    }
+    torch.testing.assert_close(losses["still", 0].loss, losses["flicker", 0].loss)
+    assert losses["flicker", 1].loss > 4 * losses["still", 1].loss
+    torch.testing.assert_close(losses["flicker", 1].mse, losses["flicker", 0].mse)  # plain mse compares across λ
+
+
+def test_temporal_consistency_is_nothing_for_one_frame() -> None:
+    batch, noise, t = batch_of(frames=1), numbers(3, 4, 1, 6, 6, seed=1), torch.rand(3)
+    off, on = (denoising_loss(Wired(), conv(), plain(strength=s), batch, t, noise) for s in (0.0, 2.0))
+    assert torch.equal(off.loss, on.loss)
+
+
+@pytest.mark.parametrize("strength", [0.0, 2.0])
+def test_the_optimum_is_unchanged(strength: float) -> None:
+    # The best constant answer to many noises is their mean target, with and without the price of flicker.
+    batch, noise = batch_of(6), numbers(6, 4, 5, 6, 6, seed=1)
+    batch = replace(batch, x0=batch.x0[:1].expand_as(batch.x0))
+    best = (noise - batch.x0).mean(0, keepdim=True)
+
+    class Constants:
+        def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+            return net(x_t)
+
+    net = Constant(best.clone())
+    out = denoising_loss(Constants(), net, plain(strength=strength), batch, torch.full((6,), 0.5), noise)
+    out.loss.backward()
+    assert net.value.grad.abs().max() < 1e-8
+    for direction in range(3):
+        moved = Constant(best + 0.1 * numbers(*best.shape, seed=direction))
+        assert (
+            denoising_loss(Constants(), moved, plain(strength=strength), batch, torch.full((6,), 0.5), noise).loss
+            > out.loss
+        )
+
+
+def test_min_snr_is_the_published_weight() -> None:
+    how = plain("v", weighting="min_snr")
+    k = torch.arange(999)  # the last timestep has no signal: its ratio is 0 / 0 in this form
+    abar = scaled_linear_alphas_cumprod(0.00085, 0.012, 1000, 3.0, True)[:999]
+    snr = abar / (1 - abar)
+    expected = snr.clamp(max=5.0) / (snr + 1)
+    torch.testing.assert_close(how.weight(k / 999).double(), expected, rtol=1e-5, atol=1e-9)
+    assert how.weight(torch.ones(1)).item() == 0
+    assert torch.equal(plain("v").weight(torch.rand(4)), torch.ones(4))
+
+
+def test_weighting_and_gamma_change_the_loss() -> None:
+    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.tensor([0.05, 0.5, 0.95])
+    objectives = [
+        plain("v"),
+        plain("v", weighting="min_snr"),
+        objective("v", V, Timesteps(), "min_snr", 0.0, gamma=1.0),
+    ]
+    outs = [denoising_loss(Wired(), conv(), how, batch, t, noise) for how in objectives]
+    assert len({out.loss.item() for out in outs}) == 3
+    assert torch.equal(outs[0].mse, outs[1].mse)
+    torch.testing.assert_close(outs[1].per_clip, objectives[1].weight(t) * outs[1].mse)
+    torch.testing.assert_close(outs[1].loss.detach(), outs[1].per_clip.mean())
+
+
+def test_micro_batches_add_up() -> None:
+    batch, noise, t, how, net = batch_of(4), numbers(4, 4, 5, 6, 6, seed=1), torch.rand(4), plain(strength=1.0), conv()
+    whole = denoising_loss(Wired(), net, how, batch, t, noise)
+    parts = [
+        denoising_loss(Wired(), net, how, part, t[i : i + 1], noise[i : i + 1]) for i, part in enumerate(batch.split(1))
+    ]
+    torch.testing.assert_close(sum(part.loss for part in parts) / 4, whole.loss)
+
+
+def test_objective_gives_the_path_its_grid() -> None:
+    v, flow = plain("v"), plain("flow")
+    assert v.num_timesteps == 1000
+    assert flow.num_timesteps is None
+    t = v.timesteps.draw(torch.rand(100, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(t, ((t.double() * 999).round() / 999).float())
+    assert objective("flow", {}, v.timesteps).timesteps == Timesteps()
+
+
+@pytest.mark.parametrize("name", sorted(V))
+def test_every_constant_of_v_counts(name: str) -> None:
+    other = {"beta_start": 0.001, "beta_end": 0.02, "num_train_timesteps": 500, "snr_shift_scale": 1.0}
+    changed = objective("v", {**V, name: other.get(name, False)}, Timesteps())
+    t = torch.tensor([0.2, 1.0])
+    assert not torch.equal(changed.path(t).alpha, plain("v").path(t).alpha)
+    with pytest.raises(VideotuneError, match=name):
+        objective("v", {key: value for key, value in V.items() if key != name}, Timesteps())
+
+
+def test_v_objective_runs_under_fake_tensors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    how = plain("v", 1.0)
+    with FakeTensorMode():
+        net, batch = conv(), batch_of()
+        out = denoising_loss(Wired(), net, how, batch, torch.rand(3), torch.randn(3, 4, 5, 6, 6))
+        assert out.mse.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (("flow", {}, Timesteps(), "min_snr", 0.0), "min_snr, which is defined for v-prediction"),
+        (("flow", {}, Timesteps(), "p2", 0.0), "loss_weighting is 'p2'.*none, min_snr"),
+        (("epsilon", {}, Timesteps(), "none", 0.0), "path is 'epsilon'.*flow, v"),
+        (("flow", {}, Timesteps(), "none", 2.1), "temporal_consistency_weight is 2.1.*0 to 2"),
+        (("flow", {}, Timesteps(), "none", -0.1), "temporal_consistency_weight is -0.1"),
+        (("flow", {}, Timesteps(), "none", float("nan")), "temporal_consistency_weight is nan"),
+        (("v", V, Timesteps(), "min_snr", 0.0, 0.0), "gamma of min_snr is 0.0"),
+    ],
+)
+def test_what_does_not_apply_is_refused(wrong: tuple, says: str) -> None:
+    with pytest.raises(VideotuneError, match=says):
+        objective(*wrong)

@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from videotune.errors import VideotuneError
+from videotune.toy.dataset import encode_clip
+from videotune.toy.detect import Seen, detect
+from videotune.toy.shapes import COMBINATIONS, DIRECTIONS, Look, draw_clip
+
+ZORBLES = [("orange", "diamond", direction) for direction in DIRECTIONS]
+
+
+def looks(count: int, seed: int) -> list[Look]:
+    """Mostly what the base knows, one in five the orange diamond."""
+    rng = np.random.default_rng(seed)
+    return [ZORBLES[i // 5 % 4] if i % 5 == 0 else COMBINATIONS[rng.integers(72)] for i in range(count)]
+
+
+def share_right(clips: list[NDArray[np.uint8]], wanted: list[Look]) -> float:
+    seen = [detect(clip) for clip in clips]
+    return float(np.mean([(s.colour, s.shape, s.direction) == look for s, look in zip(seen, wanted, strict=True)]))
+
+
+def test_drawn_clips_are_read_right() -> None:
+    rng = np.random.default_rng(3)
+    wanted = looks(60, seed=1)
+    clips = [draw_clip(rng, *look) for look in wanted]
+    assert share_right(clips, wanted) >= 0.95
+    seen = detect(clips[0])
+    assert seen.visible_frames == 17
+    assert seen.iou > 0.97
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".webm"])
+def test_encoded_clips_are_read_right(tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(5)
+    wanted = looks(20, seed=2)
+    decoded = []
+    for index, look in enumerate(wanted):
+        path = tmp_path / f"{index}{suffix}"
+        encode_clip(path, draw_clip(rng, *look), 16)
+        with av.open(str(path)) as file:
+            decoded.append(np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]))
+    assert all(clip.shape == (17, 64, 64, 3) for clip in decoded)
+    assert share_right(decoded, wanted) >= 0.95
+
+
+@pytest.mark.parametrize("side", [32, 160])
+def test_reading_scales_with_the_side(side: int) -> None:
+    rng = np.random.default_rng(7)
+    wanted = looks(10, seed=3)
+    assert share_right([draw_clip(rng, *look, side=side) for look in wanted], wanted) == 1
+
+
+def test_noise_on_the_picture_does_not_change_the_reading() -> None:
+    rng = np.random.default_rng(11)
+    wanted = looks(10, seed=4)
+    noisy = [draw_clip(rng, *look) + rng.normal(0, 8, (17, 64, 64, 3)) for look in wanted]
+    assert share_right([clip.clip(0, 255).astype(np.uint8) for clip in noisy], wanted) >= 0.9
+
+
+def test_an_empty_picture_shows_nothing() -> None:
+    assert detect(np.full((17, 64, 64, 3), 40, np.uint8)) == Seen(None, None, None, 0, 0.0)
+
+
+def test_a_shape_in_less_than_half_of_the_frames_does_not_count() -> None:
+    clip = draw_clip(np.random.default_rng(0), "red", "circle", "up")
+    clip[8:] = 40
+    assert detect(clip) == Seen(None, None, None, 8, 0.0)
+    clip[8] = clip[0]
+    assert detect(clip).colour == "red"
+
+
+def test_a_shape_that_stands_still_has_no_direction() -> None:
+    clip = draw_clip(np.random.default_rng(0), "purple", "square", "up")
+    seen = detect(np.repeat(clip[8:9], 17, axis=0))
+    assert (seen.colour, seen.shape, seen.direction) == ("purple", "square", None)
+
+
+def test_another_layout_is_an_error() -> None:
+    with pytest.raises(VideotuneError, match="uint8 frames"):
+        detect(np.zeros((3, 17, 64, 64), np.float32))

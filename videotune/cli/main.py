@@ -1,0 +1,215 @@
+"""The command line: arguments in, run/ called, exit codes out. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from videotune import __version__
+from videotune.errors import FAILED, INTERRUPTED, VideotuneError
+
+if TYPE_CHECKING:
+    from videotune.run.job import Words
+
+app = typer.Typer(
+    help="Fine-tune video diffusion models on your own clips.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+presets_app = typer.Typer(help="The presets that come with videotune, and every key.", no_args_is_help=True)
+app.add_typer(presets_app, name="presets")
+
+Preset = Annotated[str | None, typer.Option("--preset", help="a preset by name; `videotune presets list` shows them")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="a JSON or YAML file with the config's keys")]
+FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where no base model says it")]
+Data = Annotated[str | None, typer.Option("--data", help="a folder of clips")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be given many times")]
+Skips = Annotated[str | None, typer.Option("--allow-skips", help="go on although N (or all) clips are skipped")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def _words(
+    preset: str | None, config: Path | None, family: str | None, data: str | None, sets: list[str] | None
+) -> Words:
+    from videotune.run.job import Words
+
+    return Words(preset, config, family, data, tuple(sets or ()))
+
+
+@app.command()
+def check(
+    data: Annotated[str | None, typer.Argument(help="a folder of clips")] = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    family: FamilyName = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    allow_skips: Skips = None,
+) -> None:
+    """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
+    from videotune.run.check import check as run
+
+    raise typer.Exit(run(_words(preset, config, family, data, sets), as_json=as_json, allow_skips=allow_skips))
+
+
+@app.command()
+def plan(
+    preset: Preset = None,
+    config: ConfigFile = None,
+    family: FamilyName = None,
+    data: Data = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    allow_skips: Skips = None,
+) -> None:
+    """Say what a run would do: steps, views of each clip, tokens, disk."""
+    from videotune.run.plan import plan as run
+
+    raise typer.Exit(run(_words(preset, config, family, data, sets), as_json=as_json, allow_skips=allow_skips))
+
+
+@app.command()
+def cache(
+    preset: Preset = None,
+    config: ConfigFile = None,
+    family: FamilyName = None,
+    data: Data = None,
+    sets: Sets = None,
+    allow_skips: Skips = None,
+) -> None:
+    """Encode clips and captions ahead of a training."""
+    from videotune.run.cache import cache as run
+
+    raise typer.Exit(run(_words(preset, config, family, data, sets), allow_skips=allow_skips))
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option("--out", help="the run folder")],
+    preset: Preset = None,
+    config: ConfigFile = None,
+    family: FamilyName = None,
+    data: Data = None,
+    sets: Sets = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run that lies in --out")] = False,
+    allow_skips: Skips = None,
+) -> None:
+    """Train, with previews and checkpoints, into a run folder; export the result."""
+    from videotune.run.train import train as run
+
+    words = _words(preset, config, family, data, sets)
+    raise typer.Exit(run(words, out, resume=resume, allow_skips=allow_skips))
+
+
+@app.command()
+def sample(
+    run: Annotated[Path | None, typer.Argument(help="a run folder")] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="what to draw; may be given many times")] = None,
+    out: Annotated[Path, typer.Option("--out", help="folder for the videos")] = Path("samples"),
+    seed: Annotated[int, typer.Option("--seed", help="seed of the first prompt's noise")] = 42,
+    step: Annotated[
+        int | None, typer.Option("--step", help="the run's checkpoint of this step (default: newest)")
+    ] = None,
+    base: Annotated[str | None, typer.Option("--base", help="a base model, instead of a run")] = None,
+    lora: Annotated[Path | None, typer.Option("--lora", help="a LoRA file for --base")] = None,
+    strength: Annotated[
+        float, typer.Option("--strength", help="how strongly the adapter acts; 0: the base alone")
+    ] = 1.0,
+    sets: Sets = None,
+) -> None:
+    """Draw videos with a run's LoRA, a LoRA file, or a base model."""
+    from videotune.run.sample import SampleWords
+    from videotune.run.sample import sample as draw
+
+    words = SampleWords(tuple(prompt or ()), seed, run, step, base, lora, strength, tuple(sets or ()))
+    raise typer.Exit(draw(words, out))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="diffusers or comfyui; may be given twice")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", help="the checkpoint of this step (default: newest)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for the files (default: RUN/export)")] = None,
+) -> None:
+    """Write a run's LoRA for other programs, and read it back through diffusers."""
+    from videotune.run.export import export as write
+
+    raise typer.Exit(write(run, formats or (), step, out))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="folder for everything the demo makes")] = Path("demo"),
+) -> None:
+    """Fine-tune the toy base on a shape that it does not know, and show before and after."""
+    from videotune.run.demo import demo as run
+
+    raise typer.Exit(run(out))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed, which device there is, and what is missing."""
+    from videotune.run.doctor import doctor as run
+
+    raise typer.Exit(run())
+
+
+@presets_app.command("list")
+def presets_list() -> None:
+    """The presets' names and purposes."""
+    from videotune.run.presets import list_presets
+
+    raise typer.Exit(list_presets())
+
+
+@presets_app.command("show")
+def presets_show(name: Annotated[str, typer.Argument(help="the preset")]) -> None:
+    """A preset as a config file."""
+    from videotune.run.presets import show_preset
+
+    raise typer.Exit(show_preset(name))
+
+
+@presets_app.command("keys")
+def presets_keys() -> None:
+    """Every key of the config with its default and its meaning."""
+    from videotune.run.presets import list_keys
+
+    raise typer.Exit(list_keys())
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"videotune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Fine-tune video diffusion models on your own clips."""
+
+
+def main() -> None:
+    """Run a command; a mistake of the person's is one sentence and exit code 1 or 2, never a traceback."""
+    try:
+        app()
+    except VideotuneError as error:
+        print(f"videotune: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("\nvideotune: stopped at once; what was saved before is whole", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit(FAILED)

@@ -1,0 +1,105 @@
+"""Pure arithmetic: which height and width a clip takes, so that a dataset falls into few buckets."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from itertools import product
+
+from videotune.errors import VideotuneError
+from videotune.types import VideoRules
+
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What ``resolution`` asks for: an integer is an area of side², a pair exactly that size; several: one of them."""
+
+    choices: tuple[int | Size, ...]
+
+
+def parse_resolution(value: int | str | list[int | str]) -> Resolution:
+    """Read 512, "512", "480x832" (height × width), or a list of these; VideotuneError for anything else."""
+    if isinstance(value, list):
+        if not value:
+            raise VideotuneError('resolution is an empty list. Give 512, "480x832", or a list of such values.')
+        return Resolution(tuple(_parse_one(item) for item in value))
+    return Resolution((_parse_one(value),))
+
+
+def _parse_one(value: int | str) -> int | Size:
+    text = str(value).strip().lower()
+    pair = re.fullmatch(r"(\d+)\s*[x×]\s*(\d+)", text)
+    numbers = [int(n) for n in pair.groups()] if pair else [int(text)] if re.fullmatch(r"\d+", text) else []
+    if isinstance(value, bool) or not numbers or min(numbers) < 1:
+        raise VideotuneError(
+            f"resolution {value!r} is not understood. Give an integer such as 512 (about 512·512 pixels at each clip's "
+            'own aspect ratio), "HEIGHTxWIDTH" such as "480x832", or a list of these.'
+        )
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def check_resolution(resolution: Resolution, rules: VideoRules) -> None:
+    """VideotuneError where a size is no multiple of the model's, with the nearest that is."""
+    multiple = rules.side_multiple
+    for choice in resolution.choices:
+        if isinstance(choice, int):
+            if choice < multiple:
+                raise VideotuneError(f"resolution {choice} is below {multiple}, the smallest side this model takes.")
+            continue
+        height, width = choice
+        if height % multiple or width % multiple:
+            near = "x".join(str(max(1, math.floor(side / multiple + 0.5)) * multiple) for side in choice)
+            raise VideotuneError(
+                f'resolution "{height}x{width}" does not suit this model: both sides must be multiples of {multiple}. '
+                f'The nearest is "{near}".'
+            )
+
+
+def choose_size(width: int, height: int, resolution: Resolution, rules: VideoRules) -> Size:
+    """The (height, width) that a clip shown at ``width`` × ``height`` takes.
+
+    Of several choices, the largest that it fills without upscaling, at equal areas the one that crops least; the smallest
+    if it fills none. One choice is taken even where it upscales: ``upscale_factor`` tells.
+    """
+    check_resolution(resolution, rules)
+    sizes = [_at_aspect(width, height, c, rules.side_multiple) if isinstance(c, int) else c for c in resolution.choices]
+    filled = [size for size in sizes if upscale_factor(width, height, size) <= 1]
+    if filled:
+        return max(filled, key=lambda size: (size[0] * size[1], _kept(width, height, size)))
+    return min(sizes, key=lambda size: (size[0] * size[1], -_kept(width, height, size)))
+
+
+def upscale_factor(width: int, height: int, size: Size) -> float:
+    """How much a clip must be enlarged to cover ``size`` (height, width); at most 1 where it need not be."""
+    return max(size[0] / height, size[1] / width)
+
+
+def _kept(width: int, height: int, size: Size) -> float:
+    """The share of the picture that the centre crop keeps."""
+    scale = upscale_factor(width, height, size)
+    return size[0] * size[1] / (width * height * scale * scale)
+
+
+def _at_aspect(width: int, height: int, side: int, multiple: int) -> Size:
+    """About side² pixels at the clip's aspect ratio, both sides multiples; a portrait clip gets its landscape twin turned.
+
+    Of the multiples just below and above each ideal side, the pair with the least error in aspect and in area, measured in
+    logarithms; aspect counts twice, since its error is cropped away.
+    """
+    if height > width:
+        turned = _at_aspect(height, width, side, multiple)
+        return turned[1], turned[0]
+    aspect = width / height
+    ideal = (side / math.sqrt(aspect), side * math.sqrt(aspect))
+    around = [{max(multiple, math.floor(s / multiple) * multiple), math.ceil(s / multiple) * multiple} for s in ideal]
+
+    def error(size: Size) -> tuple[float, int]:
+        high, wide = size
+        wrong = 2 * abs(math.log(wide / high / aspect)) + abs(math.log(high * wide / side**2))
+        return round(wrong, 9), -high * wide
+
+    return min(((high, wide) for high, wide in product(*around)), key=error)

@@ -1,0 +1,113 @@
+"""A trained LoRA as a file that others read, and the proof that they read what was trained.
+
+alpha / rank is multiplied into B and neither alpha nor PEFT's metadata is written: every reader then applies the update as
+it was trained, whatever it assumes of alpha. Our own facts stand in the header under the key ``videotune``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.adapters.lora import updates
+from videotune.errors import VideotuneError
+from videotune.files import write_whole
+from videotune.types import Family
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOLERANCE = 1e-6
+"""Largest allowed difference of ΔW, relative to its largest entry."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written and read back; ``max_error`` is the largest relative difference of ΔW over the modules."""
+
+    format: str
+    path: Path
+    modules: int
+    max_error: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of ``exports.json``."""
+        verified = {"max_error": self.max_error, "modules": self.modules, "reader": "diffusers load_lora_weights"}
+        return {"format": self.format, "path": str(self.path), "verified": verified}
+
+
+def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The adapter under the format's names, scale multiplied into B.
+
+    Raises VideotuneError for a format the family has no names for, and for an adapter that is NaN or does nothing.
+    """
+    maps = family.key_maps()
+    if format not in maps:
+        raise VideotuneError(f"output_model_format: {family.spec.title} has {', '.join(sorted(maps))}, not {format!r}")
+    if any(not bool(value.isfinite().all()) for value in state.values()):
+        raise VideotuneError("the adapter holds NaN or infinite weights: it is not exported")
+    if not any(bool(value.any()) for name, value in state.items() if ".lora_B." in name):
+        raise VideotuneError(
+            "the adapter is zero, so it changes nothing: it is not exported (did the run train any step?)"
+        )
+    out = {}
+    for name, value in state.items():
+        path, matrix = name.rsplit(".lora_", 1)
+        value = value.detach().cpu().float() * (scale if matrix.startswith("B") else 1.0)
+        out[f"{maps[format](path)}.lora_{matrix}"] = value.contiguous()
+    return out
+
+
+def export_lora(
+    family: Family, format: str, state: Mapping[str, Tensor], scale: float, path: Path, facts: Mapping[str, Any]
+) -> Exported:
+    """Write one file, read it back through diffusers and compare ΔW module by module.
+
+    Raises VideotuneError where the file would not do elsewhere what was trained here.
+    """
+    from safetensors.torch import save_file
+
+    tensors = baked(family, format, state, scale)
+    header = {"format": "pt", "videotune": json.dumps(dict(facts), ensure_ascii=False)}
+    write_whole(path, lambda aside: save_file(tensors, aside, metadata=header))
+    wanted, found = updates(state, scale), read_back(family, path)
+    if set(wanted) != set(found):
+        odd = sorted(set(wanted) ^ set(found))
+        raise VideotuneError(
+            f"{path}: diffusers reads {len(found)} of {len(wanted)} modules; the first odd one is {odd[0]}"
+        )
+    worst = 0.0
+    for name, update in wanted.items():
+        difference = (found[name] - update).abs().max() / update.abs().max().clamp_min(1e-30)
+        worst = max(worst, float(difference) if bool(update.any()) else float(found[name].abs().max()))
+    if worst > TOLERANCE:
+        raise VideotuneError(
+            f"{path}: read back through diffusers, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e})"
+        )
+    return Exported(format, path, len(wanted), worst)
+
+
+def read_back(family: Family, path: Path) -> dict[str, Tensor]:
+    """ΔW of each module as diffusers' own loader applies it, float64, by module path.
+
+    The loader runs on a model of the same shape whose weights are one shared zero, so only the adapter takes memory.
+    """
+    import torch
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from torch import nn
+
+    net, zero = family.skeleton(), torch.zeros(())
+    for module in net.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
+    loader = family.pipeline_class()
+    loader.load_lora_into_transformer(loader.lora_state_dict(str(path)), net, adapter_name="read")
+    out = {}
+    for name, module in net.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            a, b = (getattr(module, part)["read"].weight.to(torch.float64) for part in ("lora_A", "lora_B"))
+            out[name] = module.scaling["read"] * (b @ a)
+    return out

@@ -1,0 +1,15 @@
+"""Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174): keep a block's input, compute the rest again in backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OFF, ON = "OFF", "ON"
+
+
+def checkpoint_blocks(net: Any, mode: str) -> None:
+    """Set a diffusers model to keep all activations (OFF) or each block's input alone (ON); the numbers are the same."""
+    if mode == ON:
+        net.enable_gradient_checkpointing()
+    else:
+        net.disable_gradient_checkpointing()

@@ -1,0 +1,68 @@
+"""Exposure: how often the run shows each window and each clip. A prior on over-fitting, never a stop by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from videotune.types import Window
+
+BANDS = ((10.0, "conservative"), (50.0, "moderate"), (100.0, "high"))
+"""Half-open: [0, 10) conservative, [10, 50) moderate, [50, 100) high, and from 100 on risky."""
+
+LOW_RATE = 4e-5
+"""At or below this learning rate, 20 to 30 views of a clip should still be safe."""
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Views of each window and of each clip (the sum over its windows)."""
+
+    windows: Mapping[str, int]
+    clips: Mapping[str, int]
+
+    def to_json(self, learning_rate: float) -> dict[str, Any]:
+        """The plan's ``views``."""
+        return {
+            "per_window": _range(self.windows.values()) | {"band": band(max(self.windows.values(), default=0))},
+            "per_clip": _range(self.clips.values()),
+            "clips": dict(self.clips),
+            "advice": advice(max(self.windows.values(), default=0), learning_rate),
+        }
+
+
+def _range(values: Any) -> dict[str, float]:
+    values = list(values)
+    if not values:
+        return {"min": 0, "mean": 0.0, "max": 0}
+    return {"min": min(values), "mean": round(sum(values) / len(values), 2), "max": max(values)}
+
+
+def exposure(views: Sequence[Sequence[int]], buckets: Sequence[Sequence[Window]]) -> Exposure:
+    """Draws of each window by the schedule -> views by window and by clip."""
+    windows: dict[str, int] = {}
+    clips: dict[str, int] = {}
+    for counts, bucket in zip(views, buckets, strict=True):
+        for count, window in zip(counts, bucket, strict=True):
+            windows[window.id] = count
+            clips[window.clip_id] = clips.get(window.clip_id, 0) + count
+    return Exposure(windows, clips)
+
+
+def band(views: float) -> str:
+    """The band of a number of views."""
+    return next((name for limit, name in BANDS if views < limit), "risky")
+
+
+def advice(views: float, learning_rate: float) -> str:
+    """The band in a sentence, with what a low learning rate changes."""
+    words = {
+        "conservative": "fewer than 10 views a window: strong generalisation, perhaps too little learning",
+        "moderate": "10 to 50 views a window: balanced",
+        "high": "50 to 100 views a window: watch the previews for copies of the clips",
+        "risky": "100 views a window or more: likely to copy the clips; more clips or fewer steps would help",
+    }[band(views)]
+    if learning_rate <= LOW_RATE:
+        words += f"; at a rate of {learning_rate:g} up to 20-30 views should be safe"
+    return words

@@ -1,0 +1,143 @@
+"""Reads a run folder as it lies: a finished run, one still going, or one that died in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from videotune.errors import VideotuneError
+
+Record = Mapping[str, Any]
+
+OF_A_STEP = ("step", "ruler", "verdict", "sample")
+"""Kinds that a resume from an earlier step supersedes; saves and warnings stay, since their files and causes do."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says. A file that is not there (yet) is None.
+
+    ``journal`` holds the records in order, without those that a resume left behind; ``notes`` says in words what could
+    not be read or was left out; ``written`` is when the journal last grew, in seconds since 1970.
+    """
+
+    folder: Path
+    journal: tuple[Record, ...]
+    notes: tuple[str, ...]
+    written: float | None
+    config: Record | None
+    check: Record | None
+    plan: Record | None
+    demo: Record | None
+    exports: tuple[Record, ...] | None
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder.
+
+    A torn or foreign line of the journal is left out and noted. Raises VideotuneError where the folder is not a run's,
+    or one of its files that are written whole is not JSON.
+    """
+    journal_file = folder / "journal.jsonl"
+    if not journal_file.is_file() and not (folder / "config.json").is_file():
+        raise VideotuneError(
+            f"{folder} is not a run folder: it holds neither config.json nor journal.jsonl; "
+            "name the folder that a training run wrote"
+        )
+    lines = journal_file.read_bytes() if journal_file.is_file() else b""
+    records, torn = _parse(lines)
+    journal, left = _without_left_branches(records)
+    exports = _read_json(folder / "exports.json", list)
+    return Run(
+        folder=folder,
+        journal=journal,
+        notes=(*torn, *left),
+        written=journal_file.stat().st_mtime if journal_file.is_file() else None,
+        config=_read_json(folder / "config.json", dict),
+        check=_read_json(folder / "check.json", dict),
+        plan=_read_json(folder / "plan.json", dict),
+        demo=_read_json(folder / "demo.json", dict),
+        exports=None if exports is None else tuple(entry for entry in exports if isinstance(entry, Mapping)),
+    )
+
+
+def of_kind(run: Run, kind: str) -> list[Record]:
+    """The journal's records of a kind, in order."""
+    return [record for record in run.journal if record["kind"] == kind]
+
+
+def last_of_kind(run: Run, kind: str) -> Record:
+    """The latest record of a kind, or an empty one."""
+    return next((record for record in reversed(run.journal) if record["kind"] == kind), {})
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite number, or None: a journal writes null for what was not finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def mapping(value: Any) -> Record:
+    """The value if it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def _parse(content: bytes) -> tuple[list[Record], list[str]]:
+    """The journal's records, and a note for each line that is none."""
+    lines = content.split(b"\n")
+    records: list[Record] = []
+    notes: list[str] = []
+    for place, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:  # of the JSON, or of the UTF-8 around it
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+            records.append(record)
+        elif place == len(lines):
+            notes.append(f"the journal's last line ({place}) is torn and was left out: the run ended while writing it")
+        else:
+            notes.append(f"line {place} of the journal is not a record and was left out")
+    return records, notes
+
+
+def _without_left_branches(records: list[Record]) -> tuple[tuple[Record, ...], list[str]]:
+    """Take out what happened after the step from which a later resume went on."""
+    kept: list[Record] = []
+    notes = []
+    for record in records:
+        start = number(record.get("from_step")) if record["kind"] == "resume" else None
+        if start is not None:
+            left = [r for r in kept if r["kind"] in OF_A_STEP and (number(r.get("step")) or 0) > start]
+            kept = [r for r in kept if not any(r is other for other in left) and r["kind"] != "end"]
+            steps = sum(r["kind"] == "step" for r in left)
+            if steps:
+                notes.append(f"{steps} steps after step {start:g} were left behind when the run went on from there")
+        kept.append(record)
+    return tuple(kept), notes
+
+
+def _read_json(path: Path, kind: type) -> Any:
+    """The file's content, or None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise VideotuneError(f"{path} is not JSON ({error}); write it anew, or remove it to report without") from error
+    if not isinstance(value, kind):
+        wanted = "a list" if kind is list else "an object"
+        raise VideotuneError(f"{path} should hold {wanted}; write it anew, or remove it to report without")
+    return value

@@ -1,0 +1,175 @@
+"""Line charts as inline SVG, without a script.
+
+The drawing is stretched to the width at hand, while the numbers at its axes are HTML laid over it by percentage: so they
+stay readable on a telephone and on a wide screen alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from videotune.report.markup import Html, element, join, plain, text
+
+Point = tuple[float, float]
+SIZE = 1000
+"""Side of the drawing's own coordinates, which stand for the plot's full width and height."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points in order of x, joined up; ``css`` names the stroke ("one", "two", …, "faint"), ``dots`` marks each point.
+
+    A line without a label stands outside the legend.
+    """
+
+    label: str
+    points: Sequence[Point]
+    css: str
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The ranges that the plot shows."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def x(self, value: float) -> float:
+        return (value - self.left) / ((self.right - self.left) or 1) * SIZE
+
+    def y(self, value: float) -> float:
+        return SIZE - (min(max(value, self.low), self.high) - self.low) / ((self.high - self.low) or 1) * SIZE
+
+
+def smooth(points: Sequence[Point], width: int) -> list[Point]:
+    """Each y replaced by the mean of the ``width`` (odd) around it, of fewer towards the ends."""
+    reach = width // 2
+    sums = [0.0]
+    for _, y in points:
+        sums.append(sums[-1] + y)
+    smoothed = []
+    for place, (x, _) in enumerate(points):
+        near = min(reach, place, len(points) - 1 - place)  # symmetric, so that a slope is not bent at the ends
+        first, last = place - near, place + near + 1
+        smoothed.append((x, (sums[last] - sums[first]) / (last - first)))
+    return smoothed
+
+
+def smoothing_width(num_points: int) -> int:
+    """An odd number of points to average, about a twentieth of them; 1 where there are too few to smooth."""
+    return 1 if num_points < 10 else max(3, num_points // 20) | 1
+
+
+def thin(points: Sequence[Point], columns: int = 400) -> list[Point]:
+    """The same curve in at most twice as many points as columns: the lowest and the highest of each stay."""
+    if len(points) <= 2 * columns:
+        return list(points)
+    kept: list[Point] = []
+    for column in range(columns):
+        part = points[len(points) * column // columns : len(points) * (column + 1) // columns]
+        kept.extend(sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}))
+    return kept
+
+
+def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+    """Round numbers within [low, high], about ``wanted`` of them."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / wanted
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * 0.999)
+    return [step * place for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    says: str,
+    x_label: str = "",
+    height: int = 240,
+    marks: Sequence[float] = (),
+    from_zero: bool = False,
+    num_ticks: int = 4,
+) -> Html:
+    """A chart ``height`` pixels high; ``says`` is its text for those who cannot see it.
+
+    ``marks`` are x values to be pointed out at the foot. A lone spike in a faint line leaves the frame at its edge
+    rather than flatten everything else.
+    """
+    frame = _frame(lines, from_zero)
+    down, across = ticks(frame.low, frame.high, num_ticks), ticks(frame.left, frame.right, num_ticks)
+    if all(float(x).is_integer() for line in lines for x, _ in line.points):
+        across = sorted({float(round(value)) for value in across})
+    grid = [_path(f"M0 {frame.y(value):.1f}H{SIZE}", "grid") for value in down]
+    feet = [_path(f"M{frame.x(value):.1f} {SIZE}V{SIZE - 45}", "mark") for value in marks]
+    drawn = [part for line in lines for part in _draw(line, frame)]
+    picture = element(
+        "svg",
+        *grid,
+        *drawn,
+        *feet,
+        attributes={"viewBox": f"0 0 {SIZE} {SIZE}", "preserveAspectRatio": "none", "role": "img", "aria-label": says},
+    )
+    ys = join(_label(plain(value, 3), f"top:{frame.y(value) / SIZE:.2%}") for value in down)
+    xs = join(_label(plain(value, 3), f"left:{frame.x(value) / SIZE:.2%}") for value in across)
+    return element(
+        "div",
+        _legend(lines),
+        element(
+            "div",
+            element("div", ys, css="ys"),
+            element("div", picture, css="plot", attributes={"style": f"height:{height}px"}),
+            element("div", xs, css="xs"),
+            css="axes",
+        ),
+        element("div", text(x_label), css="x-label") if x_label else Html(""),
+        css="chart",
+    )
+
+
+def _frame(lines: Sequence[Line], from_zero: bool) -> _Frame:
+    """Ranges that hold every line; of the faint ones, all but the outermost hundredth of their points."""
+    xs = [x for line in lines for x, _ in line.points]
+    ys = []
+    for line in lines:
+        values = sorted(y for _, y in line.points)
+        cut = len(values) // 100 if line.css == "faint" else 0
+        ys += values[cut : len(values) - cut]
+    if not ys:
+        return _Frame(0, 1, 0, 1)
+    low, high = min(ys), max(ys)
+    room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    low = 0.0 if from_zero and low >= 0 else low - room
+    return _Frame(min(xs), max(xs), low, high + room)
+
+
+def _draw(line: Line, frame: _Frame) -> list[Html]:
+    """A line's stroke, and its dots: strokes of no length with round ends, which stretching leaves round."""
+    points = [(frame.x(x), frame.y(y)) for x, y in line.points]
+    if not points:
+        return []
+    parts = [_path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), f"line {line.css}")]
+    if line.dots or len(points) == 1:
+        parts.append(_path("".join(f"M{x:.1f} {y:.1f}h0" for x, y in points), f"dots {line.css}"))
+    return parts
+
+
+def _path(data: str, css: str) -> Html:
+    return element("path", css=css, attributes={"d": data, "vector-effect": "non-scaling-stroke"})
+
+
+def _label(words: str, style: str) -> Html:
+    return element("span", text(words), attributes={"style": style})
+
+
+def _legend(lines: Sequence[Line]) -> Html:
+    named = [line for line in lines if line.label]
+    if not named:
+        return Html("")
+    keys = (element("span", element("i", css=f"key {line.css}"), text(line.label)) for line in named)
+    return element("div", *keys, css="legend")

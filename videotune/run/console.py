@@ -1,0 +1,104 @@
+"""Talking to the person: sentences, a table, a progress bar where there is a terminal, a line now and then where not."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+QUIET_SECONDS = 20.0
+"""Without a terminal, a progress line at most so often."""
+
+
+def say(text: str) -> None:
+    """A sentence on standard error, so that standard output holds results alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> None:
+    """A table on standard output; without a terminal it is as wide as it needs to be."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*("" if cell is None else _escape(str(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+class Bar:
+    """A progress bar with time left; ``update(done, total, text)`` from any loop."""
+
+    def __init__(self, title: str, progress: Any | None) -> None:
+        self._title, self._progress, self._task = title, progress, None
+        self._said = self._begun = time.monotonic()
+        self._first: int | None = None
+
+    def update(self, done: int, total: int, text: str = "") -> None:
+        """``done`` of ``total`` are done; ``text`` is shown beside."""
+        if self._progress is not None:
+            if self._task is None:
+                self._task = self._progress.add_task(self._title, total=total, text=text, start=True, completed=done)
+            self._progress.update(self._task, completed=done, total=total, text=_escape(text))
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = done
+        if now - self._said >= QUIET_SECONDS or (done == total and now - self._begun > 2):
+            self._said = now
+            left = (now - self._begun) / max(1, done - self._first) * (total - done)
+            say(f"{self._title}: {done}/{total}  {text}  {clock(left)} left")
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Bar]:
+    """A progress bar on standard error for the length of a block."""
+    if not sys.stderr.isatty():
+        yield Bar(title, None)
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+    ]
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
+        yield Bar(title, progress)
+
+
+def clock(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def size(count: float) -> str:
+    """Bytes in words, powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,106 @@
+"""The run folder: what a run is made of on disk, and what others may ask of it while it runs."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from videotune import __version__
+from videotune.errors import VideotuneError
+from videotune.files import read_json, write_json
+from videotune.run.job import Job
+
+CONTROL_WORDS = ("stop", "save", "sample")
+
+
+def versions() -> dict[str, str]:
+    """What ran: for the journal and for bug reports."""
+    names = ("torch", "diffusers", "transformers", "peft", "av")
+    found = {name: version(name) for name in names}
+    return {"videotune": __version__, "python": platform.python_version(), **found}
+
+
+def begin(run: Path, job: Job, prints: Mapping[str, str]) -> None:
+    """Create a run folder with its resolved config.
+
+    Raises VideotuneError where a run lies there already.
+    """
+    if (run / "config.json").exists():
+        raise VideotuneError(f"{run} holds a run already: continue it with --resume, or give another --out")
+    run.mkdir(parents=True, exist_ok=True)
+    write_config(run, job, prints)
+
+
+def write_config(run: Path, job: Job, prints: Mapping[str, str]) -> None:
+    """``config.json``: every key with its origin, the base and the data it was settled for."""
+    base = {"name": job.base.name, "fingerprints": dict(prints)} if job.base else {}
+    facts = {"base": base, "data": job.data_digest(), "steps": job.steps, "versions": versions()}
+    write_json(run / "config.json", job.resolved.to_json() | facts)
+
+
+def read_run_config(run: Path) -> dict[str, Any]:
+    """``config.json`` of a run.
+
+    Raises VideotuneError where the folder holds no run.
+    """
+    if not (run / "config.json").is_file():
+        raise VideotuneError(f"{run} holds no run: it has no config.json")
+    return read_json(run / "config.json")
+
+
+def run_settings(run: Path) -> dict[str, Any]:
+    """The config of a run as the person's own layer, to settle it again."""
+    return read_run_config(run)["settings"]
+
+
+def look(run: Path) -> set[str]:
+    """What ``control.json`` asks for; the file is taken away, so each asking is answered once.
+
+    Raises nothing: a file that is not (yet) JSON is left for the next look.
+    """
+    path = run / "control.json"
+    if not path.exists():
+        return set()
+    try:
+        asked = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, OSError):
+        return set()
+    path.unlink(missing_ok=True)
+    if not isinstance(asked, dict):
+        return set()
+    return {word for word in CONTROL_WORDS if asked.get(word)}
+
+
+@dataclass
+class Signals:
+    """Whether the person has asked to stop."""
+
+    stop: bool = False
+
+
+@contextmanager
+def signals() -> Iterator[Signals]:
+    """SIGINT and SIGTERM ask the run to finish its step and save; a second one ends the process at once."""
+    asked = Signals()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if asked.stop:
+            raise KeyboardInterrupt
+        asked.stop = True
+        print("\nstopping after this step and saving; once more to stop at once", file=sys.stderr, flush=True)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,149 @@
+"""A job with its models: the family on its device, the cache filled, and where batches come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from videotune.adapters.lora import LoraSettings
+from videotune.cache.batches import Source, assemble
+from videotune.cache.encode import cut_captions, fill, missing
+from videotune.cache.store import Store
+from videotune.config.schema import Config
+from videotune.diffusion.objective import Objective, objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.errors import VideotuneError
+from videotune.families.find import find
+from videotune.run.console import bar, say
+from videotune.run.job import Job
+from videotune.sampling.preview import SampleSettings
+from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, Window
+
+DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
+
+
+def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
+    """CUDA where there is one, else the CPU; the train dtype as the config says, or what suits the device."""
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+    )
+    name = config.train_dtype or ("BFLOAT_16" if device.type == "cuda" else "FLOAT_32")
+    return device, DTYPES[name]
+
+
+def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Family:
+    """The family over its base model.
+
+    Raises VideotuneError where no base model is named.
+    """
+    if base is None:
+        raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
+    return find(spec.name).open_family(base.folder, *device_and_dtype(config))
+
+
+def lora_settings(config: Config) -> LoraSettings:
+    """The adapter's part of the config."""
+    lora = config.lora
+    return LoraSettings(lora.rank, lora.alpha, lora.dropout, lora.targets)
+
+
+def make_objective(spec: FamilySpec, config: Config) -> Objective:
+    """The loss that the config and the family name."""
+    shift = spec.timestep_shift if config.timestep_shift is None else config.timestep_shift
+    timesteps = Timesteps(config.timestep_distribution or spec.timestep_distribution, shift)
+    weight = config.video_config.temporal_consistency_weight
+    return objective(spec.path, spec.path_constants, timesteps, config.loss_weighting, weight)
+
+
+def prompts_of(job: Job) -> list[str]:
+    """The previews' prompts: as given, or the first different captions of the training clips."""
+    wanted = job.config.samples
+    if isinstance(wanted, list):
+        return wanted
+    used = [clip for clip in job.library.clips if not clip.held_out]
+    spaced = [used[i * len(used) // max(1, wanted)] for i in range(min(wanted, len(used)))]
+    return list(dict.fromkeys(clip.captions[0] for clip in spaced))
+
+
+def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:
+    """Encode what the cache lacks: every caption, the empty one, ``extra`` prompts, every window."""
+    captions = [caption for clip in job.library.clips for caption in clip.captions]
+    windows = (*job.library.windows, *job.library.held_out_windows)
+    prints, tokens = family.fingerprints(), job.spec.text_tokens
+    todo = missing(store, prints, tokens, [*captions, "", *extra], windows)
+    if todo:
+        with bar("encoding") as progress:
+            fill(
+                family,
+                store,
+                todo,
+                job.library.facts,
+                job.config.dataloader_threads,
+                lambda what, done, total: progress.update(done, total, what),
+            )
+        say(f"encoded {len(todo.captions)} captions and {len(todo.windows)} windows into {store.folder}")
+    cut = cut_captions(store, prints["text_encoder"], tokens, captions)
+    if cut:
+        say(
+            f"warning: {len(cut)} captions are longer than the {tokens} tokens that {job.spec.title} reads and are cut,"
+        )
+        say(f"  the first begins {cut[0][:60]!r}")
+
+
+def make_source(job: Job, family: Family, store: Store, loss: Objective) -> Source:
+    """Where the run's batches come from."""
+    return Source(
+        store=store,
+        prints=family.fingerprints(),
+        tokens=job.spec.text_tokens,
+        condition=family.condition,
+        clips={clip.id: clip for clip in job.library.clips},
+        buckets=job.buckets,
+        schedule=job.schedule,
+        objective=loss,
+        caption_dropout=job.config.caption_dropout,
+    )
+
+
+def plain_batch(source: Source, window: Window) -> Batch:
+    """A window alone with its first caption, nothing dropped: what the ruler reads."""
+    return assemble(source, [window], [source.clips[window.clip_id].captions[0]], [source.latents(window, window.id)])
+
+
+def sample_settings(config: Config, spec: FamilySpec, usual: ClipShape) -> SampleSettings:
+    """How previews are drawn; ``usual`` is the shape where the config names none.
+
+    Raises VideotuneError for a shape that the model cannot draw.
+    """
+    sample, rules = config.sample, spec.rules
+    frames = usual.frames if sample.frames is None else sample.frames
+    height, width = (usual.height, usual.width) if sample.resolution is None else parse_size(sample.resolution)
+    if (frames - rules.frame_rest) % rules.frame_step or frames < rules.frame_rest:
+        raise VideotuneError(
+            f"sample.frames: {spec.title} draws {rules.frame_step}n+{rules.frame_rest} frames, not {frames}"
+        )
+    if height % rules.side_multiple or width % rules.side_multiple:
+        raise VideotuneError(
+            f"sample.resolution: sides must be multiples of {rules.side_multiple}, not {height}x{width}"
+        )
+    return SampleSettings(
+        ClipShape(frames, height, width, rules.fps),
+        sample.steps or spec.sample_steps,
+        spec.sample_guidance if sample.guidance is None else sample.guidance,
+        sample.shift,
+    )
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """ "HxW" -> (H, W)."""
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdigit() for part in parts):
+        raise VideotuneError(f'sample.resolution takes "HxW", such as 480x832, not {text!r}')
+    return int(parts[0]), int(parts[1])
+
+
+def usual_shape(job: Job) -> ClipShape:
+    """The bucket with most windows."""
+    return max(zip(job.buckets, job.shapes, strict=True), key=lambda pair: len(pair[0]))[1]

@@ -1,0 +1,113 @@
+"""``plan``: what a run would do, before it does it: steps, views, tokens, disk."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from videotune.adapters.lora import matching
+from videotune.data.account import totals
+from videotune.errors import DONE
+from videotune.families.find import find
+from videotune.run.console import bar, print_table, size
+from videotune.run.job import Job, Words, open_job, refuse_skips, settle
+
+
+def plan(words: Words, *, as_json: bool = False, allow_skips: str | None = None) -> int:
+    """Print the plan of a run."""
+    resolved, spec, base = settle(words)
+    with bar("reading clips") as progress:
+        job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
+    refuse_skips(job, allow_skips)
+    facts = make_plan(job)
+    if as_json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        show(job, facts)
+    return DONE
+
+
+def make_plan(job: Job) -> dict[str, Any]:
+    """The plan as ``plan --json`` prints it and ``plan.json`` keeps it."""
+    config, total = job.config, len(job.library.windows)
+    buckets = [
+        {
+            "shape": str(shape),
+            "windows": len(bucket),
+            "share": round(len(bucket) / total, 4),
+            "tokens": job.spec.tokens(shape),
+        }
+        for shape, bucket in zip(job.shapes, job.buckets, strict=True)
+    ]
+    return {
+        "effective_batch": job.schedule.batch,
+        "micro_batch": config.batch_size,
+        "steps": job.steps,
+        "clips": totals(job.library),
+        "windows": total,
+        "held_out_windows": len(job.library.held_out_windows),
+        "views": job.exposure(job.steps).to_json(config.learning_rate),
+        "buckets": buckets,
+        "adapter": adapter_size(job),
+        "disk": disk(job),
+        "notes": list(job.notes),
+        "settings": config.model_dump(mode="json"),
+    }
+
+
+def adapter_size(job: Job) -> dict[str, int] | None:
+    """Modules and parameters that would train; None where no base model is named."""
+    if job.base is None:
+        return None
+    import torch
+
+    net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
+    modules = dict(net.named_modules())
+    paths = matching(net, job.spec, job.config.lora.targets)
+    sides = [modules[path].in_features + modules[path].out_features for path in paths]
+    return {"modules": len(paths), "parameters": job.config.lora.rank * sum(sides)}
+
+
+def disk(job: Job) -> dict[str, int]:
+    """Bytes that the cache and all checkpoints will take, calculated."""
+    latents = 0
+    for window in (*job.library.windows, *job.library.held_out_windows):
+        frames, rows, columns = job.spec.rules.latent_size(window.shape)
+        latents += 4 * job.spec.latent_channels * frames * rows * columns
+    out = {"cache_bytes": latents}
+    adapter = adapter_size(job)
+    if adapter is not None:
+        saves = job.steps // job.config.save_every if job.config.save_every else 0
+        count = max(1, saves + bool(not job.config.save_every or job.steps % job.config.save_every))
+        out["checkpoint_bytes"] = 3 * 4 * adapter["parameters"]
+        out["checkpoints"] = count
+        out["run_bytes"] = count * out["checkpoint_bytes"] + 4 * adapter["parameters"]
+    return out
+
+
+def show(job: Job, facts: dict[str, Any]) -> None:
+    """The plan as a person reads it."""
+    clips, views = facts["clips"], facts["views"]
+    base = f" on {job.base.name}" if job.base else ""
+    print(f"{job.spec.title}{base}: {facts['steps']} steps of {facts['effective_batch']} samples")
+    print(
+        f"clips: found {clips['found']} = used {clips['used']} + held out {clips['held_out']} + skipped {clips['skipped']}"
+    )
+    rows = [[b["shape"], b["windows"], f"{b['share']:.0%}", b["tokens"]] for b in facts["buckets"]]
+    print_table(
+        "buckets, dearest first", ["frames x height x width", "windows", "share", "tokens"], rows, right=(1, 2, 3)
+    )
+    window, clip = views["per_window"], views["per_clip"]
+    print(
+        f"views a window: {window['min']} to {window['max']} ({window['band']}); a clip: {clip['min']} to {clip['max']}"
+    )
+    print(f"  {views['advice']}")
+    if facts["adapter"]:
+        print(f"adapter: {facts['adapter']['parameters']:,} parameters in {facts['adapter']['modules']} modules")
+    disk = facts["disk"]
+    line = f"disk: latents {size(disk['cache_bytes'])} in {job.cache}"
+    if "checkpoints" in disk:
+        line += f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}"
+    print(line)
+    for note in facts["notes"]:
+        print(f"note: {note}")

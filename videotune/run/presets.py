@@ -1,0 +1,32 @@
+"""``presets``: what comes with the package, and every key there is."""
+
+from __future__ import annotations
+
+import json
+
+from videotune.config.load import preset_about, preset_names, read_preset
+from videotune.config.schema import leaves
+from videotune.errors import DONE
+from videotune.run.console import print_table
+
+
+def list_presets() -> int:
+    """Names, and what each preset says of itself."""
+    print_table("presets", ["name", "what it is for"], [[name, preset_about(name)] for name in preset_names()])
+    return DONE
+
+
+def show_preset(name: str) -> int:
+    """A preset as a config that can be saved and changed."""
+    print(json.dumps(read_preset(name), indent=2, ensure_ascii=False))
+    return DONE
+
+
+def list_keys() -> int:
+    """Every key with its default and its meaning."""
+    rows = []
+    for name, field in leaves().items():
+        default = "required" if field.is_required() else field.get_default(call_default_factory=True)
+        rows.append([name, "" if default is None else default, field.description])
+    print_table("keys", ["key", "default", "meaning"], rows)
+    return DONE

@@ -1,0 +1,128 @@
+"""``sample``: draw prompts with a run's adapter, with any LoRA file, or with the base model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.adapters.lora import ADAPTER, add_lora, load_lora
+from videotune.config.resolve import resolve
+from videotune.errors import DONE, VideotuneError
+from videotune.families.find import place, spec_for
+from videotune.files import read_json
+from videotune.run.console import bar
+from videotune.run.export import pick
+from videotune.run.folder import run_settings
+from videotune.run.models import lora_settings, open_models, sample_settings
+from videotune.sampling.preview import SampleSettings, conditions, decode, draw, file_name, write_video
+from videotune.types import ClipShape, Family
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class SampleWords:
+    """What to draw: prompts and seed, from ``run`` (its newest checkpoint or ``step``), or from ``base`` with ``lora``."""
+
+    prompts: tuple[str, ...]
+    seed: int = 42
+    run: Path | None = None
+    step: int | None = None
+    base: str | None = None
+    lora: Path | None = None
+    strength: float = 1.0
+    sets: tuple[str, ...] = ()
+
+
+def sample(words: SampleWords, out: Path) -> int:
+    """Write one mp4 a prompt into ``out`` and print where."""
+    family, net, settings, step = open_sampler(words)
+    frames = render(family, net, settings, words.prompts, [words.seed + i for i in range(len(words.prompts))])
+    for i, (prompt, video) in enumerate(zip(words.prompts, frames, strict=True)):
+        path = out / file_name(step, prompt, words.seed + i)
+        write_video(path, video, settings.shape.fps)
+        print(path)
+    return DONE
+
+
+def open_sampler(words: SampleWords) -> tuple[Family, nn.Module, SampleSettings, int]:
+    """The family, its transformer with the adapter in place, how to draw, and the step the adapter is from.
+
+    Raises VideotuneError where neither a run nor a base model is named.
+    """
+    from videotune.run.job import anchored, merge, parse_sets
+
+    if not words.prompts:
+        raise VideotuneError("which prompt? Give --prompt TEXT, as often as you like")
+    if (words.run is None) == (words.base is None):
+        raise VideotuneError(
+            "sample draws from a RUN folder, or from --base MODEL with or without --lora FILE: name one"
+        )
+    settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
+    settings = anchored(merge(settings, parse_sets(words.sets)))
+    base = place(settings["base_model_name"])
+    spec = spec_for(settings.get("family"), base)
+    config = resolve(settings, {}, spec).config
+    family, step = open_models(spec, base, config), 0
+    net = family.denoiser()
+    if words.run is not None:
+        checkpoint = pick(words.run, words.step)
+        parameters = add_lora(net, spec, lora_settings(config), config.seed)
+        load_lora(parameters, checkpoint.load()[0], str(checkpoint.folder))
+        step = checkpoint.step
+    elif words.lora is not None:
+        load_file_into(family, net, words.lora)
+    if words.strength != 1.0 and (words.run or words.lora):
+        net.set_adapters([ADAPTER], [words.strength])  # type: ignore[operator]
+    return family, net, sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec)), step
+
+
+def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
+    """A LoRA file of any form that diffusers reads, by diffusers' own loader."""
+    if not path.is_file():
+        raise VideotuneError(f"no such LoRA file: {path}")
+    loader = family.pipeline_class()
+    loader.load_lora_into_transformer(loader.lora_state_dict(str(path)), net, adapter_name=ADAPTER)
+
+
+def shape_of(run: Path | None, fps: float, config: Any, spec: Any) -> ClipShape:
+    """The shape a run trained most on, or without a run a square of the model's own resolution."""
+    if run is not None:
+        most = max(read_json(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"])
+        frames, height, width = (int(part) for part in most["shape"].split("x"))
+        return ClipShape(frames, height, width, fps)
+    side = spec.default_resolution // spec.rules.side_multiple * spec.rules.side_multiple
+    frames = config.video_config.frames or 8 * spec.rules.frame_step + spec.rules.frame_rest
+    return ClipShape(frames, side, side, fps)
+
+
+def render(
+    family: Family,
+    net: nn.Module,
+    settings: SampleSettings,
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    batch: int = 1,
+) -> list[np.ndarray]:
+    """uint8 frames (T,H,W,3) of each prompt: text encoder, transformer and VAE one after the other."""
+    try:
+        texts = list(dict.fromkeys([*prompts, ""]))
+        states = dict(zip(texts, family.encode_text(texts), strict=True))
+    finally:
+        family.free("text_encoder")
+    with bar("sampling") as progress:
+        latents = draw(
+            family,
+            net,
+            settings,
+            conditions(family, states),
+            prompts,
+            seeds,
+            batch,
+            on_done=lambda done: progress.update(done, len(prompts)),
+        )
+    return decode(family, latents)
