@@ -34,7 +34,7 @@ def test_upscaling_is_said(tmp_path: Path) -> None:
 
 
 def test_repeats_are_said(tmp_path: Path) -> None:
-    warning, _ = warnings(tmp_path, noise(17), 8, windows=WindowSettings(frames=33))
+    (warning,) = warnings(tmp_path, noise(17), 8, windows=WindowSettings(frames=33))
     assert warning == "48% of its frames repeat the one before: 8 fps is slower than the 16 fps of training"
 
 

@@ -39,7 +39,7 @@ def test_the_guides_layout(tmp_path: Path) -> None:
         ("videos/sub/c.webm", "captions/sub/c.txt"),
     ]
     assert find_clips(tmp_path)[1].expected == tmp_path / "captions" / "b.txt"
-    assert [c.caption for c in find_clips(tmp_path / "videos")][0] == tmp_path / "captions" / "a.txt"
+    assert find_clips(tmp_path / "videos")[0].caption == tmp_path / "captions" / "a.txt"
 
 
 def test_side_cars_at_any_depth(tmp_path: Path) -> None:

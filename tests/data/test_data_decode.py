@@ -1,10 +1,12 @@
 """Decoded frames are exactly the ones asked for, upright, in the asked size, in the colours that were filmed."""
 
 import random
+import struct
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from clips import noise, numbered, read_numbers, write_clip
@@ -150,6 +152,43 @@ def test_odd_sizes(tmp_path: Path) -> None:
     assert (facts.width, facts.height) == (97, 63)
     assert read_numbers(decode(facts, facts.timestamps, 63, 97)) == list(range(12))
     assert decode(facts, [0.1], 32, 32).shape == (1, 32, 32, 3)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 24), (12, 24), (15, 24), (16, 12)])
+def test_a_trimmed_clip_shows_what_its_edit_list_leaves(tmp_path: Path, first: int, count: int) -> None:
+    """Phones trim by an edit list: the frames cut away are still in the file, and are neither counted nor decoded."""
+    path = write_clip(tmp_path / "a.mp4", numbered(48), options={"bf": "2", "g": "12", "sc_threshold": "0"})
+    data = bytearray(path.read_bytes())
+    entry = data.find(b"elst") + 12  # the entry's duration in ms, and where it starts in ticks of 1/12288 s
+    start = struct.unpack_from(">i", data, entry + 4)[0] + first * 512
+    struct.pack_into(">Ii", data, entry, count * 1000 // 24, start)
+    path.write_bytes(data)
+    facts = probe(path)
+    assert (len(facts.timestamps), facts.unusable, facts.seconds) == (count, 0, pytest.approx(count / 24, abs=0.002))
+    assert read_numbers(decode(facts, facts.timestamps, 64, 96)) == list(range(first, first + count))
+    assert read_numbers(decode(facts, facts.timestamps[-3:], 64, 96)) == list(range(first + count - 3, first + count))
+
+
+def test_fragmented_files_and_sound(tmp_path: Path) -> None:
+    fragmented = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+    path = write_clip(tmp_path / "a.mp4", numbered(48), options={"g": "12"}, container_options=fragmented)
+    with av.open(str(path)) as source, av.open(str(tmp_path / "b.mp4"), "w") as target:
+        sound = target.add_stream("aac", rate=44100)
+        video = target.add_stream_from_template(source.streams.video[0])
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 44100
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = video
+                target.mux(packet)
+                frame.pts = None
+                target.mux(sound.encode(frame))
+        target.mux(sound.encode())
+    for name in ("a.mp4", "b.mp4"):
+        facts = probe(tmp_path / name)
+        assert facts.seconds == pytest.approx(2.0)
+        assert read_numbers(decode(facts, facts.timestamps, 64, 96)) == list(range(48))
+        assert read_numbers(decode(facts, facts.timestamps[30:33], 64, 96)) == [30, 31, 32]
 
 
 def test_large_frames_are_decoded_in_threads_to_the_same_pixels(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def _warnings(facts: Facts, laid: LaidClip, size: Size, captions: list[str]) -> 
         warnings.append(
             f"{facts.fps:.4g} fps is far above the {laid.fps:.4g} fps of training: most frames are left out"
         )
-    if laid.seconds_cut * laid.fps > 1 - 1e-6:
+    if laid.seconds_cut * laid.fps > 1 + 1e-6:
         warnings.append(f"{laid.seconds_cut:.2f} of its {facts.seconds:.2f} s are cut")
     if facts.unusable:
         warnings.append(f"{facts.unusable} frames before its first keyframe cannot be decoded and are left out")

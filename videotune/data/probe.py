@@ -90,7 +90,7 @@ def _read(path: str, container: Any) -> Facts:
     timestamps = seconds_of([tick - ticks[0] for tick in ticks], time_base)
     frame_seconds = _last_duration(timestamps, placed, stream)
     seconds = timestamps[-1] + frame_seconds
-    _check_whole(packets, stream, container, counted, float(ticks[0] * placed.time_base) + seconds)
+    _check_whole(packets, stream, container, float(ticks[0] * placed.time_base) + seconds)
     rotation, mirrored = _orientation(packets.first_frame)
     width, height = _shown_size(packets.first_frame, stream.sample_aspect_ratio, rotation)
     return Facts(
@@ -135,11 +135,16 @@ def _demux(container: Any, stream: Any) -> _Packets:
             if packet.is_corrupt:
                 packets.cut_short = True
                 continue
-            started = started or packet.is_keyframe or packet.size == 0
+            at_end = packet.size == 0 and packet.dts is None
+            if (
+                packet.size == 0 and not at_end
+            ):  # AVI's way to say "the same picture once more"; it would end the decoding
+                continue
+            started = started or packet.is_keyframe or at_end
             if started and packets.first_frame is None:
                 packets.first_frame = next(iter(packet.decode()), None)
-            if packet.size == 0:  # the end, or AVI's way to say "the same picture once more"
-                continue
+            if at_end:
+                break
             shown = not packet.is_discard and not (hides and not bytes(packet)[0] & 0x10)
             packets.rows.append(_Row(packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, shown))
     except av.FFmpegError as error:
@@ -202,13 +207,16 @@ def _last_duration(timestamps: tuple[float, ...], placed: _Placed, stream: Any) 
     return declared or median(b - a for a, b in pairwise(timestamps))
 
 
-def _check_whole(packets: _Packets, stream: Any, container: Any, counted: bool, end: float) -> None:
+def _check_whole(packets: _Packets, stream: Any, container: Any, end: float) -> None:
     """ClipProblem when the header promises more than the file holds; ``end`` is when the last frame ends."""
     formats = container.format.name.split(",")
-    promised, there = stream.frames, len(packets.rows)
-    if counted:
+    there, promised = len(packets.rows), 0
+    if "mov" in formats:  # the index as the edit list leaves it; the header's count knows nothing of trimmed clips
+        promised = len(stream.index_entries)
+    elif "avi" in formats:  # its count includes the frames that are left out to keep time
         there = max((row.dts for row in packets.rows if row.dts is not None), default=there - 1) + 1
-    if packets.cut_short or (("mov" in formats or "avi" in formats) and promised > there):
+        promised = stream.frames
+    if packets.cut_short or promised > there:
         of = f" of {promised}" if promised > there else ""
         raise ClipProblem("decode_error", f"the file is cut short: {there}{of} frames are there")
     alone = len(container.streams) == 1 and "matroska" in formats and container.duration

@@ -1,0 +1,44 @@
+# `make demo` and `make test` do everything on a fresh machine; both are quick the second time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test test-long lint golden bench clean
+
+demo: $(VENV)/.base
+	$(BIN)/videotune demo --out demo
+
+test: $(VENV)/.dev lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not long"
+
+test-long: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+golden: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train/test_golden.py --bit-for-bit
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/step.py
+
+# torch goes first and alone, so that nothing else chooses its build
+$(VENV)/.torch: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt torch
+	touch $@
+
+$(VENV)/.base: $(VENV)/.torch pyproject.toml
+	$(PIP) install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/.base
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info
