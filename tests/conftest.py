@@ -1,4 +1,68 @@
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--bit-for-bit", action="store_true", help="golden losses must be equal, not close")
+
+
+@pytest.fixture(scope="session")
+def tiny_bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Family name -> the folder of its tiny random checkpoint, written once."""
+    from videotune.families.find import find
+
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = find(name).tiny(tmp_path_factory.mktemp("tiny") / name)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture
+def tiny_family(tiny_bases: Callable[[str], Path]) -> Callable[..., Any]:
+    """Family name -> the family opened over its tiny checkpoint, on the CPU in float32."""
+    import torch
+
+    from videotune.families.find import find
+
+    def get(name: str, dtype: torch.dtype = torch.float32) -> Any:
+        return find(name).open_family(tiny_bases(name), torch.device("cpu"), dtype)
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def small_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six clips of 32x32 pixels in the guide's layout: five of 17 frames and one of 9."""
+    from videotune.randomness import draws
+    from videotune.toy.dataset import encode_clip
+    from videotune.toy.shapes import COMBINATIONS, caption, draw_clip
+
+    folder = tmp_path_factory.mktemp("clips")
+    (folder / "captions").mkdir()
+    (folder / "videos").mkdir()
+    for index, look in enumerate(COMBINATIONS[::12]):
+        frames = 9 if index == 5 else 17
+        clip = draw_clip(draws(0, "small", index), *look, frames=frames, side=32)
+        encode_clip(folder / "videos" / f"{'-'.join(look)}.mp4", clip, 16.0)
+        (folder / "captions" / f"{'-'.join(look)}.txt").write_text(caption(*look))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The tests run two at a time on two cores, and exact comparisons want one way of summing."""
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)
+    yield

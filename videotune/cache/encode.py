@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from videotune.cache.store import Store, latent_key, text_key
 from videotune.data.decode import decode
 from videotune.data.facts import ClipProblem, Facts
+from videotune.data.windows import window_times
 from videotune.errors import VideotuneError
 from videotune.types import Family, Window
 
@@ -106,9 +107,8 @@ def _decoded(
 
 def _frames(window: Window, facts: Mapping[str, Facts]) -> np.ndarray:
     shape, clip = window.shape, facts[window.clip_id]
-    times = [window.start + i / shape.fps for i in range(shape.frames)]
     try:
-        return decode(clip, times, shape.height, shape.width)
+        return decode(clip, window_times(window), shape.height, shape.width)
     except ClipProblem as problem:
         raise VideotuneError(
             f"{clip.path}: {problem.reason}: {problem.detail}\n"

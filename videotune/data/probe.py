@@ -201,7 +201,7 @@ def _last_duration(timestamps: tuple[float, ...], placed: _Placed, stream: Any) 
     for rate in (stream.guessed_rate, stream.average_rate):
         if not rate:
             continue
-        even = all(abs(t - i / rate) <= 1.01 * unit for i, t in enumerate(timestamps))
+        even = all(abs(t - i / float(rate)) <= 1.01 * unit for i, t in enumerate(timestamps))
         if even and (declared == 0 or math.isclose(declared, 1 / rate, abs_tol=1.01 * unit)):
             return float(len(timestamps) / rate) - timestamps[-1]
     return declared or median(b - a for a, b in pairwise(timestamps))

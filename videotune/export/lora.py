@@ -108,6 +108,6 @@ def read_back(family: Family, path: Path) -> dict[str, Tensor]:
     out = {}
     for name, module in net.named_modules():
         if isinstance(module, BaseTunerLayer):
-            a, b = (getattr(module, part)["read"].weight.to(torch.float64) for part in ("lora_A", "lora_B"))
+            a, b = (getattr(module, part)["read"].weight.detach().double() for part in ("lora_A", "lora_B"))
             out[name] = module.scaling["read"] * (b @ a)
     return out

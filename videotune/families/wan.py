@@ -265,6 +265,19 @@ def open_family(folder: Path, device: torch.device, dtype: torch.dtype) -> Wan:
     return Wan(folder, device, dtype)
 
 
+def oracle(x0: Tensor) -> Callable[..., Tensor]:
+    """What a perfect transformer would return for the latents x0 (B,C,F,H,W): v = (x_t - x0) / t, told 1000 t.
+
+    In the family's own pipeline it must end at x0, which settles sign, units, layout and schedule; tests use it.
+    """
+
+    def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
+        t = (timestep.float() / 1000).view(-1, 1, 1, 1, 1)
+        return (hidden_states - x0) / t
+
+    return answer
+
+
 def tiny(folder: Path, seed: int = 0) -> Path:
     """Write a random Wan checkpoint of some 100 k parameters in the real layout, and return its folder."""
     from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel

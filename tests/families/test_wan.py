@@ -1,0 +1,163 @@
+"""Wan's own facts, against diffusers' pipeline and the published configurations."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import WanPipeline
+from safetensors.torch import load_file
+
+from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.errors import VideotuneError
+from videotune.export.lora import export_lora
+from videotune.families.find import place, spec_for
+from videotune.families.wan import native, read_spec
+from videotune.sampling.preview import SampleSettings, conditions, decode, draw
+from videotune.types import ClipShape
+
+SHAPE = ClipShape(5, 32, 32, 16.0)
+
+
+@pytest.fixture
+def pipe(tiny_bases: Callable[[str], Path]) -> WanPipeline:
+    pipe = WanPipeline.from_pretrained(tiny_bases("wan"), torch_dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.mark.parametrize("caption", ["a red circle moves left", "", "Ünïcode — and &amp; entities", "long " * 400])
+def test_text_is_what_the_pipeline_feeds(caption: str, pipe: WanPipeline, tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    ours = family.condition(family.encode_text([caption])).text
+    theirs, _ = pipe.encode_prompt(caption, do_classifier_free_guidance=False, max_sequence_length=512)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_cut_captions_are_counted(tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    assert family.text_length("abc") == 5  # the word's mark, three letters, the end
+    assert family.text_length("long " * 400) > 512
+
+
+def test_latents_are_what_the_pipeline_would_decode(pipe: WanPipeline, tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    latents = torch.randn(4, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    mean, std = (
+        torch.tensor(v).view(1, -1, 1, 1, 1) for v in (pipe.vae.config.latents_mean, pipe.vae.config.latents_std)
+    )
+    with torch.no_grad():
+        theirs = pipe.vae.decode(latents[None] * std + mean, return_dict=False)[0][0].clamp(-1, 1)
+    torch.testing.assert_close(family.decode(latents), theirs, rtol=0, atol=1e-6)
+
+
+def test_normalised_latents_have_the_statistics_undone(tmp_path: Path, tiny_bases: Callable[[str], Path]) -> None:
+    """(z - mean) / std, not its inverse: pipelines keep 1 / std, which is easy to turn the wrong way round."""
+    from videotune.families.find import find
+
+    folder = tmp_path / "scaled"
+    shutil.copytree(tiny_bases("wan"), folder)
+    path = folder / "vae" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"latents_mean": [0.5] * 4, "latents_std": [2.0] * 4}))
+    cpu, module = torch.device("cpu"), find("wan")
+    frames = torch.rand(3, 5, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    plain = module.open_family(tiny_bases("wan"), cpu, torch.float32).encode_video(frames).mean
+    scaled = module.open_family(folder, cpu, torch.float32).encode_video(frames).mean
+    torch.testing.assert_close(scaled, (plain - 0.5) / 2.0)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
+    guidance: float, pipe: WanPipeline, tiny_family: Callable[..., Any], tmp_path: Path
+) -> None:
+    """What `sample` and previews draw is what a person gets who loads the file with plain diffusers."""
+    family = tiny_family("wan")
+    net = family.denoiser()
+    state = add_lora(net, family.spec, LoraSettings(rank=4, alpha=8, targets="linear"), seed=0)
+    for name, parameter in state.items():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+    states = dict(zip(["a zorble", ""], family.encode_text(["a zorble", ""]), strict=True))
+    settings = SampleSettings(SHAPE, 4, guidance)
+    latents = draw(family, net, settings, conditions(family, states), ["a zorble"], [7])
+    ours = family.decode(latents[0])
+
+    def theirs() -> torch.Tensor:
+        generator = torch.Generator().manual_seed(7)
+        frames = pipe(
+            "a zorble", num_frames=5, height=32, width=32, num_inference_steps=4, guidance_scale=guidance,
+            generator=generator, output_type="pt",
+        ).frames[0]  # fmt: skip
+        return torch.as_tensor(frames).permute(1, 0, 2, 3) * 2 - 1
+
+    without = theirs()
+    path = export_lora(family, "diffusers", state, 2.0, tmp_path / "lora.safetensors", {}).path
+    pipe.load_lora_weights(str(path))
+    torch.testing.assert_close(ours, theirs(), rtol=0, atol=1e-5)
+    assert (ours - without).abs().max() > 1e-3, (
+        "the adapter must have changed the frames for this test to mean anything"
+    )
+    assert decode(family, latents)[0].dtype == np.uint8
+
+
+def test_comfyui_names_are_the_authors(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
+    assert native("blocks.3.attn1.to_q") == "blocks.3.self_attn.q"
+    assert native("blocks.3.attn2.to_out.0") == "blocks.3.cross_attn.o"
+    assert native("blocks.3.attn2.add_k_proj") == "blocks.3.cross_attn.k_img"
+    assert native("blocks.0.ffn.net.0.proj") == "blocks.0.ffn.0"
+    assert native("blocks.0.ffn.net.2") == "blocks.0.ffn.2"
+    family = tiny_family("wan")
+    net = family.denoiser()
+    state = add_lora(net, family.spec, LoraSettings(rank=1), seed=0)
+    for parameter in state.values():
+        parameter.data.fill_(1.0)
+    path = export_lora(family, "comfyui", state, 1.0, tmp_path / "c.safetensors", {}).path
+    keys = set(load_file(path))
+    assert "diffusion_model.blocks.1.cross_attn.k.lora_A.weight" in keys
+    assert not any("alpha" in key for key in keys)
+
+
+def test_the_toy_base_is_a_true_wan(tiny_bases: Callable[[str], Path]) -> None:
+    base = place("asset:toy")
+    spec = spec_for(None, base)
+    assert spec.rules.latent_size(ClipShape(17, 64, 64, 16.0)) == (5, 8, 8)
+    assert spec.tokens(ClipShape(17, 64, 64, 16.0)) == 80
+    assert sum(path.stat().st_size for path in base.folder.rglob("*") if path.is_file()) < 12e6
+
+
+def test_checkpoints_that_cannot_be_trained_yet_are_refused(tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    shutil.copytree(tiny_bases("wan"), folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"boundary_ratio": 0.875}))
+    with pytest.raises(VideotuneError, match="two experts"):
+        read_spec(folder)
+    (folder / "model_index.json").write_text(json.dumps(index))
+    config = json.loads((folder / "transformer" / "config.json").read_text())
+    (folder / "transformer" / "config.json").write_text(json.dumps(config | {"in_channels": 36}))
+    with pytest.raises(VideotuneError, match="image-to-video"):
+        read_spec(folder)
+
+
+def test_the_noise_of_a_sample_belongs_to_its_seed(tiny_family: Callable[..., Any]) -> None:
+    """Drawn together or one by one, a prompt with its seed gives the same clip."""
+    family = tiny_family("wan")
+    net = family.denoiser()
+    states = dict(zip(["a", "b"], family.encode_text(["a", "b"]), strict=True))
+    settings, condition = SampleSettings(SHAPE, 3, 1.0), conditions(family, states)
+    together = draw(family, net, settings, condition, ["a", "b"], [5, 6], batch=2)
+    apart = draw(family, net, settings, condition, ["a", "b"], [5, 6], batch=1)
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_shift_of_ones_own_changes_the_schedule(tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    usual, moved = family.pipeline(family.skeleton()), family.pipeline(family.skeleton(), shift=9.0)
+    for pipe in (usual, moved):
+        pipe.scheduler.set_timesteps(4)
+    assert moved.scheduler.timesteps[1] > usual.scheduler.timesteps[1]
