@@ -12,7 +12,7 @@ from diffusers import WanTransformer3DModel
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-net = WanTransformer3DModel.from_pretrained(sys.argv[1], torch_dtype=torch.float32).requires_grad_(False)
+net = WanTransformer3DModel.from_pretrained(sys.argv[1], dtype=torch.float32).requires_grad_(False)
 net.add_adapter(LoraConfig(r=16, target_modules=["to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"]))
 parameters = [p for p in net.parameters() if p.requires_grad]
 optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)

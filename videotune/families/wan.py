@@ -98,7 +98,7 @@ class Wan:
         if "vae" not in self._parts:
             from diffusers import AutoencoderKLWan
 
-            vae = AutoencoderKLWan.from_pretrained(self.folder / "vae", torch_dtype=_torch().float32)
+            vae = AutoencoderKLWan.from_pretrained(self.folder / "vae", dtype=_torch().float32)
             vae.to(self.device).requires_grad_(False).eval()
             vae.enable_tiling()
             self._parts["vae"] = vae
@@ -114,7 +114,7 @@ class Wan:
         """How many tokens the caption has, the end mark included, before any cut at 512."""
         from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 
-        return len(self._text_encoder().tokenizer(prompt_clean(caption)).input_ids)
+        return len(self._text_encoder().tokenizer(prompt_clean(caption), verbose=False).input_ids)
 
     def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
         """{"text": (l, D)} for each caption: the pipeline's own embedding less its zero padding, on the CPU."""
@@ -164,7 +164,7 @@ class Wan:
         """The transformer, frozen; norms and embedders that diffusers keeps in float32 stay so."""
         from diffusers import WanTransformer3DModel
 
-        net = WanTransformer3DModel.from_pretrained(self.folder / (expert or "transformer"), torch_dtype=self.dtype)
+        net = WanTransformer3DModel.from_pretrained(self.folder / (expert or "transformer"), dtype=self.dtype)
         return net.to(self.device).requires_grad_(False)
 
     def skeleton(self) -> nn.Module:
