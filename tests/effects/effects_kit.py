@@ -1,0 +1,187 @@
+"""What the effect tests share: a job, a trainer or its batches from knobs as a person would set them, and what to measure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from videotune.cache.batches import Source
+from videotune.cache.encode import fill, missing
+from videotune.cache.store import Store
+from videotune.data.decode import decode
+from videotune.data.probe import probe
+from videotune.run.job import Job, Words, open_job, settle
+from videotune.run.models import fill_cache, make_objective, make_source, open_models, prompts_of
+from videotune.run.train import Trainer, make_records, prepare
+from videotune.types import Moments, Window
+
+BASE: dict[str, Any] = {
+    "resolution": "32x32",
+    "video_config.frames": 9,
+    "lora.rank": 2,
+    "steps": 4,
+    "warmup_steps": 0,
+    "caption_dropout": 0,
+    "train_dtype": "FLOAT_32",
+    "gradient_checkpointing": "OFF",
+    "dataloader_threads": 0,
+    "save_every": 0,
+    "ruler_after": 0,
+    "sample_after": 0,
+    "sample.steps": 1,
+    "sample.guidance": 1,
+}
+"""A run of seconds, in which nothing happens that a test did not ask for."""
+
+
+@dataclass
+class Lab:
+    """A tiny model, a folder of clips, a cache that tests share, and a place for this test's own files."""
+
+    model: Path
+    clips: Path
+    cache: Path
+    tmp: Path
+    open: list[Trainer] = field(default_factory=list)
+
+    def folder(self) -> Path:
+        """A run folder that is not there yet."""
+        return self.tmp / f"run{len(self.open)}"
+
+
+def job_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None) -> Job:
+    """The job that ``--set`` words of these knobs give."""
+    places = {
+        "base_model_name": str(lab.model),
+        "cache_dir": str(lab.cache),
+        "datasets": [{"path": str(data or lab.clips)}],
+    }
+    settings = BASE | places | dict(knobs or {})
+    return open_job(*settle(Words(sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))))
+
+
+def source_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None) -> Source:
+    """Where the batches of such a run come from, the cache filled."""
+    job = job_of(lab, knobs, data)
+    family = open_models(job.spec, job.base, job.config)
+    store = Store(job.cache)
+    fill_cache(job, family, store)
+    return make_source(job, family, store, make_objective(job.spec, job.config))
+
+
+def trainer_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None) -> Trainer:
+    """A trainer before its first step, in a run folder of its own."""
+    run = lab.folder()
+    trainer = prepare(job_of(lab, knobs, data), run, False)
+    lab.open.append(trainer)
+    return trainer
+
+
+def text_of(lab: Lab, *captions: str) -> torch.Tensor:
+    """The text states (B,L,D) that the network must be given for these captions, by the text encoder itself."""
+    job = job_of(lab)
+    family = open_models(job.spec, job.base, job.config)
+    return family.condition(family.encode_text(list(captions))).text
+
+
+def pixels(job: Job) -> dict[Window, np.ndarray]:
+    """The uint8 frames (T,H,W,3) that the VAE is handed for each window, in order."""
+    family, handed = open_models(job.spec, job.base, job.config), []
+
+    def see(frames: torch.Tensor) -> Moments:
+        handed.append(frames)
+        return Moments(frames[:1, :1])
+
+    eye: Any = SimpleNamespace(
+        spec=family.spec,
+        fingerprints=family.fingerprints,
+        text_length=family.text_length,
+        encode_text=family.encode_text,
+        encode_video=see,
+        free=family.free,
+    )
+    windows = (*job.library.windows, *job.library.held_out_windows)
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        todo = missing(store, family.fingerprints(), job.spec.text_tokens, (), windows)
+        fill(eye, store, todo, job.library.facts, job.config.dataloader_threads, lambda what, done, total: None)
+    frames = [((x + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy() for x in handed]
+    return dict(zip(windows, frames, strict=True))
+
+
+def run_steps(trainer: Trainer, count: int | None = None) -> list[dict[str, Any]]:
+    """Take so many steps (None: all there are); what each one measured."""
+    lines = []
+    for record in make_records(trainer):
+        lines.append(record.read())
+        if len(lines) == count:
+            break
+    return lines
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """A copy of what trains, by name."""
+    return {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
+
+
+def moved(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], part: str) -> torch.Tensor:
+    """How far the weights whose name holds ``part`` have moved, as one flat vector."""
+    return torch.cat([(after[name] - before[name]).flatten() for name in before if part in name])
+
+
+@contextmanager
+def gradients(trainer: Trainer) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """The gradients that the optimizer is given, one dict a step."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def keep(*_: Any) -> None:
+        seen.append({name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None})
+
+    handle = trainer.optimizer.register_step_pre_hook(keep)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def watched(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Every call of the network: x_t, timestep, text, and what it answered."""
+    calls: list[dict[str, torch.Tensor]] = []
+
+    def keep(module: torch.nn.Module, words: tuple[Any, ...], named: dict[str, Any], answer: Any) -> None:
+        told = {"x_t": named["hidden_states"], "t": named["timestep"], "text": named["encoder_hidden_states"]}
+        calls.append({name: x.detach().clone() for name, x in (told | {"answer": answer[0]}).items()})
+
+    handle = net.register_forward_hook(keep, with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+def film(path: Path) -> np.ndarray:
+    """All frames of a video file, uint8 (T,H,W,3)."""
+    facts = probe(path)
+    return decode(facts, facts.timestamps, facts.height, facts.width)
+
+
+def with_prompts(lab: Lab, knobs: Mapping[str, Any]) -> Trainer:
+    """A trainer whose prompts are encoded although no previews were asked for at any step."""
+    trainer = trainer_of(lab, {"sample_after": 1000} | dict(knobs))
+    assert trainer.prompts == prompts_of(trainer.job)
+    return trainer
+
+
+def in_cache(lab: Lab, name: str) -> Lab:
+    """The same lab with a cache of its own."""
+    return replace(lab, cache=lab.tmp / name)

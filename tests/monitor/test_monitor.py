@@ -1,0 +1,140 @@
+"""Journal, exposure and ruler."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from videotune.cache.schedule import Schedule, views
+from videotune.diffusion.objective import objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.monitor.exposure import advice, band, exposure
+from videotune.monitor.journal import Journal, cut_journal, read_journal
+from videotune.monitor.ruler import Ruler, normalised, read_ruler, spread
+from videotune.types import Batch, ClipShape, Condition, Window
+
+SHAPE = ClipShape(5, 32, 32, 16.0)
+
+
+def windows(count: int) -> tuple[Window, ...]:
+    return tuple(Window(f"{i:032x}", 0.0, 0.3, SHAPE) for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("views", "name"),
+    [
+        (0, "conservative"),
+        (9.99, "conservative"),
+        (10, "moderate"),
+        (49, "moderate"),
+        (50, "high"),
+        (99, "high"),
+        (100, "risky"),
+    ],
+)
+def test_bands_are_total_and_half_open(views: float, name: str) -> None:
+    assert band(views) == name
+
+
+@pytest.mark.parametrize(
+    ("clips", "seen", "name"), [(100, 100, "risky"), (500, 20, "moderate"), (1000, 10, "moderate")]
+)
+def test_the_notes_worked_example(clips: int, seen: int, name: str) -> None:
+    """10,000 steps of batch 1."""
+    counted = exposure(views(Schedule(0, (clips,), 1), 10_000), [windows(clips)])
+    facts = counted.to_json(1e-4)["per_window"]
+    assert (facts["min"], facts["max"], facts["band"]) == (seen, seen, name)
+
+
+def test_a_clips_views_are_those_of_its_windows() -> None:
+    two = tuple(Window("c" * 32, float(i), i + 1.0, SHAPE) for i in range(2))
+    counted = exposure(views(Schedule(0, (2,), 1), 10), [two])
+    assert counted.clips == {"c" * 32: 10}
+    assert set(counted.windows.values()) == {5}
+
+
+def test_a_low_rate_changes_the_advice() -> None:
+    assert "20-30 views" in advice(25, 4e-5)
+    assert "20-30 views" not in advice(25, 4.1e-5)
+
+
+def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.write({"kind": "step", "step": 1, "loss": float("nan"), "mse": float("inf"), "prompt": "schön NaN"})
+    journal.close()
+    line = json.loads((tmp_path / "journal.jsonl").read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert line == {"kind": "step", "step": 1, "loss": None, "mse": None, "prompt": "schön NaN"}
+
+
+def test_a_torn_line_is_dropped_and_what_came_after_the_checkpoint_is_cut(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for step in range(1, 8):
+        journal.write({"kind": "step", "step": step})
+    journal.event("save", step=5)
+    journal.event("end", step=7, why="interrupted")
+    journal.close()
+    with (tmp_path / "journal.jsonl").open("a") as file:
+        file.write('{"kind": "st')
+    assert [line.get("step") for line in read_journal(tmp_path)] == [1, 2, 3, 4, 5, 6, 7, 5, 7]
+    assert cut_journal(tmp_path, 5) == 3
+    assert [(line["kind"], line["step"]) for line in read_journal(tmp_path)] == [
+        *(("step", step) for step in range(1, 6)),
+        ("save", 5),
+    ]
+
+
+def batch_of(window: Window) -> Batch:
+    generator = torch.Generator().manual_seed(int(window.clip_id, 16))
+    none = torch.zeros(1, 1, 2, 1, 1, dtype=torch.bool)
+    x0, text = torch.randn(1, 4, 2, 4, 4, generator=generator), torch.randn(1, 4, 16, generator=generator)
+    return Batch(x0, none, none, torch.ones(none.shape), Condition(text), ("",), (window.id,), torch.ones(1))
+
+
+def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    net, loss = family.denoiser(), objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0))
+    net.train()
+    ruler = Ruler(windows(3), windows(2), seed=0)
+    state = torch.random.get_rng_state()
+    first = read_ruler(ruler, family, net, loss, batch_of)
+    torch.rand(10)
+    torch.random.set_rng_state(state)
+    second = read_ruler(ruler, family, net, loss, batch_of)
+    assert first == second
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert net.training
+    assert len(first["held_out"]["by_quantile"]) == 9
+    assert first["held_out"]["mean"] == pytest.approx(sum(first["held_out"]["by_quantile"]) / 9)
+    assert first["held_out"]["by_quantile"] != first["train"]["by_quantile"]
+
+
+def test_each_clip_counts_alike_in_any_order(tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    net, loss = family.denoiser(), objective("flow", {}, Timesteps())
+    three = windows(3)
+    forth = read_ruler(Ruler(three, (), 0), family, net, loss, batch_of)["held_out"]
+    back = read_ruler(Ruler(three[::-1], (), 0), family, net, loss, batch_of)["held_out"]
+    assert forth["mean"] == pytest.approx(back["mean"], rel=1e-9)
+
+
+def test_without_held_out_clips_the_reading_says_so(tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    reading = read_ruler(
+        Ruler((), windows(1), 0), family, family.denoiser(), objective("flow", {}, Timesteps()), batch_of
+    )
+    assert reading["held_out"] is None
+    assert normalised(reading["held_out"], None) is None
+
+
+def test_normalising_counts_every_noise_level_alike() -> None:
+    first = {"by_quantile": [1.0] * 8 + [0.001]}
+    now = {"by_quantile": [1.0] * 8 + [0.002]}
+    assert normalised(now, first) == pytest.approx((8 + 2) / 9)
+
+
+def test_a_probe_is_spread_over_the_set() -> None:
+    assert [int(window.clip_id, 16) for window in spread(windows(20), 4)] == [0, 5, 10, 15]
+    assert len(spread(windows(3), 8)) == 3
