@@ -99,7 +99,7 @@ def pixels(job: Job) -> dict[Window, np.ndarray]:
 
     def see(frames: torch.Tensor) -> Moments:
         handed.append(frames)
-        return Moments(frames[:1, :1])
+        return Moments(frames[:1, :1].clone(memory_format=torch.contiguous_format))
 
     eye: Any = SimpleNamespace(
         spec=family.spec,

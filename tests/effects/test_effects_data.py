@@ -2,50 +2,229 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from clips import noise, numbered, read_numbers, write_dataset
-from effects_kit import Lab, in_cache, job_of, pixels, source_of, text_of, trainer_of
+from clips import noise, numbered, read_numbers, write_clip, write_dataset
+from effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
 
 from videotune.cache.batches import prepare
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.monitor.journal import read_journal
 from videotune.run.train import measure
 
+Counted = Callable[..., list[list[int]]]
+
 
 @pytest.fixture
-def counted(lab: Lab, request: pytest.FixtureRequest) -> Any:
-    """A function: the numbers painted into the frames of each window of one clip, given its frames, its fps and knobs."""
+def counted(lab: Lab) -> Counted:
+    """A function from a clip's length and rate, and knobs, to the numbers that were painted into each window's frames."""
 
-    def read(frames: int, fps: float, **knobs: Any) -> list[list[int]]:
-        folder = write_dataset(lab.tmp / f"{frames}@{fps}", {"clip.mp4": numbered(frames, 48, 48)}, {}, fps)
-        settings = {"resolution": "48x48", "video_config.frames": None}
-        settings |= {f"video_config.{name}": value for name, value in knobs.items()}
-        return [read_numbers(clip) for clip in pixels(job_of(lab, settings, folder)).values()]
+    def read(length: int, fps: float = 16, **knobs: Any) -> list[list[int]]:
+        folder = lab.tmp / f"{length}@{fps}"
+        if not folder.exists():
+            write_dataset(folder, {"clip.mp4": numbered(length, 48, 48)}, {}, fps)
+        settings = {f"video_config.{name}": value for name, value in ({"frames": None} | knobs).items()}
+        return [read_numbers(clip) for clip in pixels(job_of(lab, {"resolution": "48x48"} | settings, folder)).values()]
 
     return read
 
 
-def test_the_clips_are_those_of_the_folders(lab: Lab) -> None:
-    """Red clips in one folder, blue ones in another: the frames that are encoded have the folder's colour."""
-    for name, channel in (("red", 0), ("blue", 2)):
-        frames = np.zeros((9, 32, 32, 3), np.uint8)
-        frames[..., channel] = 200
-        write_dataset(lab.tmp / name, {f"{name}.mp4": frames}, {}, fps=16)
-    rows = {name: {"path": str(lab.tmp / name)} for name in ("red", "blue")}
+def coloured(folder: Path, channel: int) -> Path:
+    """A folder of one clip that is red, green or blue."""
+    frames = np.zeros((9, 32, 32, 3), np.uint8)
+    frames[..., channel] = 200
+    return write_dataset(folder, {"clip.mp4": frames}, {}, fps=16)
 
-    def channels(*names: str) -> list[int]:
-        seen = pixels(job_of(lab, {"datasets": [rows[name] for name in names]}))
+
+@pytest.mark.effect("datasets.path")
+def test_the_clips_are_those_of_the_folders(lab: Lab) -> None:
+    rows = [{"path": str(coloured(lab.tmp / f"folder {channel}", channel))} for channel in range(3)]
+
+    def channels(*chosen: int) -> list[int]:
+        seen = pixels(job_of(lab, {"datasets": [rows[i] for i in chosen]}))
         return [int(frames.mean((0, 1, 2)).argmax()) for frames in seen.values()]
 
-    assert channels("red") == [0]
-    assert channels("blue") == [2]
-    assert channels("red", "blue") == [0, 2]
+    assert channels(0) == [0]
+    assert channels(2) == [2]
+    assert channels(1, 2) == [1, 2]
 
 
-test_the_clips_are_those_of_the_folders = pytest.mark.effect("datasets.path")(test_the_clips_are_those_of_the_folders)
+@pytest.mark.effect("datasets.trigger")
+def test_the_trigger_stands_before_captions_that_lack_it(lab: Lab) -> None:
+    for name, caption in (("a", "a cat"), ("b", "the Zorble jumps")):
+        write_clip(lab.tmp / "data" / f"{name}.mp4", noise(9, 32, 32, seed=ord(name)), 16)
+        (lab.tmp / "data" / f"{name}.txt").write_text(caption, encoding="utf-8")
+
+    def texts(trigger: str | None) -> torch.Tensor:
+        row = {"path": str(lab.tmp / "data"), "trigger": trigger}
+        knobs = {"datasets": [row], "batch_size": 2, "shuffle": False}
+        return prepare(source_of(lab, knobs), 1).batch.cond.text
+
+    assert torch.equal(texts(None), text_of(lab, "a cat", "the Zorble jumps"))
+    assert torch.equal(texts("zorble"), text_of(lab, "zorble, a cat", "the Zorble jumps"))
+
+
+@pytest.mark.effect("cache_dir")
+def test_encoded_clips_lie_in_the_cache_folder(lab: Lab) -> None:
+    data = coloured(lab.tmp / "data", 0)
+
+    def files(knob: str | None, folder: Path) -> int:
+        source_of(replace(lab, cache=Path("unused")), {"cache_dir": knob}, data)
+        return len(list(folder.rglob("latents/*.safetensors")))
+
+    here, there = lab.tmp / "here", lab.tmp / "there"
+    assert (files(str(here), here), there.exists()) == (1, False)
+    assert files(str(there), there) == 1
+    assert files(None, data / ".videotune-cache") == 1
+
+
+@pytest.mark.effect("resolution")
+@pytest.mark.parametrize(
+    ("resolution", "size"),
+    [("32x48", (32, 48)), ("64x32", (64, 32)), (64, (48, 80)), (32, (32, 48)), (["32x32", "64x96", 128], (64, 96))],
+)
+def test_clips_are_encoded_at_the_resolution(lab: Lab, resolution: Any, size: tuple[int, int]) -> None:
+    """A 64 x 96 clip: a pair exactly; a number as an area at the clip's aspect; of a list the largest that it fills."""
+    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
+    knobs = {"resolution": resolution}
+    (frames,) = pixels(job_of(lab, knobs, data)).values()
+    assert frames.shape[1:3] == size
+    batch = prepare(source_of(in_cache(lab, "own"), knobs, data), 1).batch
+    assert batch.x0.shape[-2:] == (size[0] // 8, size[1] // 8)
+
+
+@pytest.mark.effect("video_config.frames", "video_config.max_frames")
+def test_a_window_has_so_many_frames(lab: Lab, counted: Counted) -> None:
+    """4n + 1 frames, the nearest to what was asked, ties upward; ``frames`` wins over ``max_frames``."""
+    for knobs, length in (
+        ({"frames": 9}, 9),
+        ({"frames": 17}, 17),
+        ({"max_frames": 8}, 9),
+        ({"max_frames": 16}, 17),
+        ({"max_frames": 15}, 17),
+        ({"max_frames": 14}, 13),
+        ({"frames": 9, "max_frames": 17}, 9),
+        ({"frames": 17, "max_frames": 9}, 17),
+    ):
+        assert counted(17, **knobs)[0] == list(range(length)), knobs
+    for frames, latent_frames in ((9, 3), (17, 5)):
+        batch = prepare(source_of(lab, {"video_config.frames": frames}), 1).batch
+        assert batch.x0.shape[2] == latent_frames
+
+
+@pytest.mark.effect("video_config.strict_frames")
+def test_a_frame_count_that_the_model_lacks_is_snapped_or_refused(counted: Counted) -> None:
+    assert counted(17, frames=8, strict_frames=False) == [list(range(9))]
+    assert counted(17, frames=9, strict_frames=True) == [list(range(9))]
+    with pytest.raises(VideotuneError, match=r"frames.*8.*9"):
+        counted(17, frames=8, strict_frames=True)
+
+
+@pytest.mark.effect("video_config.min_frames")
+def test_shorter_clips_are_left_out(counted: Counted) -> None:
+    """A clip of 7 frames gives a window of 5, unless a window must have more."""
+    assert counted(7, frames=9) == [list(range(5))]
+    assert counted(7, frames=9, min_frames=5) == [list(range(5))]
+    with pytest.raises(DoesNotFit, match="too_short"):
+        counted(7, frames=9, min_frames=6)
+    assert counted(3, frames=9, min_frames=1) == [[0]]
+    with pytest.raises(DoesNotFit, match="too_short"):
+        counted(3, frames=9)
+
+
+@pytest.mark.effect("video_config.windows")
+def test_windows_lie_side_by_side_or_at_the_head(counted: Counted) -> None:
+    assert counted(30, frames=9, windows="chunks") == [list(range(k, k + 9)) for k in (0, 9, 18)]
+    assert counted(30, frames=9, windows="head") == [list(range(9))]
+
+
+@pytest.mark.effect("video_config.target_fps")
+def test_clips_are_resampled_to_the_target_rate(counted: Counted) -> None:
+    """From 32 frames a second: the model's own 16 show every second one, 8 every fourth, 64 each of them twice."""
+    assert counted(40, 32, frames=5, windows="head") == [[0, 2, 4, 6, 8]]
+    assert counted(40, 32, frames=5, windows="head", target_fps=32) == [[0, 1, 2, 3, 4]]
+    assert counted(40, 32, frames=5, windows="head", target_fps=8) == [[0, 4, 8, 12, 16]]
+    assert counted(40, 32, frames=5, windows="head", target_fps=64) == [[0, 0, 1, 1, 2]]
+
+
+@pytest.mark.effect("video_config.max_duration")
+def test_only_the_first_seconds_are_used(counted: Counted) -> None:
+    """2.5 s at 16 fps hold eight windows of 5; 1 s holds three; 0.5 s holds 8 frames, so one."""
+    assert [window[0] for window in counted(40, frames=5)] == [5 * k for k in range(8)]
+    assert [window[0] for window in counted(40, frames=5, max_duration=1)] == [0, 5, 10]
+    assert counted(40, frames=9, max_duration=0.5) == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.effect("missing_caption")
+def test_a_clip_without_a_caption_stops_the_run_or_is_left_out_or_trains_without(lab: Lab) -> None:
+    clips = {f"{name}.mp4": noise(9, 32, 32, seed=ord(name)) for name in "ab"}
+    data = write_dataset(lab.tmp / "data", clips, {"a.mp4": "a cat", "b.mp4": None}, fps=16)
+
+    def batch(missing: str) -> tuple[int, torch.Tensor]:
+        source = source_of(lab, {"missing_caption": missing, "batch_size": 2, "shuffle": False}, data)
+        return len(source.buckets[0]), prepare(source, 1).batch.cond.text
+
+    with pytest.raises(VideotuneError, match=r"b\.mp4.*b\.txt"):
+        batch("error")
+    count, texts = batch("skip")
+    assert count == 1
+    assert torch.equal(texts, text_of(lab, "a cat", "a cat"))
+    count, texts = batch("empty")
+    assert count == 2
+    assert torch.equal(texts, text_of(lab, "a cat", ""))
+
+
+@pytest.mark.effect("caption_dropout")
+def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
+    empty = text_of(lab, "")[0]
+
+    def share(dropout: float) -> float:
+        source = source_of(lab, {"caption_dropout": dropout, "batch_size": 4, "shuffle": False})
+        dropped = [torch.equal(text, empty) for step in range(1, 26) for text in prepare(source, step).batch.cond.text]
+        return sum(dropped) / len(dropped)
+
+    assert share(0) == 0
+    assert share(1) == 1
+    assert 0.15 < share(0.3) < 0.45
+    captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
+    kept = prepare(source_of(lab, {"batch_size": 4, "shuffle": False}), 1).batch
+    assert torch.equal(kept.cond.text, text_of(lab, *captions))
+
+
+@pytest.mark.effect("validation_fraction")
+@pytest.mark.parametrize(("fraction", "held_out"), [(0, 0), (0.1, 2), (0.3, 6)])
+def test_a_share_of_the_videos_is_measured_and_never_trained(
+    lab: Lab, twenty: Path, fraction: float, held_out: int
+) -> None:
+    trainer = trainer_of(lab, {"validation_fraction": fraction, "epochs": 1, "video_config.frames": 5}, twenty)
+    trained = [name for line in run_steps(trainer) for name in line["window_ids"]]
+    kept = {window.id for window in trainer.job.library.held_out_windows}
+    assert (len(kept), len(trained), len(set(trained))) == (held_out, 20 - held_out, 20 - held_out)
+    assert not kept & set(trained)
+    measure(trainer, 0)
+    reading = next(line for line in read_journal(trainer.run) if line["kind"] == "ruler")
+    assert (reading["held_out"] or {"windows": 0})["windows"] == held_out
+    assert reading["train"]["windows"] == 8
+
+
+@pytest.mark.effect("shuffle")
+def test_clips_come_in_path_order_or_in_a_new_order_each_pass(lab: Lab, twenty: Path) -> None:
+    def passes(shuffle: bool) -> list[list[str]]:
+        knobs = {"shuffle": shuffle, "video_config.frames": 5, "validation_fraction": 0}
+        source = source_of(lab, knobs, twenty)
+        names = {clip.id: Path(clip.path).stem for clip in source.clips.values()}
+        by_window = {window.id: names[window.clip_id] for window in source.buckets[0]}
+        order = [by_window[prepare(source, step).batch.window_ids[0]] for step in range(1, 41)]
+        return [order[:20], order[20:]]
+
+    in_order = sorted(path.stem for path in (twenty / "videos").iterdir())
+    assert passes(False) == [in_order, in_order]
+    first, second = passes(True)
+    assert sorted(first) == sorted(second) == in_order
+    assert len({tuple(first), tuple(second), tuple(in_order)}) == 3

@@ -1,0 +1,204 @@
+"""What the keys about steps, batches and draws do to the samples that the network is given."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from effects_kit import Lab, gradients, run_steps, source_of, trainer_of, watched, weights
+
+from videotune.cache.batches import Prepared, prepare, stream
+from videotune.config.load import parse_sets
+from videotune.config.resolve import resolve
+from videotune.diffusion.loss import denoising_loss
+from videotune.errors import VideotuneError
+from videotune.randomness import draws
+from videotune.run.models import make_objective
+
+
+@pytest.mark.effect("steps")
+def test_so_many_updates_are_made(lab: Lab) -> None:
+    for steps in (2, 5):
+        trainer = trainer_of(lab, {"steps": steps})
+        run_steps(trainer)
+        counts = {int(state["step"]) for state in trainer.optimizer.state.values()}
+        assert counts == {steps}
+
+
+@pytest.mark.effect("epochs")
+@pytest.mark.parametrize(("epochs", "updates"), [(1, 2), (3, 6), (0.6, 2)])
+def test_epochs_are_passes_over_the_four_windows(lab: Lab, epochs: float, updates: int) -> None:
+    """Batches of two: 4 windows are two updates; what is left of a pass is an update of its own."""
+    trainer = trainer_of(lab, {"epochs": epochs, "batch_size": 2, "steps": 99})
+    lines = run_steps(trainer)
+    assert len(lines) == updates
+    views = [line["window_ids"].count(name) for line in lines for name in line["window_ids"]]
+    assert set(views) == {1}
+    if epochs >= 1:
+        seen = [name for line in lines for name in line["window_ids"]]
+        assert {seen.count(window.id) for window in trainer.job.library.windows} == {epochs}
+
+
+@pytest.mark.effect("batch_size", "gradient_accumulation_steps")
+@pytest.mark.parametrize(("batch", "accumulation"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_step_takes_exactly_batch_times_accumulation_samples(lab: Lab, batch: int, accumulation: int) -> None:
+    trainer = trainer_of(lab, {"batch_size": batch, "gradient_accumulation_steps": accumulation, "steps": 2})
+    with watched(trainer.net) as calls:
+        lines = run_steps(trainer)
+    assert [len(call["x_t"]) for call in calls] == [batch] * (2 * accumulation)
+    assert [len(line["window_ids"]) for line in lines] == [batch * accumulation] * 2
+    assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {2}
+
+
+@pytest.mark.effect("batch_size", "gradient_accumulation_steps")
+def test_accumulation_changes_the_memory_and_not_the_step(lab: Lab) -> None:
+    seen = []
+    for batch, accumulation in ((4, 1), (1, 4)):
+        trainer = trainer_of(lab, {"batch_size": batch, "gradient_accumulation_steps": accumulation})
+        with gradients(trainer) as given:
+            run_steps(trainer, 1)
+        seen.append(given[0])
+    for name, gradient in seen[0].items():
+        torch.testing.assert_close(seen[1][name], gradient, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.effect("seed")
+def test_the_seed_names_every_draw(lab: Lab) -> None:
+    """Noise, noise levels, order and the adapter's start: the counted draws of this seed, and others for another."""
+
+    def first(seed: int) -> tuple[Prepared, torch.Tensor, list[str]]:
+        trainer = trainer_of(lab, {"seed": seed})
+        order = [prepare(trainer.source, step).batch.window_ids[0] for step in range(1, 13)]
+        return prepare(trainer.source, 1), weights(trainer)["blocks.0.attn1.to_q.lora_A.weight"], order
+
+    one, again, other = first(1), first(1), first(2)
+    wanted = draws(1, "noise", 1, 0).standard_normal(one[0].noise.shape[1:], "float32")
+    assert np.array_equal(one[0].noise[0].numpy(), wanted)
+    assert torch.equal(one[0].noise, again[0].noise)
+    assert torch.equal(one[0].t, again[0].t)
+    assert torch.equal(one[1], again[1])
+    assert one[2] == again[2]
+    assert not torch.equal(one[0].noise, other[0].noise)
+    assert not torch.equal(one[0].t, other[0].t)
+    assert not torch.equal(one[1], other[1])
+    assert one[2] != other[2]
+
+
+@pytest.mark.effect("dataloader_threads")
+def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
+    source, here = source_of(lab), threading.current_thread()
+
+    def read(threads: int) -> tuple[list[Prepared], set[threading.Thread], int]:
+        """The batches, who read them, and how many had been read when the first was handed over."""
+        readers: list[threading.Thread] = []
+
+        def condition(states: Any) -> Any:
+            readers.append(threading.current_thread())
+            return source.condition(states)
+
+        flow = stream(replace(source, condition=condition), 1, 12, threads)
+        batches = [next(flow)]
+        ahead = len(readers)
+        batches += list(flow)
+        return batches, set(readers), ahead
+
+    alone, who, ahead = read(0)
+    assert (who, ahead) == ({here}, 1)
+    for threads in (1, 3):
+        batches, who, ahead = read(threads)
+        assert here not in who
+        assert 1 <= len(who) <= threads
+        assert ahead == 2 * threads + 1
+        for one, other in zip(alone, batches, strict=True):
+            assert torch.equal(one.batch.x0, other.batch.x0)
+            assert torch.equal(one.noise, other.noise)
+            assert torch.equal(one.batch.cond.text, other.batch.cond.text)
+
+
+def levels(lab: Lab, **knobs: Any) -> tuple[list[float], list[float]]:
+    """The noise levels of 40 steps, and the uniform draws that they were made from."""
+    source = source_of(lab, knobs)
+    return [prepare(source, step).t.item() for step in range(1, 41)], [
+        draws(0, "t", step, 0).random() for step in range(1, 41)
+    ]
+
+
+@pytest.mark.effect("timestep_distribution")
+def test_noise_levels_follow_the_distribution(lab: Lab) -> None:
+    """The inverse CDF of each distribution at the run's own uniform draws."""
+    t, u = levels(lab, timestep_distribution="UNIFORM", timestep_shift=1)
+    assert t == pytest.approx(u, abs=1e-6)
+    t, u = levels(lab, timestep_distribution="LOGIT_NORMAL", timestep_shift=1)
+    probits = torch.special.ndtri(torch.tensor(u, dtype=torch.float64)).tolist()
+    assert t == pytest.approx([1 / (1 + math.exp(-z)) for z in probits], abs=1e-6)
+    t, u = levels(lab, timestep_distribution="MODE", timestep_shift=1)
+    papers = [1 - p - 1.29 * (math.cos(math.pi / 2 * p) ** 2 - 1 + p) for p in (1 - x for x in u)]
+    assert t == pytest.approx(papers, abs=1e-6)
+    assert levels(lab, timestep_shift=1)[0] == levels(lab, timestep_distribution="LOGIT_NORMAL", timestep_shift=1)[0]
+
+
+@pytest.mark.effect("timestep_shift")
+def test_the_shift_moves_noise_levels_towards_noise(lab: Lab) -> None:
+    t, u = levels(lab, timestep_distribution="UNIFORM", timestep_shift=5)
+    assert t == pytest.approx([5 * x / (1 + 4 * x) for x in u], abs=1e-6)
+    family = levels(lab, timestep_distribution="UNIFORM")[0]
+    assert family == pytest.approx([3 * x / (1 + 2 * x) for x in u], abs=1e-6)
+
+
+@pytest.mark.effect("video_config.temporal_consistency_weight")
+@pytest.mark.parametrize("weight", [0, 0.5, 2])
+def test_the_error_may_be_weighed_by_its_change_from_frame_to_frame(lab: Lab, weight: float) -> None:
+    """(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), from what the network answered; plain mse is told beside it."""
+    trainer = trainer_of(lab, {"video_config.temporal_consistency_weight": weight})
+    with watched(trainer.net) as calls:
+        (line,) = run_steps(trainer, 1)
+    prepared = prepare(trainer.source, 1)
+    error = (calls[0]["answer"] - (prepared.noise - prepared.batch.x0)).double()
+    frames = error.shape[2]
+    plain = error.square().mean().item()
+    flicker = error.diff(dim=2).square().sum().item() / error.numel()
+    wanted = (plain + weight * flicker) / (1 + 2 * weight * (frames - 1) / frames)
+    assert line["loss"] == pytest.approx(wanted, rel=1e-5)
+    assert line["mse"] == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.effect("loss_weighting")
+def test_min_snr_weighs_noise_levels_of_v_prediction(lab: Lab) -> None:
+    """min(ᾱ, 5(1 - ᾱ)) times the plain error; a family on the flow path refuses the word."""
+    trainer = trainer_of(lab)
+    constants = {"beta_start": 0.00085, "beta_end": 0.012, "num_train_timesteps": 1000, "snr_shift_scale": 3.0}
+    facts = replace(
+        trainer.job.spec,
+        path="v",
+        path_constants=constants | {"rescale_betas_zero_snr": 1},
+        timestep_distribution="UNIFORM",
+        timestep_shift=1.0,
+    )
+    prepared = prepare(trainer.source, 1)
+    betas = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+    bars = np.cumprod(1 - betas)
+    roots = np.sqrt(bars / (3 - 2 * bars))
+    bars = ((roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])) ** 2
+
+    def loss(weighting: str, k: int) -> float:
+        config = resolve(parse_sets([f"loss_weighting={weighting}"]), {}, facts).config
+        t = torch.tensor([k / 999])
+        with torch.no_grad():
+            out = denoising_loss(
+                trainer.family, trainer.net, make_objective(facts, config), prepared.batch, t, prepared.noise
+            )
+        return out.loss.item()
+
+    for k in (20, 500, 990):
+        assert loss("min_snr", k) == pytest.approx(min(bars[k], 5 * (1 - bars[k])) * loss("none", k), rel=1e-4)
+    assert bars[20] > 5 * (1 - bars[20]) > 0, "one of the levels lies where gamma cuts"
+    with pytest.raises(VideotuneError, match=r"loss_weighting.*flow"):
+        resolve(parse_sets(["loss_weighting=min_snr"]), {}, trainer.job.spec)
+
+

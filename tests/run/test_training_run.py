@@ -1,0 +1,250 @@
+"""Whole runs on a tiny base: what is promised of a run folder, of a kill, of being asked to stop."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
+from videotune.monitor.journal import read_journal
+from videotune.run.job import Words
+from videotune.run.train import train
+from videotune.train.state import complete_checkpoints
+
+QUIET = ("sample_after=0", "ruler_after=0")
+Run = Callable[..., Path]
+
+
+@pytest.fixture
+def words(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Words]:
+    """Words of a run on the tiny base and the small clips, over one cache."""
+    cache = tmp_path_factory.getbasetemp() / "cache"
+
+    def make(*sets: str) -> Words:
+        fixed = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={cache}", "resolution=32x32", "learning_rate=0.01")
+        return Words(data=str(small_clips), sets=(*fixed, *sets))
+
+    return make
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    return [line for line in read_journal(run) if line["kind"] == "step"]
+
+
+def facts_of(run: Path) -> list[Any]:
+    """What must be equal in two runs that are the same: all but times."""
+    names = ("step", "loss", "mse", "by_t", "lr", "grad_norm", "window_ids")
+    return [[line[name] for name in names] for line in steps_of(run)]
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    folder = run / "checkpoints" / f"step-{step}"
+    return {**load_file(folder / "adapter.safetensors"), **load_file(folder / "optimizer.safetensors")}
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def command(words: Words, run: Path) -> list[str]:
+    out = [sys.executable, "-m", "videotune", "train", "--data", str(words.data), "--out", str(run)]
+    return out + [part for text in words.sets for part in ("--set", text)]
+
+
+def wait_for_step(process: subprocess.Popen[Any], run: Path, step: int) -> None:
+    while process.poll() is None:
+        if (run / "journal.jsonl").is_file() and any(line["step"] >= step for line in steps_of(run)):
+            return
+        time.sleep(0.002)
+    pytest.fail(f"the run ended with {process.returncode} before step {step}")
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_killed_and_resumed_is_never_having_stopped(threads: int, words: Callable[..., Words], tmp_path: Path) -> None:
+    """kill -9 in the middle of things, --resume: weights, optimizer, losses, window ids, each step once."""
+    said = words(*QUIET, "steps=24", "save_every=5", "batch_size=2", f"dataloader_threads={threads}", "warmup_steps=6")
+    said = Words(data=said.data, sets=(*said.sets, "learning_rate_scheduler=COSINE", "lora.dropout=0.1"))
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert train(said, straight) == DONE
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command(said, killed), env=environment, stderr=subprocess.DEVNULL)
+    wait_for_step(process, killed, 8)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    reached, saved = steps_of(killed)[-1]["step"], complete_checkpoints(killed)[-1].step
+    assert saved <= reached < 24
+    assert train(Words(), killed, resume=True) == DONE
+    assert facts_of(killed) == facts_of(straight)
+    assert [line["step"] for line in steps_of(killed)] == list(range(1, 25))
+    assert equal(weights(killed, 24), weights(straight, 24))
+    resumed = [line["from_step"] for line in read_journal(killed) if line["kind"] == "resume"]
+    assert resumed == [saved]
+    name = "killed-step-24.safetensors"
+    theirs = load_file(straight / "export" / name.replace("killed", "straight"))
+    assert equal(load_file(killed / "export" / name), theirs)
+
+
+def test_weights_alone_would_not_be_a_resume(words: Callable[..., Words], tmp_path: Path) -> None:
+    """The check above can fail: without its optimizer a checkpoint is refused, with a wrong one the run differs."""
+    straight, other = tmp_path / "straight", tmp_path / "other"
+    assert train(words(*QUIET, "steps=12", "save_every=6"), straight) == DONE
+    assert train(words(*QUIET, "steps=12", "save_every=6"), other) == DONE
+    import shutil
+
+    from safetensors.torch import save_file
+
+    shutil.rmtree(other / "checkpoints" / "step-12")
+    moments = other / "checkpoints" / "step-6" / "optimizer.safetensors"
+    wrong = {
+        name: torch.zeros_like(value) if "exp_avg" in name else value for name, value in load_file(moments).items()
+    }
+    save_file(wrong, moments)
+    train(Words(), other, resume=True)
+    assert not equal(weights(other, 12), weights(straight, 12))
+    shutil.rmtree(other / "checkpoints" / "step-12")
+    moments.unlink()
+    with pytest.raises(VideotuneError, match="optimizer state"):
+        train(Words(), other, resume=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_saves_and_can_go_on(number: int, words: Callable[..., Words], tmp_path: Path) -> None:
+    said, run = words(*QUIET, "steps=4000", "save_every=0"), tmp_path / "run"
+    process = subprocess.Popen(command(said, run), stderr=subprocess.PIPE, text=True)
+    wait_for_step(process, run, 3)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    last = steps_of(run)[-1]["step"]
+    assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [last]
+    end = read_journal(run)[-1]
+    assert (end["kind"], end["step"], end["why"]) == ("end", last, "interrupted")
+    assert "--resume" in told
+    assert "Traceback" not in told
+
+
+def test_control_json_is_obeyed(words: Callable[..., Words], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command(words("ruler_after=0", "sample_after=100000", "steps=100000", "save_every=0"), run),
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for_step(process, run, 2)
+    (run / "control.json").write_text(json.dumps({"save": True, "sample": True}))
+
+    def done(kind: str) -> list[int]:
+        return [line["step"] for line in read_journal(run) if line["kind"] == kind]
+
+    while process.poll() is None and (not done("save") or len(done("sample")) < 4):
+        time.sleep(0.01)
+    saved = done("save")[0]
+    assert done("sample") == [0, 0, saved, saved]
+    assert not (run / "control.json").exists()
+    (run / "control.json").write_text('{"stop": tr')  # half written: left alone until it is whole
+    time.sleep(0.3)
+    assert process.poll() is None
+    (run / "control.json").write_text('{"stop": true}')
+    assert process.wait(timeout=60) == INTERRUPTED
+    assert read_journal(run)[-1]["why"] == "stopped"
+    assert len(complete_checkpoints(run)) == 2
+
+
+def test_previews_and_ruler_change_nothing(words: Callable[..., Words], tmp_path: Path) -> None:
+    on, off = tmp_path / "on", tmp_path / "off"
+    both = ("steps=9", "save_every=0", "lora.dropout=0.2", "sample.steps=2")
+    assert train(words(*both, "sample_after=3", "ruler_after=2"), on) == DONE
+    assert train(words(*both, *QUIET), off) == DONE
+    assert facts_of(on) == facts_of(off)
+    assert equal(weights(on, 9), weights(off, 9))
+    kinds = [line["kind"] for line in read_journal(on)]
+    assert kinds.count("sample") == 2 * 4
+    assert kinds.count("ruler") == 6
+    assert len(list((on / "samples").glob("*.mp4"))) == 8
+
+
+def test_a_failing_preview_ends_no_run(
+    words: Callable[..., Words], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import videotune.run.train as room
+
+    def broken(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(room, "write_video", broken)
+    assert train(words("steps=3", "sample_after=3", "ruler_after=0", "sample.steps=1"), tmp_path / "run") == DONE
+    warnings = [line["text"] for line in read_journal(tmp_path / "run") if line["kind"] == "warning"]
+    assert len(warnings) == 2
+    assert "no space left" in warnings[0]
+
+
+def test_a_run_folder_is_never_overwritten(words: Callable[..., Words], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(words(*QUIET, "steps=2"), run) == DONE
+    before = (run / "journal.jsonl").read_bytes()
+    with pytest.raises(VideotuneError, match="holds a run already"):
+        train(words(*QUIET, "steps=2"), run)
+    assert (run / "journal.jsonl").read_bytes() == before
+    with pytest.raises(VideotuneError, match="own config"):
+        train(words("steps=9"), run, resume=True)
+
+
+def test_changed_data_is_no_resume(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:
+    import shutil
+
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(small_clips, data, ignore=shutil.ignore_patterns(".videotune-cache"))
+    sets = (*QUIET, f"base_model_name={tiny_bases('wan')}", "resolution=32x32", "steps=4", "save_every=2")
+    assert train(Words(data=str(data), sets=sets), run) == DONE
+    sorted((data / "captions").iterdir())[0].write_text("another caption")
+    with pytest.raises(VideotuneError, match="has changed"):
+        train(Words(), run, resume=True)
+
+
+def test_skipped_clips_stop_a_run_unless_allowed(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    import shutil
+
+    data = tmp_path / "data"
+    shutil.copytree(small_clips, data, ignore=shutil.ignore_patterns(".videotune-cache"))
+    (data / "videos" / "broken.mp4").write_bytes(b"not a video")
+    (data / "captions" / "broken.txt").write_text("x")
+    sets = (*QUIET, f"base_model_name={tiny_bases('wan')}", "resolution=32x32", "steps=2")
+    said = Words(data=str(data), sets=sets)
+    with pytest.raises(DoesNotFit, match=r"broken\.mp4") as caught:
+        train(said, tmp_path / "run")
+    assert "--allow-skips 1" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    assert train(said, tmp_path / "run", allow_skips="1") == DONE
+
+
+def test_steps_that_are_never_finite_end_the_run(
+    words: Callable[..., Words], tmp_path: Path, tiny_bases: Callable[[str], Path]
+) -> None:
+    import shutil
+
+    from safetensors.torch import save_file
+
+    base = tmp_path / "base"
+    shutil.copytree(tiny_bases("wan"), base)
+    path = base / "transformer" / "diffusion_pytorch_model.safetensors"
+    broken = load_file(path)
+    broken["proj_out.weight"][0, 0] = float("nan")
+    save_file(broken, path, metadata={"format": "pt"})
+    run = tmp_path / "run"
+    with pytest.raises(VideotuneError, match="5 steps in a row"):
+        train(words(*QUIET, "steps=50", f"base_model_name={base}"), run)
+    assert [line.get("skipped") for line in steps_of(run)] == [True] * 5
+    warnings = [line["text"] for line in read_journal(run) if line["kind"] == "warning"]
+    assert steps_of(run)[0]["window_ids"][0] in warnings[0]

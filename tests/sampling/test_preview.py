@@ -1,0 +1,61 @@
+"""Previews: the video written is the video drawn, and the training is left as it was."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from videotune.data.decode import decode as read_frames
+from videotune.data.probe import probe
+from videotune.sampling.preview import SampleSettings, conditions, decode, draw, file_name, to_frames, write_video
+from videotune.types import ClipShape
+
+
+@pytest.mark.parametrize("fps", [8.0, 16.0, 24.0, 24000 / 1001])
+def test_a_sample_is_saved_at_the_familys_rate(fps: float, tmp_path: Path) -> None:
+    rows = np.linspace(0, 255, 9).astype("uint8")
+    frames = np.broadcast_to(rows[:, None, None, None], (9, 32, 48, 3)).copy()
+    write_video(tmp_path / "x.mp4", frames, fps)
+    facts = probe(tmp_path / "x.mp4")
+    assert (len(facts.timestamps), facts.width, facts.height) == (9, 48, 32)
+    assert facts.fps == pytest.approx(fps, rel=1e-3)
+    read = read_frames(facts, facts.timestamps, 32, 48)
+    assert np.abs(read.astype(int) - frames.astype(int)).max() <= 4
+    assert [path.name for path in tmp_path.iterdir()] == ["x.mp4"]
+
+
+def test_pixels_are_rounded_as_diffusers_does() -> None:
+    from diffusers.video_processor import VideoProcessor
+
+    pixels = torch.rand(3, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
+    theirs = VideoProcessor().postprocess_video(pixels[None], output_type="pil")[0]
+    ours = to_frames(pixels)
+    assert all(np.array_equal(ours[i], np.asarray(image)) for i, image in enumerate(theirs))
+
+
+def test_drawing_moves_nothing_of_the_training(tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    net = family.denoiser()
+    net.train()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    state = torch.random.get_rng_state()
+    states = dict(zip(["a", ""], family.encode_text(["a", ""]), strict=True))
+    family.free("text_encoder")
+    settings = SampleSettings(ClipShape(5, 32, 32, 16.0), 2, 3.0)
+    latents = draw(family, net, settings, conditions(family, states), ["a"], [1])
+    frames = decode(family, latents)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert net.training
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert family._parts == {}, "the VAE is freed"
+    assert frames[0].shape == (5, 32, 32, 3)
+
+
+def test_file_names_say_step_prompt_and_seed() -> None:
+    names = {file_name(5, "a", 1), file_name(6, "a", 1), file_name(5, "b", 1), file_name(5, "a", 2)}
+    assert len(names) == 4
+    assert file_name(250, "a", 42).startswith("step-000250-")
+    assert file_name(250, "a", 42).endswith("-seed42.mp4")
