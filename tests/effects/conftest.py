@@ -15,7 +15,12 @@ from videotune.randomness import draws
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import caption, draw_clip
 
-LOOKS = (("red", "circle", "left"), ("green", "square", "right"), ("blue", "triangle", "up"), ("white", "circle", "down"))
+LOOKS = (
+    ("red", "circle", "left"),
+    ("green", "square", "right"),
+    ("blue", "triangle", "up"),
+    ("white", "circle", "down"),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What the effect tests share: a job, a trainer or its batches from knobs as a person would set them, and what to measure."""
+"""What the effect tests share: jobs, batches and trainers from knobs as a person would set them, and what to measure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import numpy as np
 import torch
 
 from videotune.cache.batches import Source
 from videotune.cache.encode import fill, missing
 from videotune.cache.store import Store
-from videotune.data.decode import decode
-from videotune.data.probe import probe
 from videotune.run.job import Job, Words, open_job, settle
-from videotune.run.models import fill_cache, make_objective, make_source, open_models, prompts_of
+from videotune.run.models import fill_cache, make_objective, make_source, open_models
 from videotune.run.train import Trainer, make_records, prepare
 from videotune.types import Moments, Window
 
@@ -58,15 +57,17 @@ class Lab:
         return self.tmp / f"run{len(self.open)}"
 
 
-def job_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None) -> Job:
-    """The job that ``--set`` words of these knobs give."""
+def job_of(
+    lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None, preset: str | None = None
+) -> Job:
+    """The job that ``--set`` words of these knobs give; with a preset, these alone and where things lie."""
     places = {
         "base_model_name": str(lab.model),
         "cache_dir": str(lab.cache),
         "datasets": [{"path": str(data or lab.clips)}],
     }
-    settings = BASE | places | dict(knobs or {})
-    return open_job(*settle(Words(sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))))
+    settings = ({} if preset else BASE) | places | dict(knobs or {})
+    return open_job(*settle(Words(preset, sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))))
 
 
 def source_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None) -> Source:
@@ -78,10 +79,12 @@ def source_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | Non
     return make_source(job, family, store, make_objective(job.spec, job.config))
 
 
-def trainer_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None) -> Trainer:
+def trainer_of(
+    lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None, preset: str | None = None
+) -> Trainer:
     """A trainer before its first step, in a run folder of its own."""
     run = lab.folder()
-    trainer = prepare(job_of(lab, knobs, data), run, False)
+    trainer = prepare(job_of(lab, knobs, data, preset), run, False)
     lab.open.append(trainer)
     return trainer
 
@@ -171,15 +174,8 @@ def watched(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
 
 def film(path: Path) -> np.ndarray:
     """All frames of a video file, uint8 (T,H,W,3)."""
-    facts = probe(path)
-    return decode(facts, facts.timestamps, facts.height, facts.width)
-
-
-def with_prompts(lab: Lab, knobs: Mapping[str, Any]) -> Trainer:
-    """A trainer whose prompts are encoded although no previews were asked for at any step."""
-    trainer = trainer_of(lab, {"sample_after": 1000} | dict(knobs))
-    assert trainer.prompts == prompts_of(trainer.job)
-    return trainer
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
 def in_cache(lab: Lab, name: str) -> Lab:

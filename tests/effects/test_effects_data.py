@@ -118,6 +118,14 @@ def test_a_window_has_so_many_frames(lab: Lab, counted: Counted) -> None:
         assert batch.x0.shape[2] == latent_frames
 
 
+@pytest.mark.effect("video_config.frames", "video_config.max_frames")
+def test_what_the_person_says_of_frames_wins_over_the_preset(lab: Lab) -> None:
+    """The toy preset says ``frames`` 17."""
+    for knobs, length in (({}, 17), ({"video_config.max_frames": 9}, 9), ({"video_config.frames": 5}, 5)):
+        (shape,) = job_of(lab, knobs, preset="toy").shapes
+        assert shape.frames == length, knobs
+
+
 @pytest.mark.effect("video_config.strict_frames")
 def test_a_frame_count_that_the_model_lacks_is_snapped_or_refused(counted: Counted) -> None:
     assert counted(17, frames=8, strict_frames=False) == [list(range(9))]

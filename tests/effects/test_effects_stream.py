@@ -104,6 +104,9 @@ def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
 
         flow = stream(replace(source, condition=condition), 1, 12, threads)
         batches = [next(flow)]
+        limit = time.monotonic() + 5
+        while threads and len(readers) < 2 * threads + 1 and time.monotonic() < limit:
+            time.sleep(0.001)
         ahead = len(readers)
         batches += list(flow)
         return batches, set(readers), ahead
@@ -200,5 +203,3 @@ def test_min_snr_weighs_noise_levels_of_v_prediction(lab: Lab) -> None:
     assert bars[20] > 5 * (1 - bars[20]) > 0, "one of the levels lies where gamma cuts"
     with pytest.raises(VideotuneError, match=r"loss_weighting.*flow"):
         resolve(parse_sets(["loss_weighting=min_snr"]), {}, trainer.job.spec)
-
-

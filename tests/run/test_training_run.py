@@ -248,3 +248,28 @@ def test_steps_that_are_never_finite_end_the_run(
     assert [line.get("skipped") for line in steps_of(run)] == [True] * 5
     warnings = [line["text"] for line in read_journal(run) if line["kind"] == "warning"]
     assert steps_of(run)[0]["window_ids"][0] in warnings[0]
+
+
+def test_killed_before_anything_was_saved_it_begins_again(words: Callable[..., Words], tmp_path: Path) -> None:
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    said = words(*QUIET, "steps=4", "save_every=0")
+    assert train(said, straight) == DONE
+    assert train(said, cut) == DONE
+    import shutil
+
+    shutil.rmtree(cut / "checkpoints")
+    lines = [line for line in (cut / "journal.jsonl").read_text().splitlines() if '"save"' not in line]
+    (cut / "journal.jsonl").write_text("\n".join(lines[1:4]) + "\n")  # the start line is lost as well
+    assert train(Words(), cut, resume=True) == DONE
+    assert facts_of(cut) == facts_of(straight)
+    assert [line["kind"] for line in read_journal(cut)].count("start") == 1
+
+
+def test_resuming_what_is_done_trains_nothing(words: Callable[..., Words], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(words(*QUIET, "steps=3"), run) == DONE
+    before = weights(run, 3)
+    assert train(Words(), run, resume=True) == DONE
+    assert equal(weights(run, 3), before)
+    assert [line["step"] for line in steps_of(run)] == [1, 2, 3]
+    assert [line["why"] for line in read_journal(run) if line["kind"] == "end"] == ["done"]

@@ -20,7 +20,10 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise VideotuneError(f"config file not found: {path}")
-    text = path.read_text(encoding="utf-8-sig")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise VideotuneError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
     if path.suffix.lower() in (".yaml", ".yml"):
         import yaml
 
@@ -95,6 +98,8 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
+            if name == "optimizer" and isinstance(value, str):  # short for its name; the other keys keep what they are
+                value = {"name": value}
             both = isinstance(value, Mapping) and isinstance(out.get(name), Mapping)
             out[name] = merge(out[name], value) if both else value
     return out
@@ -112,7 +117,9 @@ def check_keys(raw: Mapping[str, Any], where: str) -> None:
     """Raise VideotuneError for the first key that does not exist, with the nearest name in its right section."""
     known = set(leaves())
     sections = {name.rsplit(".", 1)[0] for name in known if "." in name}
-    for name in flatten(raw):
+    rows = raw["datasets"] if isinstance(raw.get("datasets"), list) else []
+    inside = [f"datasets.{key}" for row in rows if isinstance(row, Mapping) for key in row]
+    for name in [*flatten(raw), *inside]:
         if name in known or name in sections:
             continue
         raise VideotuneError(f"{where}: unknown key {name!r}{_suggest(name, known)}")
@@ -120,9 +127,7 @@ def check_keys(raw: Mapping[str, Any], where: str) -> None:
 
 def _suggest(name: str, known: set[str]) -> str:
     last = name.rsplit(".", 1)[-1]
-    same = [key for key in sorted(known) if key.rsplit(".", 1)[-1] == last]
-    near = same or difflib.get_close_matches(name, known, 1, 0.6)
-    if not near:
-        by_last = {key.rsplit(".", 1)[-1]: key for key in known}
-        near = [by_last[close] for close in difflib.get_close_matches(last, by_last, 1, 0.6)]
+    close = difflib.get_close_matches(last, {key.rsplit(".", 1)[-1] for key in known}, 1, 0.6)
+    ending = [key for key in sorted(known) if key.rsplit(".", 1)[-1] in close]
+    near = difflib.get_close_matches(name, ending or sorted(known), 1, 0.0 if ending else 0.6)
     return f"; did you mean {near[0]!r}?" if near else "; `videotune presets keys` lists every key"

@@ -44,8 +44,11 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
 
     Raises VideotuneError with one line for each value out of its bounds.
     """
+    asked = _without_none(flatten(user))
+    if "video_config.max_frames" in asked and "video_config.frames" not in asked:  # a preset's frames would win over it
+        preset = merge(preset, {"video_config": {"frames": None}})
     layers = {"family": family_defaults(spec) if spec else {}, "preset": preset, "user": user}
-    layers = {name: _without_none(layer) for name, layer in layers.items()}
+    layers = {name: _without_none(merge(layer)) for name, layer in layers.items()}
     config = parse(merge(*layers.values()))
     origins = dict.fromkeys(flatten(config.model_dump(mode="json")), "default")
     for name, layer in layers.items():
@@ -67,6 +70,8 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 def _explain(item: Any) -> str:
     name = ".".join(str(part) for part in item["loc"])
+    if name not in leaves() and name.rpartition(".")[0] in leaves():  # pydantic adds the kind: samples.int
+        name = name.rpartition(".")[0]
     text = f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, not {item['input']!r}"
     field = leaves().get(name)
     return f"{text} ({field.description})" if field and field.description else text

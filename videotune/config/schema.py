@@ -172,11 +172,15 @@ class Config(Section):
     ruler_after: int = Field(250, ge=0, description="steps between readings of the ruler; 0: never")
     save_every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
     sample_after: int = Field(250, ge=0, description="steps between previews, step 0 too; 0: never")
-    samples: int | list[str] = Field(2, description="prompts of the previews, or how many captions to take as prompts")
+    samples: Annotated[int, Field(ge=0)] | list[str] = Field(
+        2, description="prompts of the previews, or how many captions to take as prompts"
+    )
     sample: Sample = Field(default_factory=Sample, description="how previews are drawn")
 
     output_model_destination: str | None = Field(None, description="folder of the exported LoRA (default: RUN/export)")
-    output_model_format: str | list[str] = Field("diffusers", description="diffusers, comfyui, or a list of both")
+    output_model_format: str | Annotated[list[str], Field(min_length=1)] = Field(
+        "diffusers", description="diffusers, comfyui, or a list of both"
+    )
 
 
 def leaves(section: type[Section] = Config, prefix: str = "") -> dict[str, Any]:

@@ -237,7 +237,7 @@ class Wan:
 
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on."""
-        text = fingerprint(self.folder / "text_encoder") + fingerprint(self.folder / "tokenizer")
+        text = "-".join([fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")] + [str(self.dtype)])
         parts = {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
         return {"text_encoder": text, **parts}
 

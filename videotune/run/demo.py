@@ -26,7 +26,6 @@ from videotune.run.train import train
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase
-from videotune.train.state import complete_checkpoints
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,9 +69,7 @@ def train_or_resume(words: Words, run: Path) -> None:
     ended = [line for line in read_journal(run) if line["kind"] == "end" and line["why"] == "done"]
     if ended:
         return
-    resume = bool(complete_checkpoints(run))
-    if not resume and (run / "config.json").exists():
-        raise VideotuneError(f"{run} was cut off before its first checkpoint: remove {run.parent} and start again")
+    resume = (run / "config.json").exists()
     if train(Words() if resume else words, run, resume=resume) != DONE:
         raise VideotuneError("the demo was stopped; run it again to continue")
 

@@ -52,6 +52,19 @@ def pick(run: Path, step: int | None) -> Checkpoint:
     return found[step]
 
 
+def named_formats(value: str | list[str]) -> list[str]:
+    """The formats that ``output_model_format`` names."""
+    return [value] if isinstance(value, str) else value
+
+
+def check_formats(value: str | list[str], family: Family) -> None:
+    """Raise VideotuneError for a format that could not be written: before a training, not after it."""
+    for name in named_formats(value):
+        if name not in family.key_maps():
+            known = ", ".join(sorted(family.key_maps()))
+            raise VideotuneError(f"output_model_format: {family.spec.title} has {known}, not {name!r}")
+
+
 def export_run(
     run: Path,
     family: Family,
@@ -63,8 +76,7 @@ def export_run(
 ) -> list[Exported]:
     """Write each format, and the list of them into ``exports.json``."""
     config = resolved.config
-    named = config.output_model_format
-    wanted = list(formats) or ([named] if isinstance(named, str) else named)
+    wanted = list(formats) or named_formats(config.output_model_format)
     folder = out or Path(config.output_model_destination or run / "export")
     facts = _facts(run, family, step, resolved)
     scale = lora_settings(config).scale

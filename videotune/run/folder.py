@@ -29,13 +29,17 @@ def versions() -> dict[str, str]:
     return {"videotune": __version__, "python": platform.python_version(), **found}
 
 
-def begin(run: Path, job: Job, prints: Mapping[str, str]) -> None:
-    """Create a run folder with its resolved config.
-
-    Raises VideotuneError where a run lies there already.
-    """
+def refuse_run(run: Path) -> None:
+    """Raise VideotuneError where a run lies there already, or a file is in the way."""
     if (run / "config.json").exists():
         raise VideotuneError(f"{run} holds a run already: continue it with --resume, or give another --out")
+    if run.exists() and not run.is_dir():
+        raise VideotuneError(f"{run} is a file: --out takes a folder for the run")
+
+
+def begin(run: Path, job: Job, prints: Mapping[str, str]) -> None:
+    """Create a run folder with its resolved config."""
+    refuse_run(run)
     run.mkdir(parents=True, exist_ok=True)
     write_config(run, job, prints)
 

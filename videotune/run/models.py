@@ -58,13 +58,13 @@ def make_objective(spec: FamilySpec, config: Config) -> Objective:
 
 
 def prompts_of(job: Job) -> list[str]:
-    """The previews' prompts: as given, or the first different captions of the training clips."""
+    """The previews' prompts: as given, or so many different captions, evenly over the training clips."""
     wanted = job.config.samples
     if isinstance(wanted, list):
         return wanted
-    used = [clip for clip in job.library.clips if not clip.held_out]
-    spaced = [used[i * len(used) // max(1, wanted)] for i in range(min(wanted, len(used)))]
-    return list(dict.fromkeys(clip.captions[0] for clip in spaced))
+    captions = list(dict.fromkeys(clip.captions[0] for clip in job.library.clips if not clip.held_out))
+    count = min(wanted, len(captions))
+    return [captions[i * len(captions) // count] for i in range(count)]
 
 
 def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:

@@ -20,8 +20,8 @@ from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.monitor.journal import Journal, cut_journal, read_journal
 from videotune.monitor.ruler import Ruler, normalised, read_ruler, spread
 from videotune.run.console import bar, clock, say
-from videotune.run.export import export_run
-from videotune.run.folder import begin, look, read_run_config, run_settings, signals, versions
+from videotune.run.export import check_formats, export_run
+from videotune.run.folder import begin, look, read_run_config, refuse_run, run_settings, signals, versions
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle, with_views
 from videotune.run.models import (
     fill_cache,
@@ -45,7 +45,7 @@ from videotune.train.optimizers import (
     make_optimizer,
     optimizer_state,
 )
-from videotune.train.state import last_checkpoint, save_checkpoint
+from videotune.train.state import complete_checkpoints, last_checkpoint, save_checkpoint
 from videotune.train.step import StepRecord, StepSettings
 from videotune.types import Family
 
@@ -90,6 +90,7 @@ def open_run(words: Words, run: Path, resume: bool) -> Job:
     Raises VideotuneError where a resume would silently be another run.
     """
     if not resume:
+        refuse_run(run)
         resolved, spec, base = settle(words)
     else:
         if words != Words():
@@ -122,6 +123,7 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
         )
     loss = make_objective(job.spec, config)
     prompts = prompts_of(job)
+    check_formats(config.output_model_format, family)
     if config.sample_after:
         sample_settings(config, job.spec, usual_shape(job))  # a shape that cannot be drawn is said before any work
     for note in job.notes:
@@ -161,7 +163,14 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
 
 
 def restore(run: Path, parameters: dict[str, nn.Parameter], optimizer: Any) -> int:
-    """Put the newest checkpoint back and cut the journal to it; returns its step."""
+    """Put the newest checkpoint back and cut the journal to it; returns its step.
+
+    A run that was killed before it saved anything begins again at step 0: every draw is counted, so nothing differs.
+    """
+    if not complete_checkpoints(run) and not any(line["kind"] == "save" for line in read_journal(run)):
+        cut_journal(run, 0)
+        say("nothing was saved yet: starting from step 0")
+        return 0
     checkpoint = last_checkpoint(run)
     adapter, moments, _ = checkpoint.load()
     load_lora(parameters, adapter, str(checkpoint.folder))
@@ -179,7 +188,7 @@ def announce(trainer: Trainer, resume: bool) -> None:
     job, count = trainer.job, sum(p.numel() for p in trainer.parameters.values())
     if resume:
         trainer.journal.event("resume", from_step=trainer.first - 1, versions=versions())
-    else:
+    if not any(line["kind"] == "start" for line in read_journal(trainer.run)):
         trainer.journal.event(
             "start",
             steps=job.steps,
@@ -195,6 +204,9 @@ def announce(trainer: Trainer, resume: bool) -> None:
             trainable_parameters=count,
             notes=list(job.notes),
         )
+    if trainer.first > job.steps:
+        say(f"all {job.steps} steps are done already: exporting again")
+        return
     say(f"training {count:,} parameters on {next(trainer.net.parameters()).device}, into {trainer.run}")
 
 
@@ -227,7 +239,7 @@ def loop(trainer: Trainer) -> str:
             if stop and not end:
                 why = "interrupted" if asked.stop else "stopped"
                 break
-    trainer.journal.event("end", step=step_of(trainer, why), why=why)
+    trainer.journal.event("end", step=step_of(trainer), why=why)
     trainer.journal.sync()
     return why
 
@@ -284,7 +296,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     progress.update(record.step, trainer.job.steps, f"loss {line['loss']:.4f}  {views:.1f} views a window")
 
 
-def step_of(trainer: Trainer, why: str) -> int:
+def step_of(trainer: Trainer) -> int:
     """The last step that is done."""
     steps = [line["step"] for line in read_journal(trainer.run) if line["kind"] == "step"]
     return max(steps, default=0)

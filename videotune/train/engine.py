@@ -33,6 +33,7 @@ def run_steps(
         if prepared is None:
             return
         clock.mark("data")
-        net.train()
+        if not net.training:  # a preview or the ruler was here; setting it walks every module
+            net.train()
         lr = {group["name"]: rate(rates, prepared.step) for group in optimizer.param_groups}
         yield train_step(family, net, objective, prepared, parameters, optimizer, settings, lr, clock)

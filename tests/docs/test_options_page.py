@@ -1,0 +1,26 @@
+"""The reference of options is what its script prints, and names every key."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from videotune.config.schema import leaves
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "options.md"
+
+
+def test_the_page_is_what_its_script_prints() -> None:
+    script = ROOT / "scripts" / "write_options.py"
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, check=True, cwd=ROOT)
+    printed = ran.stdout.decode("utf-8").replace("\r\n", "\n")
+    assert PAGE.read_text(encoding="utf-8") == printed, "run: python scripts/write_options.py > docs/options.md"
+
+
+def test_every_key_has_a_row_with_a_meaning() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
+    assert {len(row) for row in cells} == {4}
+    assert [row[0].strip().strip("`") for row in cells] == list(leaves())
+    assert all(cell.strip() for row in cells for cell in row)

@@ -1,0 +1,220 @@
+"""What the keys about updates, precision and memory do to gradients, weights and activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from effects_kit import Lab, gradients, in_cache, moved, run_steps, trainer_of, watched, weights
+
+from videotune.cache.batches import prepare
+from videotune.diffusion.loss import denoising_loss
+
+Weights = dict[str, torch.Tensor]
+
+
+def adamw(start: Weights, gradients: Iterable[Weights], rate: float, b1: float, b2: float, decay: float) -> Weights:
+    """Loshchilov and Hutter's algorithm 2, in float64: the weights after these gradients."""
+    out = {name: value.double() for name, value in start.items()}
+    mean = {name: torch.zeros_like(value) for name, value in out.items()}
+    square = {name: torch.zeros_like(value) for name, value in out.items()}
+    for step, given in enumerate(gradients, 1):
+        for name, gradient in given.items():
+            mean[name] = b1 * mean[name] + (1 - b1) * gradient.double()
+            square[name] = b2 * square[name] + (1 - b2) * gradient.double().square()
+            update = (mean[name] / (1 - b1**step)) / ((square[name] / (1 - b2**step)).sqrt() + 1e-8)
+            out[name] = out[name] - rate * (update + decay * out[name])
+    return out
+
+
+@pytest.mark.effect("optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "learning_rate")
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"optimizer.beta1": 0.5},
+        {"optimizer.beta2": 0.5},
+        {"optimizer.weight_decay": 1.0},
+        {"learning_rate": 0.03},
+        {"optimizer": "adamw"},
+    ],
+    ids=str,
+)
+def test_weights_after_three_steps_are_those_of_adamw_with_the_config_s_numbers(lab: Lab, knobs: dict) -> None:
+    trainer = trainer_of(lab, {"learning_rate": 0.01} | knobs)
+    start = weights(trainer)
+    with gradients(trainer) as given:
+        run_steps(trainer, 3)
+
+    def expected(**other: float) -> Weights:
+        named = {key.rsplit(".", 1)[-1]: value for key, value in knobs.items() if key != "optimizer"} | other
+        rate = named.get("learning_rate", 0.01)
+        return adamw(start, given, rate, *(named.get(k, d) for k, d in (("beta1", 0.9), ("beta2", 0.99))), decay(named))
+
+    def decay(named: dict[str, float]) -> float:
+        return named.get("weight_decay", 0.01)
+
+    for name, wanted in expected().items():
+        torch.testing.assert_close(trainer.parameters[name].double(), wanted, rtol=1e-4, atol=1e-6)
+    for other in ({"beta1": 0.7}, {"beta2": 0.7}, {"weight_decay": 0.5}, {"learning_rate": 0.02}):
+        wrong = expected(**other)
+        gap = max((trainer.parameters[name].double() - wrong[name]).abs().max().item() for name in wrong)
+        assert gap > 1e-4, f"the weights do not tell {other} apart"
+
+
+@pytest.mark.effect("learning_rate")
+def test_twice_the_rate_is_twice_the_first_update(lab: Lab) -> None:
+    updates = []
+    for rate in (1e-3, 2e-3):
+        trainer = trainer_of(lab, {"learning_rate": rate})
+        start = weights(trainer)
+        run_steps(trainer, 1)
+        updates.append(moved(start, weights(trainer), "lora_B"))
+    torch.testing.assert_close(updates[1], 2 * updates[0], rtol=1e-5, atol=1e-9)
+    assert updates[0].abs().max().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.effect("optimizer.weight_decay")
+def test_a_decays_while_it_has_no_gradient(lab: Lab) -> None:
+    """At the first step B is zero, so A's gradient is zero, and what moves A is the decay alone."""
+    for decay in (0.0, 0.5):
+        trainer = trainer_of(lab, {"optimizer.weight_decay": decay, "learning_rate": 0.1})
+        start = weights(trainer)
+        run_steps(trainer, 1)
+        for name, value in weights(trainer).items():
+            if "lora_A" in name:
+                torch.testing.assert_close(value, start[name] * (1 - 0.1 * decay))
+
+
+@pytest.mark.effect("optimizer.weight_decay")
+def test_the_optimizer_s_name_alone_leaves_the_preset_s_decay(lab: Lab) -> None:
+    """The toy preset says weight_decay 0: A stays where it is while it has no gradient."""
+    for optimizer, decay in (("ADAMW", 0.0), ({"name": "ADAMW", "weight_decay": 0.5}, 0.5)):
+        knobs = {"optimizer": optimizer, "learning_rate": 0.1, "warmup_steps": 0, "resolution": "32x32"}
+        trainer = trainer_of(lab, knobs | {"batch_size": 1, "sample_after": 0}, preset="toy")
+        start = weights(trainer)
+        run_steps(trainer, 1)
+        for name, value in weights(trainer).items():
+            if "lora_A" in name:
+                torch.testing.assert_close(value, start[name] * (1 - 0.1 * decay))
+
+
+@pytest.mark.effect("learning_rate_scheduler")
+@pytest.mark.parametrize(
+    ("scheduler", "factors"),
+    [
+        ("CONSTANT", [1, 1, 1, 1]),
+        ("LINEAR", [1, 0.75, 0.5, 0.25]),
+        ("COSINE", [(1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)]),
+        ("linear", [1, 0.75, 0.5, 0.25]),
+    ],
+)
+def test_the_rate_goes_down_as_the_scheduler_says(lab: Lab, scheduler: str, factors: list[float]) -> None:
+    """Without decay each Adam step moves the weights by the rate times a direction that the gradients alone decide."""
+    knobs = {"learning_rate_scheduler": scheduler, "learning_rate": 0.01, "optimizer.weight_decay": 0.0}
+    assert per_step(lab, knobs) == pytest.approx([0.01 * factor for factor in factors], rel=1e-3)
+
+
+@pytest.mark.effect("warmup_steps")
+@pytest.mark.parametrize(
+    ("warmup", "factors"), [(0, [1, 1, 1, 1]), (1, [1 / 2, 1, 1, 1]), (3, [1 / 4, 2 / 4, 3 / 4, 1])]
+)
+def test_the_rate_rises_over_the_warm_up(lab: Lab, warmup: int, factors: list[float]) -> None:
+    knobs = {"warmup_steps": warmup, "learning_rate": 0.01, "optimizer.weight_decay": 0.0}
+    assert per_step(lab, knobs) == pytest.approx([0.01 * factor for factor in factors], rel=1e-3)
+
+
+@pytest.mark.effect("warmup_steps")
+def test_without_a_word_a_twentieth_of_the_steps_warms_up(lab: Lab) -> None:
+    knobs = {"warmup_steps": None, "learning_rate": 0.01, "optimizer.weight_decay": 0.0, "steps": 40}
+    assert per_step(lab, knobs) == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, 0.01], rel=1e-3)
+
+
+def per_step(lab: Lab, knobs: dict[str, Any]) -> list[float]:
+    """The rate of each of four steps, from how far the weights moved over what AdamW at rate 1 would have moved them."""
+    trainer = trainer_of(lab, knobs)
+    seen = [weights(trainer)]
+    trainer.optimizer.register_step_post_hook(lambda *_: seen.append(weights(trainer)))
+    with gradients(trainer) as given:
+        run_steps(trainer, 4)
+    zero = {name: torch.zeros_like(value) for name, value in seen[0].items()}
+    reach = [zero] + [adamw(zero, given[:k], 1.0, 0.9, 0.99, 0.0) for k in range(1, 5)]
+    rates = []
+    for k in range(4):
+        one = moved(reach[k], reach[k + 1], "lora_B")
+        rates.append((moved(seen[k], seen[k + 1], "lora_B").double() @ one / (one @ one)).item())
+    return rates
+
+
+@pytest.mark.effect("max_grad_norm")
+def test_gradients_are_clipped_to_the_norm_once_a_step(lab: Lab) -> None:
+    """The norm over both forward passes together; the direction stays; a norm below the limit is left alone."""
+    found = {}
+    for limit in (1e-3, 1e6):
+        trainer = trainer_of(lab, {"max_grad_norm": limit, "gradient_accumulation_steps": 2})
+        with gradients(trainer) as given:
+            (line,) = run_steps(trainer, 1)
+        found[limit] = torch.cat([value.flatten() for value in given[0].values()]), line["grad_norm"]
+    (small, before), (whole, same) = found[1e-3], found[1e6]
+    assert before == same == pytest.approx(whole.norm().item(), rel=1e-5)
+    assert whole.norm() > 1e-3
+    assert small.norm().item() == pytest.approx(1e-3, rel=1e-3)
+    torch.testing.assert_close(small / small.norm(), whole / whole.norm(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.effect("train_dtype")
+def test_the_frozen_weights_and_activations_take_the_train_dtype(lab: Lab) -> None:
+    losses = {}
+    for name, dtype in (("FLOAT_32", torch.float32), ("BFLOAT_16", torch.bfloat16), (None, torch.float32)):
+        trainer = trainer_of(in_cache(lab, str(name)), {"train_dtype": name})
+        with watched(trainer.net) as calls:
+            (line,) = run_steps(trainer, 1)
+        assert trainer.net.blocks[0].attn1.to_q.base_layer.weight.dtype == dtype
+        assert (calls[0]["x_t"].dtype, calls[0]["text"].dtype) == (dtype, dtype)
+        assert calls[0]["t"].dtype == torch.float32
+        assert {parameter.dtype for parameter in trainer.parameters.values()} == {torch.float32}
+        losses[name] = line["loss"]
+    assert losses[None] == losses["FLOAT_32"]
+    assert losses["BFLOAT_16"] != losses["FLOAT_32"]
+    assert losses["BFLOAT_16"] == pytest.approx(losses["FLOAT_32"], rel=0.02)
+
+
+@pytest.mark.effect("train_dtype")
+def test_a_run_does_not_depend_on_the_dtype_of_an_earlier_run_over_the_same_cache(lab: Lab) -> None:
+    alone = trainer_of(in_cache(lab, "alone"), {"train_dtype": "FLOAT_32"})
+    trainer_of(in_cache(lab, "both"), {"train_dtype": "BFLOAT_16"})
+    after = trainer_of(in_cache(lab, "both"), {"train_dtype": "FLOAT_32"})
+    texts = [prepare(trainer.source, 1).batch.cond.text for trainer in (alone, after)]
+    assert texts[1].dtype == texts[0].dtype
+    assert torch.equal(*texts)
+
+
+@pytest.mark.effect("gradient_checkpointing")
+def test_blocks_are_recomputed_in_backward_and_less_is_kept(lab: Lab) -> None:
+    kept, runs, given = {}, {}, {}
+    for mode in ("OFF", "ON"):
+        trainer = trainer_of(lab, {"gradient_checkpointing": mode})
+        trainer.net.train()
+        prepared, calls = prepare(trainer.source, 1), []
+        trainer.net.blocks[0].attn1.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        saved: dict[int, int] = {}
+
+        def pack(x: torch.Tensor, saved: dict[int, int] = saved) -> torch.Tensor:
+            saved[x.data_ptr()] = x.numel() * x.element_size()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = denoising_loss(
+                trainer.family, trainer.net, trainer.source.objective, prepared.batch, prepared.t, prepared.noise
+            )
+        kept[mode] = sum(saved.values())
+        out.loss.backward()
+        runs[mode] = len(calls)
+        given[mode] = {name: p.grad for name, p in trainer.parameters.items()}
+    assert runs == {"OFF": 1, "ON": 2}
+    assert kept["ON"] < 0.5 * kept["OFF"]
+    for name, gradient in given["OFF"].items():
+        torch.testing.assert_close(given["ON"][name], gradient, rtol=1e-6, atol=1e-9)

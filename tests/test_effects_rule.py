@@ -1,0 +1,104 @@
+"""Every knob works or does not exist: each key of the config has an effect test, and each such test a key that is there."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from videotune.config.schema import leaves
+
+EFFECTS = Path(__file__).parent / "effects"
+
+
+def values(annotation: Any) -> set[Any] | None:
+    """The values that an annotation allows, where it lists them; None where it does not."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return set(get_args(annotation))
+    if annotation is NoneType:
+        return {None}
+    if hasattr(annotation, "__metadata__"):
+        return values(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        parts = [values(part) for part in get_args(annotation)]
+        return None if None in parts else set().union(*(part for part in parts if part is not None))
+    return None
+
+
+def statements() -> set[str]:
+    """The keys with a single legal value."""
+    return {name for name, field in leaves().items() if len(values(field.annotation) or ()) == 1}
+
+
+def marks(tree: ast.Module) -> dict[str, list[str]]:
+    """The keys in ``effect`` marks, by the test function that carries them."""
+    found = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            found[function.name] = [
+                ast.literal_eval(word)
+                for mark in function.decorator_list
+                if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "effect"
+                for word in mark.args
+            ]
+    return found
+
+
+def marked() -> dict[str, list[str]]:
+    """For each key, the tests that claim it."""
+    claims: dict[str, list[str]] = {}
+    for path in sorted(EFFECTS.glob("test_*.py")):
+        for test, keys in marks(ast.parse(path.read_text(encoding="utf-8"))).items():
+            assert not keys or test.startswith("test_"), f"{path.name}: {test} carries a mark and is no test"
+            for key in keys:
+                claims.setdefault(key, []).append(f"{path.name}::{test}")
+    return claims
+
+
+def test_every_key_has_an_effect_test() -> None:
+    missing = set(leaves()) - statements() - set(marked())
+    assert not missing, f"no effect test for {', '.join(sorted(missing))}: test what each does, or take it out"
+
+
+def test_every_effect_test_is_of_a_key_that_there_is() -> None:
+    claims = marked()
+    superfluous = {key: claims[key] for key in set(claims) - set(leaves())}
+    assert not superfluous, f"effect tests of keys that do not exist: {superfluous}"
+    single = {key: claims[key] for key in set(claims) & statements()}
+    assert not single, f"a key with one legal value has no effect: {single}"
+
+
+def test_every_statement_is_tested_to_refuse_another_value() -> None:
+    tree = ast.parse((EFFECTS / "test_effects_statements.py").read_text(encoding="utf-8"))
+    (table,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "OTHERS"
+    ]
+    assert set(ast.literal_eval(table)) == statements()
+
+
+def test_every_effect_test_asserts_something() -> None:
+    for path in sorted(EFFECTS.glob("test_*.py")):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
+                inside = list(ast.walk(function))
+                raises = [node for node in inside if isinstance(node, ast.Attribute) and node.attr == "raises"]
+                checks = [node for node in inside if isinstance(node, ast.Attribute) and node.attr == "assert_close"]
+                assert raises or checks or any(isinstance(node, ast.Assert) for node in inside), (
+                    f"{path.name}: {function.name}"
+                )
+
+
+def test_every_key_is_described() -> None:
+    silent = [name for name, field in leaves().items() if not (field.description or "").strip()]
+    assert not silent, f"no description: {', '.join(silent)}"
+
+
+def test_values_of_an_annotation() -> None:
+    assert values(Literal["a"]) == {"a"}
+    assert values(Literal["a", "b"] | None) == {"a", "b", None}
+    assert values(int) is None
+    assert values(int | None) is None

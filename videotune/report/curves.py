@@ -1,0 +1,180 @@
+"""The sections with charts: the training loss, and the ruler before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from videotune.report.markup import (
+    NOTHING,
+    Html,
+    bullets,
+    counted,
+    element,
+    join,
+    missing,
+    paragraph,
+    plain,
+    section,
+    table,
+    text,
+)
+from videotune.report.read import Record, Run, items, mapping, number, of_kind
+from videotune.report.svg import Line, Point, line_chart, smooth, smoothing_width, thin
+
+NINTHS = 9
+
+
+def loss_section(run: Run) -> Html:
+    """The mean squared error of each step, raw and smoothed, as a whole and by noise level."""
+    title = "Loss"
+    steps = of_kind(run, "step")
+    points = _points(steps, lambda record: number(record.get("mse")))
+    not_applied = [
+        step for record in steps if record.get("skipped") and (step := number(record.get("step"))) is not None
+    ]
+    if not points:
+        return section("loss", title, missing("the curve appears with the first step"))
+    width = smoothing_width(len(points))
+    mean = smooth(points, width)
+    lines = [Line("each step", thin(points), "faint", dots=len(points) < 60)]
+    if width > 1:
+        lines.append(Line(f"mean of {width} steps", thin(mean), "one"))
+    else:
+        lines = [Line("each step", points, "one", dots=True)]
+    first, last = mean[0][1], mean[-1][1]
+    low = min(mean, key=lambda point: point[1])
+    said = (
+        f"Mean squared error of the prediction, over {counted(len(points), 'step')}: {plain(first)} at step "
+        f"{plain(points[0][0])}, {plain(last)} at step {plain(points[-1][0])}, lowest {plain(low[1])} at step "
+        f"{plain(low[0])}" + (" (all smoothed)." if width > 1 else ".")
+    )
+    return section(
+        "loss",
+        title,
+        paragraph(text(said)),
+        line_chart(lines, says=said, x_label="step", marks=not_applied),
+        _not_applied(not_applied),
+        _by_noise(steps),
+    )
+
+
+def _points(records: Sequence[Record], value: Callable[[Record], float | None]) -> list[Point]:
+    """(step, value) of the records that have both, in order of steps."""
+    pairs = ((number(record.get("step")), value(record)) for record in records)
+    return sorted((x, y) for x, y in pairs if x is not None and y is not None)
+
+
+def _not_applied(steps: Sequence[float]) -> Html:
+    """What the red marks at the foot mean."""
+    if not steps:
+        return NOTHING
+    some = ", ".join(plain(step) for step in steps[:12]) + (", …" if len(steps) > 12 else "")
+    line = f"{counted(len(steps), 'step')} not applied, the loss or gradient not being finite (red marks): {some}."
+    return paragraph(text(line), css="bad")
+
+
+def _by_noise(steps: Sequence[Record]) -> Html:
+    """Nine small charts: the samples whose noise level fell into each ninth of [0, 1]."""
+    charts = []
+    for ninth in range(NINTHS):
+
+        def value(record: Record, ninth: int = ninth) -> float | None:
+            bands = items(record.get("by_t"))
+            return number(bands[ninth]) if ninth < len(bands) else None
+
+        points = _points(steps, value)
+        if not points:
+            continue
+        mean = smooth(points, smoothing_width(len(points)))
+        name = f"t {ninth / NINTHS:.2f}–{(ninth + 1) / NINTHS:.2f}: {plain(mean[0][1], 3)} → {plain(mean[-1][1], 3)}"
+        lines = [Line("", thin(points, 150), "faint"), Line("", thin(mean, 150), "one")]
+        chart = line_chart(lines, says=f"mean squared error, {name}", height=84, num_ticks=2)
+        charts.append(element("div", element("h4", text(name)), chart))
+    if not charts:
+        return NOTHING
+    intro = "By noise level (t = 0 is data, 1 is noise; each chart has its own scale; smoothed, start → end):"
+    return join([element("h3", text("By noise level")), paragraph(text(intro), css="soft"), _multiples(charts)])
+
+
+def _multiples(charts: Sequence[Html]) -> Html:
+    return element("div", *charts, css="multiples")
+
+
+def ruler_section(run: Run) -> Html:
+    """The fixed measurement: the same clips, noise levels and noise at every reading."""
+    title = "Ruler: before and after"
+    readings = of_kind(run, "ruler")
+    if not readings:
+        return section("ruler", title, missing("readings of the ruler appear as the run makes them"), demo_part(run))
+    sets = [("held_out", "held-out clips", "one"), ("train", "training clips", "two")]
+    lines, rows, after = [], [], []
+    for key, name, css in sets:
+        points = _points(readings, lambda record, key=key: number(mapping(record.get(key)).get("mean")))  # type: ignore[misc]
+        if not points:
+            after.append(text(f"No {name} are measured" + (": none are held out." if key == "held_out" else ".")))
+            continue
+        lines.append(Line(name, points, css, dots=True))
+        (first, before), (last, now) = points[0], points[-1]
+        best = min(points, key=lambda point: point[1])
+        change = f"{now / before - 1:+.1%}" if before else "–"
+        cells = (name, plain(before), plain(now), change, f"{plain(best[1])} at step {plain(best[0])}")
+        rows.append([text(cell) for cell in cells])
+        head = ["clips", f"step {plain(first)}", f"step {plain(last)}", "change", "lowest"]
+    if not rows:
+        return section("ruler", title, missing("no reading has a number yet"), demo_part(run))
+    return section(
+        "ruler",
+        title,
+        paragraph(text("The same clips, noise levels and noise at every reading: only the model differs."), css="soft"),
+        table(head, rows),
+        bullets(after),
+        element(
+            "div",
+            element(
+                "div", element("h4", text("Mean squared error by step")), line_chart(lines, says=title, x_label="step")
+            ),
+            _by_quantile(readings),
+            css="pair",
+        ),
+        demo_part(run),
+    )
+
+
+def _by_quantile(readings: Sequence[Record]) -> Html:
+    """First and last reading at each of the nine noise levels."""
+    lines = []
+    for key, name, css in (("held_out", "held out", "one"), ("train", "training", "two")):
+        curves = [
+            curve
+            for record in readings
+            if (curve := _points(_numbered(mapping(record.get(key))), lambda entry: number(entry.get("value"))))
+        ]
+        if len(curves) > 1:
+            lines.append(Line(f"{name}, first", curves[0], f"pale {css}"))
+        if curves:
+            lines.append(Line(f"{name}, last", curves[-1], css, dots=True))
+    if not lines:
+        return NOTHING
+    title = "By noise level: first and last reading"
+    chart = line_chart(lines, says=title, x_label="noise level, low to high", from_zero=True, num_ticks=5)
+    return element("div", element("h4", text(title)), chart)
+
+
+def _numbered(reading: Record) -> list[Record]:
+    """A reading's quantiles as records with a place of their own."""
+    return [{"step": place, "value": value} for place, value in enumerate(items(reading.get("by_quantile")), start=1)]
+
+
+def demo_part(run: Run) -> Html:
+    """What a detector saw in samples before and after, where the run is a demo."""
+    if run.demo is None:
+        return NOTHING
+    rows = []
+    for key, name in (
+        ("concept", "samples that show the new concept"),
+        ("control", "samples that show what the base knew"),
+    ):
+        part = mapping(run.demo.get(key))
+        shares = [number(part.get(when)) for when in ("before", "after")]
+        rows.append([text(name), *(text("–" if x is None else f"{x:.0%}") for x in shares), text(part.get("n", "–"))])
+    return join([element("h3", text("What a detector saw")), table(["", "before", "after", "of"], rows)])
