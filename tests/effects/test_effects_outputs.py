@@ -103,6 +103,24 @@ def test_as_many_different_captions_are_taken_as_were_asked_for(lab: Lab) -> Non
     assert trainer_of(lab, {"samples": 2}, lab.tmp / "data").prompts == ["a cat", "a dog"]
 
 
+@pytest.mark.effect("samples", "sample_after")
+def test_a_preview_that_is_asked_for_while_training_is_drawn_although_none_are_due(lab: Lab) -> None:
+    trainer = trainer_of(lab, {"sample_after": 0, "samples": ["a prompt of no clip"], "steps": 2})
+    (trainer.run / "control.json").write_text('{"sample": true}', encoding="utf-8")
+    assert loop(trainer) == "done"
+    assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == [1]
+    assert not [line for line in read_journal(trainer.run) if line["kind"] == "warning"]
+
+
+@pytest.mark.effect("sample.frames")
+def test_a_preview_that_cannot_be_drawn_is_told_and_the_run_goes_on(lab: Lab) -> None:
+    trainer = trainer_of(lab, {"sample_after": 0, "sample.frames": 6, "steps": 2})
+    (trainer.run / "control.json").write_text('{"sample": true}', encoding="utf-8")
+    assert loop(trainer) == "done"
+    (warning,) = [line for line in read_journal(trainer.run) if line["kind"] == "warning"]
+    assert "sample.frames" in warning["text"]
+
+
 @pytest.mark.effect("sample.seed")
 def test_the_seed_names_the_noise_and_the_next_prompt_takes_the_next(lab: Lab) -> None:
     seven, _, names = previews(lab, samples=["a cat", "a cat"], sample__seed=7)

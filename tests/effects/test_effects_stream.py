@@ -13,13 +13,14 @@ import pytest
 import torch
 from effects_kit import Lab, gradients, run_steps, source_of, trainer_of, watched, weights
 
-from videotune.cache.batches import Prepared, prepare, stream
+from videotune.cache.batches import Prepared, prepare
 from videotune.config.load import parse_sets
 from videotune.config.resolve import resolve
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
 from videotune.randomness import draws
 from videotune.run.models import make_objective
+from videotune.run.train import make_records
 
 
 @pytest.mark.effect("steps")
@@ -92,36 +93,35 @@ def test_the_seed_names_every_draw(lab: Lab) -> None:
 
 @pytest.mark.effect("dataloader_threads")
 def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
-    source, here = source_of(lab), threading.current_thread()
+    here = threading.current_thread()
 
-    def read(threads: int) -> tuple[list[Prepared], set[threading.Thread], int]:
-        """The batches, who read them, and how many had been read when the first was handed over."""
+    def train(threads: int) -> tuple[list[tuple[float, ...]], set[threading.Thread], int]:
+        """What each step measured, who read the batches, and how many had been read when the first step was done."""
+        trainer = trainer_of(lab, {"dataloader_threads": threads, "steps": 12})
         readers: list[threading.Thread] = []
 
         def condition(states: Any) -> Any:
             readers.append(threading.current_thread())
-            return source.condition(states)
+            return trainer.family.condition(states)
 
-        flow = stream(replace(source, condition=condition), 1, 12, threads)
-        batches = [next(flow)]
+        trainer.source = replace(trainer.source, condition=condition)
+        records = make_records(trainer)
+        lines = [next(records).read()]
         limit = time.monotonic() + 5
         while threads and len(readers) < 2 * threads + 1 and time.monotonic() < limit:
             time.sleep(0.001)
         ahead = len(readers)
-        batches += list(flow)
-        return batches, set(readers), ahead
+        lines += [record.read() for record in records]
+        return [(line["loss"], line["grad_norm"], *line["window_ids"]) for line in lines], set(readers), ahead
 
-    alone, who, ahead = read(0)
-    assert (who, ahead) == ({here}, 1)
+    alone, who, ahead = train(0)
+    assert (len(alone), who, ahead) == (12, {here}, 1)
     for threads in (1, 3):
-        batches, who, ahead = read(threads)
+        lines, who, ahead = train(threads)
         assert here not in who
         assert 1 <= len(who) <= threads
         assert ahead == 2 * threads + 1
-        for one, other in zip(alone, batches, strict=True):
-            assert torch.equal(one.batch.x0, other.batch.x0)
-            assert torch.equal(one.noise, other.noise)
-            assert torch.equal(one.batch.cond.text, other.batch.cond.text)
+        assert lines == alone
 
 
 def levels(lab: Lab, **knobs: Any) -> tuple[list[float], list[float]]:

@@ -126,8 +126,10 @@ def check_keys(raw: Mapping[str, Any], where: str) -> None:
 
 
 def _suggest(name: str, known: set[str]) -> str:
-    last = name.rsplit(".", 1)[-1]
-    close = difflib.get_close_matches(last, {key.rsplit(".", 1)[-1] for key in known}, 1, 0.6)
-    ending = [key for key in sorted(known) if key.rsplit(".", 1)[-1] in close]
-    near = difflib.get_close_matches(name, ending or sorted(known), 1, 0.0 if ending else 0.6)
-    return f"; did you mean {near[0]!r}?" if near else "; `videotune presets keys` lists every key"
+    """The key of the likest last part, in the section that was named if it is there, else in each that has it."""
+    section, _, last = name.rpartition(".")
+    close = difflib.get_close_matches(last, sorted({key.rpartition(".")[2] for key in known}), 1, 0.6)
+    ending = [key for key in sorted(known) if key.rpartition(".")[2] in close]
+    near = [key for key in ending if key.rpartition(".")[0] == section] or ending
+    near = near or difflib.get_close_matches(name, sorted(known), 1, 0.6)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `videotune presets keys` lists every key"

@@ -60,7 +60,7 @@ class Lora(Section):
     rank: int = Field(16, ge=1, description="rank of each update")
     alpha: float | None = Field(None, gt=0, description="the update is scaled by alpha / rank (default: alpha = rank)")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input while training")
-    targets: str | list[str] = Field(
+    targets: str | Annotated[list[str], Field(min_length=1)] = Field(
         "attention", description="a named set of the family (attention, linear), or a list of patterns on module paths"
     )
 

@@ -86,13 +86,14 @@ def _by_noise(steps: Sequence[Record]) -> Html:
         if not points:
             continue
         mean = smooth(points, smoothing_width(len(points)))
-        name = f"t {ninth / NINTHS:.2f}–{(ninth + 1) / NINTHS:.2f}: {plain(mean[0][1], 3)} → {plain(mean[-1][1], 3)}"
+        name = f"t {ninth / NINTHS:.2f}–{(ninth + 1) / NINTHS:.2f}"
+        change = f"{plain(mean[0][1], 3)} → {plain(mean[-1][1], 3)}"
         lines = [Line("", thin(points, 150), "faint"), Line("", thin(mean, 150), "one")]
-        chart = line_chart(lines, says=f"mean squared error, {name}", height=84, num_ticks=2)
-        charts.append(element("div", element("h4", text(name)), chart))
+        chart = line_chart(lines, says=f"mean squared error, {name}: {change}", height=84, num_ticks=2)
+        charts.append(element("div", element("h4", text(f"{name} "), element("span", text(change))), chart))
     if not charts:
         return NOTHING
-    intro = "By noise level (t = 0 is data, 1 is noise; each chart has its own scale; smoothed, start → end):"
+    intro = "t = 0 is data, 1 is noise. Each chart has its own scale; the numbers are its smoothed start and end."
     return join([element("h3", text("By noise level")), paragraph(text(intro), css="soft"), _multiples(charts)])
 
 

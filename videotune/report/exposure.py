@@ -119,8 +119,8 @@ def _sentences(run: Run) -> list[Html]:
     views = _plan_views(run)
     window = mapping(views.get("per_window"))
     if number(window.get("max")) is not None:
-        least, largest = number(window.get("min")), number(window.get("max"))
-        line = f"By the end each window will have been shown {plain(least)} to {plain(largest)} times"
+        line = f"By the end each window will have been shown {plain(number(window.get('min')))} to "
+        line += f"{plain(number(window.get('max')))} times"
         advice = views.get("advice") or f"band: {window.get('band')}"
         said.append(paragraph(text(f"{line} ({advice})."), css="soft"))
     return said

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from videotune.files import write_text
 from videotune.report.curves import loss_section, ruler_section
 from videotune.report.exposure import exposure_section
 from videotune.report.markup import (
-    NOTHING,
     Html,
     badge,
     bullets,
     counted,
-    details,
     duration,
     element,
     join,
@@ -26,11 +22,12 @@ from videotune.report.markup import (
     paragraph,
     plain,
     section,
-    table,
     text,
+    value_text,
 )
 from videotune.report.read import Record, Run, items, last_of_kind, mapping, number, of_kind, read_run
 from videotune.report.style import CSS
+from videotune.report.tables import clips_section, files_section, settings_section
 
 PARTS = {
     "loss": "Loss",
@@ -42,7 +39,6 @@ PARTS = {
     "files": "Files",
     "warnings": "Warnings",
 }
-ORIGINS = ("user", "preset", "family", "default")
 
 
 def write_report(folder: Path) -> Path:
@@ -128,7 +124,6 @@ def verdict(record: Record) -> Html:
 def facts(run: Run, start: Record) -> Html:
     """Figures of the run, each under its name."""
     clips = mapping(start.get("clips")) or mapping(run.check)
-    versions = mapping(start.get("versions"))
     seconds: Counter[str] = Counter()
     for record in of_kind(run, "step"):
         seconds.update({str(k): n for k, v in mapping(record.get("seconds")).items() if (n := number(v)) is not None})
@@ -140,17 +135,22 @@ def facts(run: Run, start: Record) -> Html:
         "windows": number(start.get("windows")),
         "samples a step": number(start.get("effective_batch")),
         "trained parameters": number(start.get("trainable_parameters")),
-        "time in steps": duration(spent) if spent else None,
-        "of that": ", ".join(f"{key} {value / spent:.0%}" for key, value in seconds.items()) if spent else None,
-        "resumed": ", ".join(f"from step {value_text(r.get('from_step'))}" for r in of_kind(run, "resume")) or None,
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or None,
+        "resumed from step": ", ".join(value_text(r.get("from_step")) for r in of_kind(run, "resume")) or None,
     }
     shown = [
         element("div", element("b", text(plain(v) if isinstance(v, (int, float)) else v)), element("span", text(name)))
         for name, v in named.items()
         if v is not None
     ]
-    return element("div", *shown, css="facts") if shown else missing("the journal has no start")
+    if not shown:
+        return missing("the journal has no start")
+    shares = ", ".join(f"{key} {value / spent:.0%}" for key, value in seconds.items() if spent)
+    lines = [
+        ("Time in steps: ", f"{duration(spent)} ({shares})" if spent else ""),
+        ("Versions: ", ", ".join(f"{name} {version}" for name, version in mapping(start.get("versions")).items())),
+    ]
+    told = (paragraph(text(f"{name}{line}."), css="soft") for name, line in lines if line)
+    return join([element("div", *shown, css="facts"), *told])
 
 
 def samples_section(run: Run) -> Html:
@@ -185,146 +185,6 @@ def sample(run: Run, step: float, record: Record | None) -> Html:
     return element("figure", element("video", attributes=source, flags="controls loop muted playsinline"), caption)
 
 
-def clips_section(run: Run) -> Html:
-    """Every file that was found and what became of it: skipped ones first, then held out, then used."""
-    if run.check is None:
-        return section("clips", "Clips", missing("check.json, the account of the clips"))
-    counts = {key: number(run.check.get(key)) for key in ("found", "used", "held_out", "skipped")}
-    parts = [counts[key] or 0 for key in ("used", "held_out", "skipped")]
-    names = ("used", "held out", "skipped")
-    sums = " + ".join(f"{plain(n)} {name}" for n, name in zip(parts, names, strict=True))
-    said = paragraph(text(f"{plain(counts['found'])} found = {sums}."))
-    if counts["found"] != sum(parts):
-        said = join([said, paragraph(text("These numbers do not add up: the account is damaged."), css="bad")])
-    clips = [mapping(clip) for clip in items(run.check.get("clips"))]
-    clips.sort(key=lambda clip: (bool(clip.get("used")), bool(clip.get("held_out")), str(clip.get("path"))))
-    head = ["clip", "state", "source", "used as", "cut", "repeats", "views", "notes"]
-    whole = table(head, [clip_row(clip) for clip in clips], css="cards")
-    many = len(clips) > 60
-    return section(
-        "clips",
-        "Clips",
-        said,
-        bullets([text(note) for note in items(run.check.get("notes"))]),
-        buckets(run),
-        details(f"All {len(clips)} clips", whole) if many else whole,
-    )
-
-
-def clip_row(clip: Record) -> list[Html]:
-    """One file's cells; what is not known, or is as it should be, stays empty."""
-    if clip.get("used"):
-        became = badge("used", "good")
-    elif clip.get("held_out"):
-        became = badge("held out", "calm")
-    else:
-        became = join([badge("skipped", "care"), text(clip.get("reason") or "no reason given")])
-    size = f"{value_text(clip['width'])}×{value_text(clip.get('height'))}" if clip.get("width") else ""
-    frames = f"{value_text(clip['source_frames'])} frames" if clip.get("source_frames") else ""
-    rate = f"{plain(number(clip.get('source_fps')))} fps" if clip.get("source_fps") else ""
-    windows, speed = number(clip.get("windows")), number(clip.get("speed"))
-    used_as = f"{counted(windows, 'window')}, {counted(number(clip.get('frames')), 'frame')}" if windows else ""
-    shape = f" of {clip['shape']}" if windows and clip.get("shape") else ""
-    cut, repeats = number(clip.get("seconds_cut")), number(clip.get("repeats_share"))
-    notes = [clip["detail"]] if clip.get("detail") else []
-    notes += [f"plays at {plain(speed)}× its speed"] if speed not in (None, 1) else []
-    views = clip.get("views")
-    cells = (
-        ", ".join(part for part in (size, frames, rate) if part),
-        used_as + shape,
-        f"{cut:.2f} s" if cut else "",
-        f"{repeats:.0%}" if repeats else "",
-        "" if views is None else value_text(views),
-    )
-    told = bullets([text(note) for note in [*notes, *items(clip.get("warnings"))]])
-    return [text(clip.get("path", "")), became, *map(text, cells), told]
-
-
-def buckets(run: Run) -> Html:
-    """Sizes that the windows were sorted into."""
-    found = items(last_of_kind(run, "start").get("buckets")) or items(mapping(run.check).get("buckets"))
-    keys = ("shape", "windows", "tokens")
-    rows = [[text(value_text(mapping(bucket).get(key, "–"))) for key in keys] for bucket in found]
-    return table(["bucket (frames×height×width)", "windows", "tokens"], rows) if rows else NOTHING
-
-
-def settings_section(run: Run) -> Html:
-    """Every key with its value and who set it: the person's first, defaults last."""
-    if run.config is None:
-        return section("settings", "Settings", missing("config.json, the resolved settings"))
-    origins = mapping(run.config.get("origins"))
-    rows = [(key, value, origin_of(key, origins)) for key, value in flat(mapping(run.config.get("settings")))]
-    rows.sort(key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS))
-    css = {"user": "good", "preset": "calm", "family": "calm"}
-    cells = [
-        [element("code", text(key)), element("code", text(value_text(value))), badge(origin, css.get(origin, "quiet"))]
-        for key, value, origin in rows
-    ]
-    chosen = sum(origin != "default" for _, _, origin in rows)
-    head = ["key", "value", "set by"]
-    rest = details(f"{counted(len(rows) - chosen, 'setting')} at the default", table(head, cells[chosen:]))
-    ours = [row for row, (_, _, origin) in zip(cells, rows, strict=True) if origin != "default"]
-    theirs = [row for row, (_, _, origin) in zip(cells, rows, strict=True) if origin == "default"]
-    rest = details(f"{counted(len(theirs), 'setting')} at the default", table(head, theirs)) if theirs else NOTHING
-    return section("settings", "Settings", table(head, ours) if ours else NOTHING, rest)
-
-
-def flat(settings: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    """Nested settings as dotted keys."""
-    rows: list[tuple[str, Any]] = []
-    for key, value in settings.items():
-        rows += flat(value, f"{before}{key}.") if isinstance(value, Mapping) and value else [(f"{before}{key}", value)]
-    return rows
-
-
-def origin_of(key: str, origins: Record) -> str:
-    """Who set a key, or the section that it stands in."""
-    while key:
-        if key in origins:
-            return str(origins[key])
-        key = key.rpartition(".")[0]
-    return "not said"
-
-
-def files_section(run: Run) -> Html:
-    """What was exported and how it was verified, and the checkpoints."""
-    if run.exports is None:
-        exported = missing("exports.json, the exported files")
-    else:
-        exported = table(["format", "file", "size", "read back"], [export_row(run, entry) for entry in run.exports])
-    saves = [
-        [text(plain(number(save.get("step")))), file_cell(run, str(save.get("path", "")))]
-        for save in of_kind(run, "save")
-    ]
-    kept = table(["step", "checkpoint"], saves) if saves else missing("no checkpoint has been saved")
-    return section("files", "Files", exported, element("h3", text("Checkpoints")), kept)
-
-
-def export_row(run: Run, entry: Record) -> list[Html]:
-    """An exported file, its size and what reading it back showed."""
-    path, verified = str(entry.get("path", "")), mapping(entry.get("verified"))
-    error = number(verified.get("max_error"))
-    where = next((p for p in (run.folder / path, Path(path)) if p.is_file()), None)
-    size = f"{where.stat().st_size / 1e6:.2f} MB" if where else "not found"
-    told = "not verified"
-    if error is not None:
-        reader = f" by {verified['reader']}" if verified.get("reader") else ""
-        told = f"yes{reader}: largest error {error:.1e}"
-    colour = badge("verified", "good") if error is not None else badge("unverified", "care")
-    return [text(entry.get("format", "")), file_cell(run, path), text(size), join([colour, text(told)])]
-
-
-def file_cell(run: Run, path: str) -> Html:
-    """A path, with a link where it lies in the run folder."""
-    inside = Path(path)
-    if inside.is_absolute() and inside.is_relative_to(run.folder.resolve()):
-        inside = inside.relative_to(run.folder.resolve())
-    link = local_link(inside.as_posix())
-    if link is None or not (run.folder / inside).exists():
-        return element("code", text(path))
-    return element("a", text(path), attributes={"href": link})
-
-
 def warnings_section(run: Run) -> Html:
     """Everything that a person should know, equal texts once."""
     told: dict[str, list[str]] = {}
@@ -339,20 +199,3 @@ def warnings_section(run: Run) -> Html:
     lines += [f"{counted(clips, 'clip')} with a note of its own, in the table of clips"] if clips else []
     entries = [text(line) for line in (*run.notes, *lines)]
     return section("warnings", "Warnings", bullets(entries) or paragraph(text("None."), css="soft"))
-
-
-def value_text(value: Any) -> str:
-    """A value of a setting or a record for reading."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (int, float)):
-        return f"{value:.12g}"
-    if isinstance(value, list):
-        return ", ".join(value_text(entry) for entry in value) or "none"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {value_text(entry)}" for key, entry in value.items()) + "}"
-    return str(value)

@@ -1,7 +1,7 @@
 """HTML put together from elements, so that text from a file cannot become markup.
 
-``Html`` is text that is markup already. Only ``text`` (which escapes) and ``element`` make it, and ``element`` takes
-nothing else inside; the type checker holds the rest of the room to that.
+``Html`` is text that is markup already. ``text`` (which escapes) and ``element`` make it, and ``element`` takes nothing
+else inside; the type checker holds the rest of the room to that, whose only other ``Html`` is its own style sheet.
 """
 
 from __future__ import annotations
@@ -118,3 +118,20 @@ def moment(when: Any) -> str:
     if isinstance(when, (int, float)) and not isinstance(when, bool):
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(when))
     return str(when)
+
+
+def value_text(value: Any) -> str:
+    """A value of a setting or a record for reading."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return f"{value:.12g}"
+    if isinstance(value, list):
+        return ", ".join(value_text(entry) for entry in value) or "none"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {value_text(entry)}" for key, entry in value.items()) + "}"
+    return str(value)

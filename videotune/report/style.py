@@ -22,13 +22,14 @@ a{color:var(--blue);overflow-wrap:anywhere}
 .badge{display:inline-block;border:1px solid currentColor;border-radius:6px;padding:0 7px;margin-right:6px;
 font-size:.85em;font-weight:600;white-space:nowrap}
 .good{color:var(--green)}.care{color:var(--orange)}.bad{color:var(--red)}.calm{color:var(--blue)}.quiet{color:var(--soft)}
-.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(165px,1fr));gap:10px 18px;margin:12px 0}
+.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:10px 18px;margin:12px 0}
 .facts>div{border-left:2px solid var(--rule);padding-left:9px;overflow-wrap:anywhere}
 .facts b{display:block;font-weight:600;font-variant-numeric:tabular-nums}
 .facts span{color:var(--soft);font-size:.87em}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto;margin-bottom:12px}
 table{border-collapse:collapse;width:100%;font-size:.9em;font-variant-numeric:tabular-nums}
-th,td{text-align:left;vertical-align:top;padding:5px 12px 5px 0;border-bottom:1px solid var(--rule);overflow-wrap:anywhere}
+th,td{text-align:left;vertical-align:top;padding:5px 12px 5px 0;border-bottom:1px solid var(--rule)}
+td:first-child,td:last-child{overflow-wrap:anywhere}
 th{color:var(--soft);font-weight:500;white-space:nowrap}
 td p,td ul{margin:0}
 code{font:.92em ui-monospace,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}
@@ -50,12 +51,13 @@ path.dots{stroke-width:7;stroke-linecap:round}
 path.mark{stroke:var(--red);stroke-width:2}
 .one{stroke:var(--blue);border-color:var(--blue)}.two{stroke:var(--orange);border-color:var(--orange)}
 .three{stroke:var(--green);border-color:var(--green)}.four{stroke:var(--violet);border-color:var(--violet)}
-.faint{stroke:var(--blue);border-color:var(--blue);opacity:.28}
-path.line.faint{stroke-width:1}
+.faint{stroke:var(--blue);border-color:var(--blue);opacity:.5}
+path.line.faint{stroke-width:1.2}
 path.line.pale,.key.pale{stroke-dasharray:5 4;border-top-style:dashed}
-.multiples{display:grid;grid-template-columns:repeat(auto-fill,minmax(215px,1fr));gap:14px 18px}
+.multiples{display:grid;grid-template-columns:repeat(auto-fill,minmax(280px,1fr));gap:14px 20px}
 .multiples h4,.pair h4{font-size:.87em;font-weight:500;margin:0 0 4px}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(300px,1fr));gap:16px 24px}
+.pair{display:grid;margin-top:16px;grid-template-columns:repeat(auto-fit,minmax(300px,1fr));gap:16px 24px}
+.multiples h4 span{color:var(--soft);white-space:nowrap}
 .pair>div,.multiples>div{min-width:0}
 .bars{display:grid;grid-template-columns:minmax(90px,34%) 1fr max-content;gap:4px 10px;align-items:center;font-size:.87em;
 font-variant-numeric:tabular-nums}
@@ -73,6 +75,7 @@ figure video{display:block;width:100%;border-radius:6px;background:#000}
 figcaption{font-size:.82em;color:var(--soft)}
 @media (max-width:640px){
 main{padding:12px 8px 40px}section{padding:12px}
+.multiples{grid-template-columns:1fr 1fr;gap:10px 12px}.multiples .axes{grid-template-columns:36px 1fr}
 table.cards thead{display:none}
 table.cards,table.cards tbody,table.cards tr,table.cards td{display:block;width:100%}
 table.cards tr{border-bottom:1px solid var(--rule);padding:8px 0}

@@ -80,9 +80,8 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     """Round numbers within [low, high], about ``wanted`` of them."""
     if not high > low:
         return [low]
-    raw = (high - low) / wanted
-    unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * 0.999)
+    unit = 10.0 ** math.floor(math.log10((high - low) / wanted))
+    step = min((unit * factor for factor in (1, 2, 5, 10)), key=lambda step: abs((high - low) / step - wanted))
     return [step * place for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 

@@ -18,6 +18,6 @@ def cache(words: Words, *, allow_skips: str | None = None) -> int:
     for note in job.notes:
         say(f"note: {note}")
     family = open_models(spec, base, job.config)
-    fill_cache(job, family, Store(job.cache), prompts_of(job) if job.config.sample_after else ())
+    fill_cache(job, family, Store(job.cache), prompts_of(job))
     print(f"{len(job.library.windows) + len(job.library.held_out_windows)} windows are cached in {job.cache}")
     return DONE

@@ -146,7 +146,10 @@ def open_job(
         seed=config.seed,
     )
     sources = [Source(dataset.path, dataset.trigger) for dataset in config.datasets]
-    library = scan(sources, spec.rules, settings, cache / "index.json", progress)
+    try:
+        library = scan(sources, spec.rules, settings, cache / "index.json", progress)
+    except OSError as error:
+        raise VideotuneError(f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere.") from error
     if not library.windows:
         reasons = "\n".join(f"  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10])
         raise DoesNotFit(f"no clip can be trained on:\n{reasons}")

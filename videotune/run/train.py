@@ -129,7 +129,7 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
     for note in job.notes:
         say(f"note: {note}")
     store = Store(job.cache)
-    fill_cache(job, family, store, prompts if config.sample_after else ())
+    fill_cache(job, family, store, prompts)
     net = family.denoiser()
     parameters = add_lora(net, job.spec, lora_settings(config), config.seed)
     checkpoint_blocks(net, config.gradient_checkpointing)
@@ -333,9 +333,9 @@ def measure(trainer: Trainer, step: int) -> None:
 def preview(trainer: Trainer, step: int) -> None:
     """Draw the prompts and write them. A preview that fails is told and never ends the run."""
     config, begun = trainer.job.config, time.perf_counter()
-    settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
     seeds = [config.sample.seed + i for i in range(len(trainer.prompts))]
     try:
+        settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
         with bar(f"previews at step {step}") as progress:
             latents = draw(
                 trainer.family,

@@ -1,0 +1,432 @@
+"""The command line as a person meets it: exit codes, one helpful sentence for each mistake, and nothing heavy for help."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from clips import noise, write_clip, write_dataset
+
+from videotune import __version__
+from videotune.cli.main import main
+from videotune.config.load import preset_names
+from videotune.config.schema import leaves
+from videotune.families.find import names
+
+HEAVY = ("torch", "diffusers", "transformers", "peft", "accelerate")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """What it says of a mistake; there must be one, and no traceback."""
+        assert "Traceback" not in self.err + self.out
+        _, mark, text = self.err.rpartition("videotune: ")
+        assert mark, f"no sentence in {self.err!r}"
+        assert len(text) > 20
+        return text
+
+
+Command = Callable[..., Answer]
+
+
+@pytest.fixture
+def videotune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command in this process, through the same ``main`` as the installed script."""
+
+    def run(*words: str | Path) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["videotune", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return Answer(int(end.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from videotune.families.wan import tiny
+
+    return tiny(tmp_path_factory.mktemp("cli") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two good clips."""
+    both = {f"{name}.mp4": noise(9, 32, 32, seed=ord(name)) for name in "ab"}
+    return write_dataset(tmp_path_factory.mktemp("cli") / "clips", both, {}, fps=16)
+
+
+@pytest.fixture(scope="session")
+def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two good clips, and one that is no video."""
+    both = {f"{name}.mp4": noise(9, 32, 32, seed=ord(name)) for name in "ab"}
+    folder = write_dataset(tmp_path_factory.mktemp("cli") / "spoilt", both, {}, fps=16)
+    (folder / "videos" / "c.mp4").write_text("no video")
+    (folder / "captions" / "c.txt").write_text("a clip called c")
+    return folder
+
+
+def small(model: Path, *more: str) -> list[str]:
+    """The words of a run of one step on the tiny model."""
+    knobs = [f"base_model_name={model}", "resolution=32x32", "video_config.frames=5", "steps=1", "lora.rank=1"]
+    knobs += ["sample.steps=1", "samples=1", "sample.guidance=1", "ruler_after=0", "train_dtype=FLOAT_32", *more]
+    return [word for knob in knobs for word in ("--set", knob)]
+
+
+@pytest.fixture(scope="session")
+def a_run(tmp_path_factory: pytest.TempPathFactory, model: Path, clips: Path) -> Path:
+    """A finished run, made by the command itself."""
+    run = tmp_path_factory.mktemp("cli") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["videotune", "train", "--data", str(clips), "--out", str(run), *small(model)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert end.value.code == 0
+    return run
+
+
+def test_the_module_says_its_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "videotune", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"videotune {__version__}\n", "")
+
+
+def imported(*words: str | Path) -> tuple[int, set[str]]:
+    """The exit code of a command in a process of its own, and the packages that it imported."""
+    program = (
+        "import json, sys\n"
+        "from videotune.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code or 0\n"
+        "print(json.dumps([code, sorted({name.split('.')[0] for name in sys.modules})]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, encoding="utf-8", check=True
+    )
+    code, modules = json.loads(done.stdout.splitlines()[-1])
+    return code, set(modules)
+
+
+def test_help_and_check_import_nothing_heavy(clips: Path) -> None:
+    code, modules = imported("--help")
+    assert code == 0
+    assert not modules & {*HEAVY, "av", "numpy"}
+    code, modules = imported("check", clips, "--preset", "toy")
+    assert code == 0
+    assert not modules & set(HEAVY)
+    code, modules = imported("plan", "--data", clips, "--family", names()[0])
+    assert code == 0
+    assert not modules & set(HEAVY)
+
+
+def test_each_command_has_help(videotune: Command) -> None:
+    top = videotune("--help")
+    assert top.code == 0
+    for command in ("check", "plan", "cache", "train", "sample", "export", "demo", "doctor", "presets"):
+        assert command in top.out
+        answer = videotune(command, "--help")
+        assert answer.code == 0
+        assert "Usage" in answer.out
+
+
+def test_a_whole_run_ends_with_0_and_leaves_its_files(a_run: Path) -> None:
+    for name in ("config.json", "journal.jsonl", "plan.json", "check.json", "exports.json", "report.html"):
+        assert (a_run / name).is_file(), name
+    assert list((a_run / "export").glob("*.safetensors"))
+    assert len(list((a_run / "samples").glob("*.mp4"))) == 2
+    assert (a_run / "checkpoints" / "step-1" / "COMPLETE").is_file()
+
+
+@pytest.mark.parametrize(
+    ("knob", "nearest"),
+    [
+        ("target_fps=12", "video_config.target_fps"),
+        ("video_config.learning_rate=1", "learning_rate"),
+        ("video_config.max_frame=9", "video_config.max_frames"),
+        ("max_frame=9", "video_config.max_frames"),
+        ("video_config.steps=3", "sample.steps' or 'steps"),
+        ("frames=9", "sample.frames' or 'video_config.frames"),
+        ("video_config.frame=9", "video_config.frames"),
+        ("sample.step=3", "sample.steps"),
+        ("lora.rnk=3", "lora.rank"),
+        ("learning_rat=3", "learning_rate"),
+        ("rank=3", "lora.rank"),
+        ("optimizer.weight=0.5", "optimizer.weight_decay"),
+        ('datasets=[{"path": "x", "triger": "y"}]', "datasets.trigger"),
+        ("temporal_consistency_weigth=1", "video_config.temporal_consistency_weight"),
+    ],
+)
+def test_an_unknown_or_misplaced_key_gets_the_nearest_name_in_its_section(
+    videotune: Command, clips: Path, tmp_path: Path, knob: str, nearest: str
+) -> None:
+    key, _, value = knob.partition("=")
+    answer = videotune("check", clips, "--preset", "toy", "--set", knob)
+    assert answer.code == 1
+    assert answer.sentence.startswith("--set: unknown key ")
+    assert f"did you mean '{nearest}'?" in answer.sentence
+    nested: object = json.loads(value)
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    (tmp_path / "mine.json").write_text(json.dumps(nested), encoding="utf-8")
+    answer = videotune("check", clips, "--preset", "toy", "--config", tmp_path / "mine.json")
+    assert answer.code == 1
+    assert "mine.json: unknown key " in answer.sentence
+    assert f"did you mean '{nearest}'?" in answer.sentence
+
+
+def test_a_key_like_no_other_is_sent_to_the_list(videotune: Command, clips: Path) -> None:
+    answer = videotune("check", clips, "--set", "zzz=1")
+    assert answer.code == 1
+    assert "unknown key 'zzz'; `videotune presets keys` lists every key" in answer.sentence
+
+
+@pytest.mark.parametrize(
+    ("knob", "words"),
+    [
+        ("steps=0", "steps: input should be greater than or equal to 1, not 0"),
+        ("batch_size=two", "batch_size: "),
+        ("samples=-1", "samples: "),
+        ("learning_rate=NaN", "learning_rate: "),
+        ("learning_rate=0", "learning_rate: "),
+        ("video_config.temporal_consistency_weight=3", "video_config.temporal_consistency_weight: "),
+        ("caption_dropout=1.5", "caption_dropout: "),
+        ("timestep_distribution=NORMAL", "'UNIFORM', 'LOGIT_NORMAL' or 'MODE'"),
+        ("video_config=5", "video_config: "),
+        ("datasets=5", "datasets: "),
+        ("resolution=0", "resolution"),
+        ("resolution=50x64", '"48x64"'),
+        ("loss_weighting=min_snr", "loss_weighting"),
+        ("output_model_format=[]", "output_model_format: "),
+        ("lora.targets=[]", "lora.targets: "),
+        ("steps", "--set takes key=value"),
+        ("steps.more=1", "unknown key 'steps.more'"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(videotune: Command, clips: Path, knob: str, words: str) -> None:
+    answer = videotune("check", clips, "--preset", "toy", "--set", knob)
+    assert answer.code == 1
+    assert words in answer.sentence
+    assert "pydantic" not in answer.sentence
+
+
+def test_every_wrong_value_is_said_at_once(videotune: Command, clips: Path) -> None:
+    answer = videotune("check", clips, "--set", "steps=0", "--set", "lora.rank=0")
+    assert [line.split(":")[0] for line in answer.sentence.strip().splitlines()] == ["steps", "lora.rank"]
+
+
+def test_unknown_presets_and_families_get_the_nearest_name(videotune: Command, clips: Path) -> None:
+    for words, hint in (
+        (("plan", "--data", clips, "--preset", "toi"), "no preset 'toi'; did you mean 'toy'?"),
+        (("presets", "show", "toi"), "no preset 'toi'; did you mean 'toy'?"),
+        (("plan", "--data", clips, "--preset", "qqq"), "`videotune presets list`"),
+        (("plan", "--data", clips, "--family", "wam"), "no family 'wam'; did you mean 'wan'?"),
+        (("plan", "--data", clips, "--family", "qqq"), "Families: "),
+        (("plan", "--data", clips), "which model?"),
+    ):
+        answer = videotune(*words)
+        assert answer.code == 1, words
+        assert hint in answer.sentence
+
+
+def test_a_base_model_that_is_not_there(videotune: Command, clips: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, words in (
+        (tmp_path / "nowhere", "no such folder"),
+        (tmp_path / "empty", "model_index.json"),
+        ("asset:nothing", "asset:toy"),
+    ):
+        answer = videotune("plan", "--data", clips, "--set", f"base_model_name={name}")
+        assert answer.code == 1
+        assert words in answer.sentence
+
+
+def test_a_hub_id_without_a_network_is_one_sentence(clips: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "videotune", "plan", "--data", clips, "--set", "base_model_name=nobody/nothing"]
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+    )
+    answer = Answer(done.returncode, done.stdout, done.stderr)
+    assert answer.code == 1
+    assert "nobody/nothing could not be fetched" in answer.sentence
+
+
+def test_data_that_are_not_there(videotune: Command, clips: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.md").touch()
+    for words, said in (
+        (("check", tmp_path / "nowhere"), "nowhere does not exist"),
+        (("train", "--preset", "toy", "--data", tmp_path / "nowhere", "--out", tmp_path / "run"), "does not exist"),
+        (("check", tmp_path / "empty"), "found 1 .md"),
+        (("check", clips / "videos" / "a.mp4"), "is a file"),
+        (("check",), "which clips?"),
+        (("plan", "--preset", "toy"), "which clips?"),
+    ):
+        answer = videotune(*words)
+        assert answer.code == 1
+        assert said in answer.sentence
+    assert not (tmp_path / "nowhere").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_config_files_that_cannot_be_read(videotune: Command, clips: Path, tmp_path: Path) -> None:
+    for name, content, said in (
+        ("comma.json", b'{\n"steps": 3,\n}', "comma.json is not valid JSON: "),
+        ("list.json", b"[]", "list.json must hold an object"),
+        ("latin.json", b'{"family": "\xe4"}', "latin.json is not UTF-8"),
+        ("tab.yaml", b"steps:\n\t- 3", "tab.yaml is not valid YAML: "),
+    ):
+        (tmp_path / name).write_bytes(content)
+        answer = videotune("check", clips, "--config", tmp_path / name)
+        assert answer.code == 1
+        assert said in answer.sentence
+    assert "line 3" in videotune("check", clips, "--config", tmp_path / "comma.json").sentence
+    assert "not found" in videotune("check", clips, "--config", tmp_path / "none.json").sentence
+
+
+def test_yaml_and_a_byte_order_mark_are_read(videotune: Command, clips: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("# mine\nbase_model_name: asset:toy\nvideo_config: {frames: 5}\n")
+    (tmp_path / "b.json").write_bytes(b'\xef\xbb\xbf{"base_model_name": "asset:toy", "video_config": {"frames": 5}}')
+    for name in ("a.yaml", "b.json"):
+        answer = videotune("check", clips, "--config", tmp_path / name, "--json")
+        assert answer.code == 0
+        assert json.loads(answer.out)["clips"][0]["frames"] == 5
+
+
+def test_check_says_2_where_a_clip_is_skipped_and_0_where_that_is_allowed(videotune: Command, spoilt: Path) -> None:
+    answer = videotune("check", spoilt)
+    assert answer.code == 2
+    assert "found 3 = used 2 + held out 0 + skipped 1" in answer.out
+    assert "skipped: not_a_video" in answer.out
+    assert "--allow-skips 1" in answer.err
+    for allowed, code in (("1", 0), ("all", 0), ("7", 0), ("0", 2)):
+        assert videotune("check", spoilt, "--allow-skips", allowed).code == code
+    answer = videotune("check", spoilt, "--allow-skips", "some")
+    assert (answer.code, "a number or all" in answer.sentence) == (1, True)
+    account = json.loads(videotune("check", spoilt, "--json").out)
+    assert (account["found"], account["used"], account["skipped"]) == (3, 2, 1)
+
+
+@pytest.mark.parametrize("command", ["plan", "cache", "train"])
+def test_nothing_is_left_out_unless_it_is_allowed(
+    videotune: Command, model: Path, spoilt: Path, tmp_path: Path, command: str
+) -> None:
+    words = ["--data", spoilt, *small(model, "steps=1"), *(["--out", tmp_path / "run"] if command == "train" else [])]
+    answer = videotune(command, *words)
+    assert answer.code == 2
+    assert re.search(r"c\.mp4: not_a_video: .*--allow-skips 1", answer.sentence, re.DOTALL)
+    assert not (tmp_path / "run").exists()
+    if command == "plan":
+        assert videotune(command, *words, "--allow-skips", "1").code == 0
+
+
+def test_2_where_no_clip_can_be_used(videotune: Command, tmp_path: Path) -> None:
+    write_clip(tmp_path / "short.mp4", noise(3, 32, 32), 16)
+    (tmp_path / "short.txt").write_text("short")
+    answer = videotune("check", tmp_path)
+    assert answer.code == 2
+    assert "short.mp4: too_short" in answer.sentence
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(
+    videotune: Command, a_run: Path, model: Path, clips: Path
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in a_run.rglob("*")}
+    answer = videotune("train", "--data", clips, "--out", a_run, *small(model))
+    assert answer.code == 1
+    assert "holds a run already: continue it with --resume" in answer.sentence
+    assert {path: path.stat().st_mtime_ns for path in a_run.rglob("*")} == before
+
+
+def test_resume_needs_a_run_and_takes_no_other_words(
+    videotune: Command, a_run: Path, clips: Path, tmp_path: Path
+) -> None:
+    answer = videotune("train", "--out", tmp_path / "none", "--resume")
+    assert (answer.code, "holds no run" in answer.sentence) == (1, True)
+    answer = videotune("train", "--out", a_run, "--resume", "--data", clips)
+    assert (answer.code, "its own config" in answer.sentence) == (1, True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_sample_and_export_say_what_they_lack(videotune: Command, a_run: Path, tmp_path: Path, model: Path) -> None:
+    for words, said in (
+        (("sample", a_run), "which prompt?"),
+        (("sample", "--prompt", "a cat"), "name one"),
+        (("sample", a_run, "--base", model, "--prompt", "a cat"), "name one"),
+        (("sample", tmp_path, "--prompt", "a cat"), "holds no run"),
+        (("sample", a_run, "--prompt", "a cat", "--step", "7"), "no complete checkpoint of step 7; it has 1"),
+        (("sample", "--base", model, "--lora", tmp_path / "x", "--prompt", "a cat"), "no such LoRA file"),
+        (("sample", a_run, "--prompt", "a cat", "--set", "sample.frames=6"), "sample.frames"),
+        (("export", tmp_path), "holds no run"),
+        (("export", a_run, "--step", "7"), "no complete checkpoint of step 7; it has 1"),
+        (("export", a_run, "--format", "kohya"), "not 'kohya'"),
+    ):
+        answer = videotune(*words)
+        assert answer.code == 1, words
+        assert said in answer.sentence
+
+
+def test_a_file_in_the_way_is_said(videotune: Command, clips: Path, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    answer = videotune("train", "--data", clips, "--out", tmp_path / "file", *small(model))
+    assert (answer.code, "file is a file" in answer.sentence) == (1, True)
+    answer = videotune("check", clips, "--set", f"cache_dir={tmp_path / 'file'}")
+    assert (answer.code, "Set cache_dir elsewhere" in answer.sentence) == (1, True)
+
+
+def test_presets_are_listed_and_shown_as_configs(videotune: Command, clips: Path, tmp_path: Path) -> None:
+    listed = videotune("presets", "list")
+    assert listed.code == 0
+    for name in preset_names():
+        assert name in listed.out
+        shown = videotune("presets", "show", name)
+        assert shown.code == 0
+        assert json.loads(shown.out)["base_model_name"]
+    (tmp_path / "toy.json").write_text(videotune("presets", "show", "#TOY.json").out, encoding="utf-8")
+    as_file = videotune("check", clips, "--config", tmp_path / "toy.json", "--json")
+    as_preset = videotune("check", clips, "--preset", "toy", "--json")
+    assert (as_file.code, as_file.out) == (as_preset.code, as_preset.out)
+
+
+def test_every_key_is_listed_with_its_meaning(videotune: Command) -> None:
+    answer = videotune("presets", "keys")
+    assert answer.code == 0
+    for name, field in leaves().items():
+        assert re.search(rf"\b{re.escape(name)} .*{re.escape(field.description[:20])}", answer.out), name
+
+
+def test_doctor_says_what_is_there(videotune: Command) -> None:
+    import torch
+
+    answer = videotune("doctor")
+    assert answer.code == 0
+    for word in (__version__, torch.__version__, "diffusers", "CUDA"):
+        assert word in answer.out
+
+
+@pytest.mark.parametrize("words", [("chek",), ("train", "--preset", "toy"), ("check", "--bogus")])
+def test_a_mistyped_command_is_told_without_a_traceback(videotune: Command, words: tuple[str, ...]) -> None:
+    answer = videotune(*words)
+    assert answer.code != 0
+    assert "Traceback" not in answer.err
+    assert re.search(r"No such command|Missing option|No such option", answer.err)
