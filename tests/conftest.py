@@ -1,5 +1,5 @@
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,20 @@ def small_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> None:
     """The tests run two at a time on two cores, and exact comparisons want one way of summing."""
     if "torch" in sys.modules:
         import torch
 
         torch.set_num_threads(1)
-    yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need a CUDA device are deselected, and counted as such, where there is none."""
+    needing = [item for item in items if item.get_closest_marker("cuda")]
+    if needing:
+        import torch
+
+        if not torch.cuda.is_available():
+            config.hook.pytest_deselected(items=needing)
+            items[:] = [item for item in items if item not in needing]

@@ -33,7 +33,7 @@ def sync_file(path: Path) -> None:
 def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = True) -> None:
     """Let ``write`` fill a file beside ``path``, then rename it there, so that a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside = path.with_name(f".part-{os.getpid()}-{path.name}")  # the suffix stays: readers go by it
     try:
         write(aside)
         if durable:

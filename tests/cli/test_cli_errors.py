@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -430,3 +431,29 @@ def test_a_mistyped_command_is_told_without_a_traceback(videotune: Command, word
     assert answer.code != 0
     assert "Traceback" not in answer.err
     assert re.search(r"No such command|Missing option|No such option", answer.err)
+
+
+@pytest.mark.parametrize("command", ["sample", "export"])
+def test_a_file_in_the_way_of_results_is_said(videotune: Command, a_run: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").touch()
+    prompt = ["--prompt", "a cat", "--set", "sample.steps=1"] if command == "sample" else []
+    answer = videotune(command, a_run, *prompt, "--out", tmp_path / "file")
+    assert answer.code == 1
+    assert str(tmp_path / "file") in answer.sentence
+
+
+def test_a_base_model_without_its_text_encoder_is_said(
+    videotune: Command, model: Path, clips: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "part", ignore=shutil.ignore_patterns("text_encoder"))
+    answer = videotune("cache", "--data", clips, *small(tmp_path / "part", f"cache_dir={tmp_path / 'cache'}"))
+    assert answer.code == 1
+    assert "text_encoder" in answer.sentence
+
+
+def test_sample_draws_with_the_config_s_seed_where_none_is_given(
+    videotune: Command, a_run: Path, tmp_path: Path
+) -> None:
+    words = ("--prompt", "a cat", "--set", "sample.steps=1", "--set", "sample.seed=7")
+    assert videotune("sample", a_run, *words, "--out", tmp_path).code == 0
+    assert [path.name.rsplit("-", 1)[1] for path in tmp_path.glob("*.mp4")] == ["seed7.mp4"]

@@ -111,7 +111,7 @@ def test_the_journals_kinds_are_those_that_are_written(run: Path, blown_up: Path
     """By the code, by what the two runs wrote, and by the schema."""
     tree = ast.parse((ROOT / "videotune" / "run" / "train.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    said = {ast.literal_eval(node.args[0]) for node in calls if node.func.attr == "event"}  # type: ignore[attr-defined]
+    said = {ast.literal_eval(node.args[0]) for node in calls if node.func.attr == "event"}
     known = {part["$ref"].rsplit("/", 1)[-1] for part in schema("journal")["oneOf"]}
     assert known == said | {"step"}
     assert known == {line["kind"] for line in [*read_journal(run), *read_journal(blown_up)]}

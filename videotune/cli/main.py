@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from videotune import __version__
-from videotune.errors import FAILED, INTERRUPTED, VideotuneError
+from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 
 if TYPE_CHECKING:
     from videotune.run.job import Words
@@ -110,7 +110,7 @@ def sample(
     run: Annotated[Path | None, typer.Argument(help="a run folder")] = None,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="what to draw; may be given many times")] = None,
     out: Annotated[Path, typer.Option("--out", help="folder for the videos")] = Path("samples"),
-    seed: Annotated[int, typer.Option("--seed", help="seed of the first prompt's noise")] = 42,
+    seed: Annotated[int | None, typer.Option("--seed", help="seed of the first prompt (default: sample.seed)")] = None,
     step: Annotated[
         int | None, typer.Option("--step", help="the run's checkpoint of this step (default: newest)")
     ] = None,
@@ -202,14 +202,23 @@ def _top(
 
 
 def main() -> None:
-    """Run a command; a mistake of the person's is one sentence and exit code 1 or 2, never a traceback."""
+    """Run a command; a mistake of the person's is a sentence and exit code 1 or 2, never a traceback."""
+    from typer.exceptions import Abort, TyperException
+
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or DONE)
+    except TyperException as error:  # a word that the command does not know; 2 would say that something was skipped
+        print(f"videotune: {error.format_message()}  `videotune --help` shows what there is.", file=sys.stderr)
+        sys.exit(FAILED)
     except VideotuneError as error:
         print(f"videotune: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("\nvideotune: stopped at once; what was saved before is whole", file=sys.stderr)
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(FAILED)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"videotune: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(FAILED)
+    except (KeyboardInterrupt, Abort):
+        print("\nvideotune: stopped at once; what was saved before is whole", file=sys.stderr)
+        sys.exit(INTERRUPTED)

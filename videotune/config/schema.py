@@ -20,7 +20,7 @@ def _word(value: Any) -> Any:
 class Section(BaseModel):
     """A part of the config: unknown keys are errors, and so are NaN and infinity."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class Dataset(Section):
@@ -90,7 +90,9 @@ class Sample(Section):
     """How previews are drawn."""
 
     steps: int | None = Field(None, ge=1, description="denoising steps (default: the family's)")
-    guidance: float | None = Field(None, ge=0, description="classifier-free guidance scale (default: the family's)")
+    guidance: float | None = Field(
+        None, ge=1, description="classifier-free guidance scale; 1: none (default: the family's)"
+    )
     seed: int = Field(42, ge=0, description="seed of the first prompt's noise; the next prompt takes the next seed")
     shift: float | None = Field(None, gt=0, description="the scheduler's shift (default: the checkpoint's own)")
     frames: int | None = Field(None, ge=1, description="frames of a preview (default: the bucket with most windows)")
@@ -164,7 +166,7 @@ class Config(Section):
     missing_caption: Literal["error", "skip", "empty"] = Field(
         "error", description="what a clip without a caption does"
     )
-    dataloader_threads: int = Field(2, ge=0, description="threads that read batches ahead; 0: none")
+    dataloader_threads: int = Field(2, ge=0, description="threads that decode clips and read batches ahead; 0: none")
 
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.1, description="share of source videos held out, from 20 source videos up"

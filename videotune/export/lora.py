@@ -33,10 +33,12 @@ class Exported:
     modules: int
     max_error: float
 
-    def to_json(self) -> dict[str, Any]:
-        """A line of ``exports.json``."""
+    def to_json(self, run: Path) -> dict[str, Any]:
+        """A line of the run's ``exports.json``; the path is relative to the run folder where the file lies in it."""
+        place, home = self.path.absolute(), run.absolute()
+        path = place.relative_to(home).as_posix() if place.is_relative_to(home) else str(place)
         verified = {"max_error": self.max_error, "modules": self.modules, "reader": "diffusers load_lora_weights"}
-        return {"format": self.format, "path": str(self.path), "verified": verified}
+        return {"format": self.format, "path": path, "verified": verified}
 
 
 def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
@@ -72,8 +74,21 @@ def export_lora(
 
     tensors = baked(family, format, state, scale)
     header = {"format": "pt", "videotune": json.dumps(dict(facts), ensure_ascii=False)}
-    write_whole(path, lambda aside: save_file(tensors, aside, metadata=header))
-    wanted, found = updates(state, scale), read_back(family, path)
+    worst: list[float] = []
+
+    def write(aside: Path) -> None:
+        save_file(tensors, aside, metadata=header)
+        worst.append(difference(updates(state, scale), read_back(family, aside), path))
+
+    write_whole(path, write)
+    return Exported(format, path, len(updates(state, scale)), worst[0])
+
+
+def difference(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> float:
+    """The largest difference of ΔW over the modules, each relative to its own largest entry.
+
+    Raises VideotuneError where a module is missing or differs by more than is allowed.
+    """
     if set(wanted) != set(found):
         odd = sorted(set(wanted) ^ set(found))
         raise VideotuneError(
@@ -81,13 +96,13 @@ def export_lora(
         )
     worst = 0.0
     for name, update in wanted.items():
-        difference = (found[name] - update).abs().max() / update.abs().max().clamp_min(1e-30)
-        worst = max(worst, float(difference) if bool(update.any()) else float(found[name].abs().max()))
+        off = float((found[name] - update).abs().max())
+        worst = max(worst, off / float(update.abs().max()) if bool(update.any()) else off)
     if worst > TOLERANCE:
         raise VideotuneError(
-            f"{path}: read back through diffusers, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e})"
+            f"{path}: read back through diffusers, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e}): not written"
         )
-    return Exported(format, path, len(wanted), worst)
+    return worst
 
 
 def read_back(family: Family, path: Path) -> dict[str, Tensor]:

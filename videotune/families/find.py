@@ -42,8 +42,10 @@ def find(name: str) -> ModuleType:
     raise VideotuneError(f"there is no family {name!r}{hint}  Families: {', '.join(names())}.")
 
 
-def place(name: str, *, offline: bool = False) -> BasePlace:
-    """Where the base model called ``name`` lies: asset:NAME, a folder, or a Hub id (downloaded if it is not here).
+def place(name: str, *, weights: bool = True) -> BasePlace:
+    """Where the base model called ``name`` lies: asset:NAME, a folder, or a Hub id.
+
+    What of a Hub model is not here is downloaded; without ``weights`` its configs alone, a few kilobytes.
 
     Raises VideotuneError that says what was looked for.
     """
@@ -61,15 +63,15 @@ def place(name: str, *, offline: bool = False) -> BasePlace:
         return BasePlace(name, folder)
     if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
         raise VideotuneError(f"base_model_name: no such folder: {name}")
-    return BasePlace(name, _download(name, offline))
+    return BasePlace(name, _download(name, weights))
 
 
-def _download(name: str, offline: bool) -> Path:
+def _download(name: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        patterns = ["*.json", "*.txt", "*.model", "*.safetensors"]
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=offline))
+        patterns = ["*.json", "*.txt", "*.model", *(["*.safetensors"] if weights else [])]
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub's library raises a dozen kinds; each is told to the person as it is
         raise VideotuneError(
             f"base_model_name: {name} could not be fetched from the Hub: {error}\n"
@@ -101,7 +103,17 @@ def spec_for(family: str | None, base: BasePlace | None) -> FamilySpec:
     module = of_base(base.folder)
     if family is not None and find(family) is not module:
         raise VideotuneError(f"family: {family!r} does not read {base.name}, which is a {module.SPEC.title}")
+    check_parts(base.folder)
     return module.read_spec(base.folder)
+
+
+def check_parts(folder: Path) -> None:
+    """Raise VideotuneError where a part that the model's index names is not there."""
+    for part, value in read_config(folder / "model_index.json").items():
+        if isinstance(value, list) and len(value) == 2 and value[1] is not None and not (folder / part).is_dir():
+            raise VideotuneError(
+                f"the base model is incomplete: {folder} has no {part}/, which its model_index.json names"
+            )
 
 
 def read_config(path: Path) -> dict[str, Any]:

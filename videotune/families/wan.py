@@ -279,7 +279,7 @@ def oracle(x0: Tensor) -> Callable[..., Tensor]:
 
 
 def tiny(folder: Path, seed: int = 0) -> Path:
-    """Write a random Wan checkpoint of some 100 k parameters in the real layout, and return its folder."""
+    """Write a random Wan checkpoint of some 40,000 parameters in the real layout, and return its folder."""
     from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
     from transformers import UMT5Config, UMT5EncoderModel
 

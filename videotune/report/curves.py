@@ -41,20 +41,18 @@ def loss_section(run: Run) -> Html:
         lines.append(Line(f"mean of {width} steps", thin(mean), "one"))
     else:
         lines = [Line("each step", points, "one", dots=True)]
-    first, last = mean[0][1], mean[-1][1]
-    low = min(mean, key=lambda point: point[1])
-    said = (
-        f"Mean squared error of the prediction, over {counted(len(points), 'step')}: {plain(first)} at step "
-        f"{plain(points[0][0])}, {plain(last)} at step {plain(points[-1][0])}, lowest {plain(low[1])} at step "
-        f"{plain(low[0])}" + (" (all smoothed)." if width > 1 else ".")
-    )
+    first, last, num = _ends(points)
+    over = f"the first {num} of them {plain(first)}, over the last {num} {plain(last)}"
+    said = f"Mean squared error of the prediction at {counted(len(points), 'step')}: over {over}."
+    if num < 2:
+        said = f"Mean squared error of the prediction: {plain(first)} at the first step, {plain(last)} at the last."
     return section(
         "loss",
         title,
         paragraph(text(said)),
         line_chart(lines, says=said, x_label="step", marks=not_applied),
         _not_applied(not_applied),
-        _by_noise(steps),
+        _by_noise(steps, (points[0][0], points[-1][0])),
     )
 
 
@@ -62,6 +60,12 @@ def _points(records: Sequence[Record], value: Callable[[Record], float | None]) 
     """(step, value) of the records that have both, in order of steps."""
     pairs = ((number(record.get("step")), value(record)) for record in records)
     return sorted((x, y) for x, y in pairs if x is not None and y is not None)
+
+
+def _ends(points: Sequence[Point]) -> tuple[float, float, int]:
+    """The mean over the first tenth of the points, over the last, and how many these are."""
+    num = max(1, len(points) // 10)
+    return sum(y for _, y in points[:num]) / num, sum(y for _, y in points[-num:]) / num, num
 
 
 def _not_applied(steps: Sequence[float]) -> Html:
@@ -73,7 +77,7 @@ def _not_applied(steps: Sequence[float]) -> Html:
     return paragraph(text(line), css="bad")
 
 
-def _by_noise(steps: Sequence[Record]) -> Html:
+def _by_noise(steps: Sequence[Record], span: Point) -> Html:
     """Nine small charts: the samples whose noise level fell into each ninth of [0, 1]."""
     charts = []
     for ninth in range(NINTHS):
@@ -87,13 +91,16 @@ def _by_noise(steps: Sequence[Record]) -> Html:
             continue
         mean = smooth(points, smoothing_width(len(points)))
         name = f"t {ninth / NINTHS:.2f}–{(ninth + 1) / NINTHS:.2f}"
-        change = f"{plain(mean[0][1], 3)} → {plain(mean[-1][1], 3)}"
+        first, last, _ = _ends(points)
+        change = f"{plain(first, 3)} → {plain(last, 3)}, {counted(len(points), 'step')}"
         lines = [Line("", thin(points, 150), "faint"), Line("", thin(mean, 150), "one")]
-        chart = line_chart(lines, says=f"mean squared error, {name}: {change}", height=84, num_ticks=2)
+        chart = line_chart(lines, says=f"mean squared error, {name}: {change}", height=84, num_ticks=2, span=span)
         charts.append(element("div", element("h4", text(f"{name} "), element("span", text(change))), chart))
     if not charts:
         return NOTHING
-    intro = "t = 0 is data, 1 is noise. Each chart has its own scale; the numbers are its smoothed start and end."
+    intro = (
+        "t = 0 is data, 1 is noise. Each chart has its own scale; the numbers are means over its first and last tenth."
+    )
     return join([element("h3", text("By noise level")), paragraph(text(intro), css="soft"), _multiples(charts)])
 
 
@@ -115,19 +122,15 @@ def ruler_section(run: Run) -> Html:
             after.append(text(f"No {name} are measured" + (": none are held out." if key == "held_out" else ".")))
             continue
         lines.append(Line(name, points, css, dots=True))
-        (first, before), (last, now) = points[0], points[-1]
-        best = min(points, key=lambda point: point[1])
-        change = f"{now / before - 1:+.1%}" if before else "–"
-        cells = (name, plain(before), plain(now), change, f"{plain(best[1])} at step {plain(best[0])}")
-        rows.append([text(cell) for cell in cells])
-        head = ["clips", f"step {plain(first)}", f"step {plain(last)}", "change", "lowest"]
+        rows.append([text(name), *map(text, _change(points))])
+        head = ["clips", f"step {plain(points[0][0])}", f"step {plain(points[-1][0])}", "change", "lowest"]
     if not rows:
         return section("ruler", title, missing("no reading has a number yet"), demo_part(run))
     return section(
         "ruler",
         title,
         paragraph(text("The same clips, noise levels and noise at every reading: only the model differs."), css="soft"),
-        table(head, rows),
+        table(head, rows) if len(readings) > 1 else table(head[:2], [row[:2] for row in rows]),
         bullets(after),
         element(
             "div",
@@ -139,6 +142,13 @@ def ruler_section(run: Run) -> Html:
         ),
         demo_part(run),
     )
+
+
+def _change(points: Sequence[Point]) -> tuple[str, str, str, str]:
+    """First and last value, the change between them, and the lowest with its step."""
+    before, now, lowest = points[0][1], points[-1][1], min(points, key=lambda point: point[1])
+    change = f"{now / before - 1:+.1%}" if before else "–"
+    return plain(before), plain(now), change, f"{plain(lowest[1])} at step {plain(lowest[0])}"
 
 
 def _by_quantile(readings: Sequence[Record]) -> Html:

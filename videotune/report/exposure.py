@@ -33,6 +33,8 @@ BANDS = (
 SHOWN = 40
 """How many bars stand open on the page; the others open on a click."""
 
+PLANNED = "The bars show the views of each clip by the end of the run, as planned."
+
 
 @dataclass(frozen=True)
 class ClipViews:
@@ -97,6 +99,7 @@ def exposure_section(run: Run) -> Html:
         "exposure",
         title,
         *_sentences(run),
+        NOTHING if any(clip.so_far is not None for clip in clips) else paragraph(text(PLANNED), css="soft"),
         _bands(clips),
         _bars(clips[:SHOWN], most),
         details(f"{counted(len(rest), 'more clip')}, seen least", _bars(rest, most)) if rest else NOTHING,

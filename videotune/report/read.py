@@ -120,11 +120,12 @@ def _without_left_branches(records: list[Record]) -> tuple[tuple[Record, ...], l
     for record in records:
         start = number(record.get("from_step")) if record["kind"] == "resume" else None
         if start is not None:
-            left = [r for r in kept if r["kind"] in OF_A_STEP and (number(r.get("step")) or 0) > start]
-            kept = [r for r in kept if not any(r is other for other in left) and r["kind"] != "end"]
-            steps = sum(r["kind"] == "step" for r in left)
-            if steps:
-                notes.append(f"{steps} steps after step {start:g} were left behind when the run went on from there")
+            before = [old for old in kept if old["kind"] != "end"]
+            kept = [old for old in before if old["kind"] not in OF_A_STEP or (number(old.get("step")) or 0) <= start]
+            num = sum(old["kind"] == "step" for old in before) - sum(old["kind"] == "step" for old in kept)
+            if num:
+                steps = "1 step" if num == 1 else f"{num} steps"
+                notes.append(f"{steps} after step {start:g} left behind when the run went on from there")
         kept.append(record)
     return tuple(kept), notes
 

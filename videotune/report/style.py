@@ -22,7 +22,7 @@ a{color:var(--blue);overflow-wrap:anywhere}
 .badge{display:inline-block;border:1px solid currentColor;border-radius:6px;padding:0 7px;margin-right:6px;
 font-size:.85em;font-weight:600;white-space:nowrap}
 .good{color:var(--green)}.care{color:var(--orange)}.bad{color:var(--red)}.calm{color:var(--blue)}.quiet{color:var(--soft)}
-.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:10px 18px;margin:12px 0}
+.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(160px,1fr));gap:10px 18px;margin:12px 0}
 .facts>div{border-left:2px solid var(--rule);padding-left:9px;overflow-wrap:anywhere}
 .facts b{display:block;font-weight:600;font-variant-numeric:tabular-nums}
 .facts span{color:var(--soft);font-size:.87em}
@@ -30,6 +30,7 @@ font-size:.85em;font-weight:600;white-space:nowrap}
 table{border-collapse:collapse;width:100%;font-size:.9em;font-variant-numeric:tabular-nums}
 th,td{text-align:left;vertical-align:top;padding:5px 12px 5px 0;border-bottom:1px solid var(--rule)}
 td:first-child,td:last-child{overflow-wrap:anywhere}
+table.cards td:first-child{min-width:170px}
 th{color:var(--soft);font-weight:500;white-space:nowrap}
 td p,td ul{margin:0}
 code{font:.92em ui-monospace,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}
@@ -76,6 +77,7 @@ figcaption{font-size:.82em;color:var(--soft)}
 @media (max-width:640px){
 main{padding:12px 8px 40px}section{padding:12px}
 .multiples{grid-template-columns:1fr 1fr;gap:10px 12px}.multiples .axes{grid-template-columns:36px 1fr}
+.bars{grid-template-columns:1fr max-content}.bars>span:nth-child(3n+1){grid-column:1/-1;margin-top:4px}
 table.cards thead{display:none}
 table.cards,table.cards tbody,table.cards tr,table.cards td{display:block;width:100%}
 table.cards tr{border-bottom:1px solid var(--rule);padding:8px 0}

@@ -47,22 +47,21 @@ class _Frame:
 
 
 def smooth(points: Sequence[Point], width: int) -> list[Point]:
-    """Each y replaced by the mean of the ``width`` (odd) around it, of fewer towards the ends."""
+    """Each y replaced by the mean of the ``width`` (odd) around it, or of those among them that there are."""
     reach = width // 2
     sums = [0.0]
     for _, y in points:
         sums.append(sums[-1] + y)
     smoothed = []
     for place, (x, _) in enumerate(points):
-        near = min(reach, place, len(points) - 1 - place)  # symmetric, so that a slope is not bent at the ends
-        first, last = place - near, place + near + 1
+        first, last = max(0, place - reach), min(len(points), place + reach + 1)
         smoothed.append((x, (sums[last] - sums[first]) / (last - first)))
     return smoothed
 
 
 def smoothing_width(num_points: int) -> int:
-    """An odd number of points to average, about a twentieth of them; 1 where there are too few to smooth."""
-    return 1 if num_points < 10 else max(3, num_points // 20) | 1
+    """An odd number of points to average: about a twentieth of them, 201 at most; 1 where there are too few to smooth."""
+    return 1 if num_points < 10 else min(201, max(3, num_points // 20) | 1)
 
 
 def thin(points: Sequence[Point], columns: int = 400) -> list[Point]:
@@ -94,13 +93,14 @@ def line_chart(
     marks: Sequence[float] = (),
     from_zero: bool = False,
     num_ticks: int = 4,
+    span: Point | None = None,
 ) -> Html:
     """A chart ``height`` pixels high; ``says`` is its text for those who cannot see it.
 
     ``marks`` are x values to be pointed out at the foot. A lone spike in a faint line leaves the frame at its edge
-    rather than flatten everything else.
+    rather than flatten everything else. ``span`` is the range of x where it is not the points' own.
     """
-    frame = _frame(lines, from_zero)
+    frame = _frame(lines, from_zero, span)
     down, across = ticks(frame.low, frame.high, num_ticks), ticks(frame.left, frame.right, num_ticks)
     if all(float(x).is_integer() for line in lines for x, _ in line.points):
         across = sorted({float(round(value)) for value in across})
@@ -115,7 +115,7 @@ def line_chart(
         attributes={"viewBox": f"0 0 {SIZE} {SIZE}", "preserveAspectRatio": "none", "role": "img", "aria-label": says},
     )
     ys = join(_label(plain(value, 3), f"top:{frame.y(value) / SIZE:.2%}") for value in down)
-    xs = join(_label(plain(value, 3), f"left:{frame.x(value) / SIZE:.2%}") for value in across)
+    xs = join(_label(plain(value, 3), _across(frame.x(value) / SIZE)) for value in across)
     return element(
         "div",
         _legend(lines),
@@ -131,7 +131,7 @@ def line_chart(
     )
 
 
-def _frame(lines: Sequence[Line], from_zero: bool) -> _Frame:
+def _frame(lines: Sequence[Line], from_zero: bool, span: Point | None) -> _Frame:
     """Ranges that hold every line; of the faint ones, all but the outermost hundredth of their points."""
     xs = [x for line in lines for x, _ in line.points]
     ys = []
@@ -144,7 +144,8 @@ def _frame(lines: Sequence[Line], from_zero: bool) -> _Frame:
     low, high = min(ys), max(ys)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     low = 0.0 if from_zero and low >= 0 else low - room
-    return _Frame(min(xs), max(xs), low, high + room)
+    left, right = span or (min(xs), max(xs))
+    return _Frame(left, right, low, high + room)
 
 
 def _draw(line: Line, frame: _Frame) -> list[Html]:
@@ -160,6 +161,11 @@ def _draw(line: Line, frame: _Frame) -> list[Html]:
 
 def _path(data: str, css: str) -> Html:
     return element("path", css=css, attributes={"d": data, "vector-effect": "non-scaling-stroke"})
+
+
+def _across(share: float) -> str:
+    """Where the label of an x stands: under it, but within the chart at its right end."""
+    return f"left:{share:.2%}" + (";transform:translateX(-100%)" if share > 0.96 else "")
 
 
 def _label(words: str, style: str) -> Html:

@@ -91,7 +91,7 @@ def clip_row(clip: Record, folder: str = "") -> list[Html]:
     cells = (
         ", ".join(part for part in (size, frames, rate) if part),
         used_as + shape,
-        f"{cut:.2f} s" if cut else "",
+        f"{cut:.2f}\N{NO-BREAK SPACE}s" if cut else "",
         f"{repeats:.0%}" if repeats else "",
         "" if views is None else value_text(views),
     )
@@ -122,8 +122,14 @@ def settings_section(run: Run) -> Html:
     head = ["key", "value", "set by"]
     ours = [row for row, (_, _, origin) in zip(cells, rows, strict=True) if origin != "default"]
     theirs = [row for row, (_, _, origin) in zip(cells, rows, strict=True) if origin == "default"]
-    rest = details(f"{counted(len(theirs), 'setting')} at the default", table(head, theirs)) if theirs else NOTHING
-    return section("settings", "Settings", table(head, ours) if ours else NOTHING, rest)
+    rest = (
+        details(f"{counted(len(theirs), 'setting')} at the default", table(head, theirs, css="cards"))
+        if theirs
+        else NOTHING
+    )
+    return section(
+        "settings", "Settings", table(head, ours, css="cards") if ours else NOTHING, rest if theirs else NOTHING
+    )
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
@@ -148,7 +154,9 @@ def files_section(run: Run) -> Html:
     if run.exports is None:
         exported = missing("exports.json, the exported files")
     else:
-        exported = table(["format", "file", "size", "read back"], [export_row(run, entry) for entry in run.exports])
+        exported = table(
+            ["format", "file", "size", "read back"], [export_row(run, entry) for entry in run.exports], css="cards"
+        )
     saves = [
         [text(plain(number(save.get("step")))), file_cell(run, str(save.get("path", "")))]
         for save in of_kind(run, "save")
@@ -163,10 +171,10 @@ def export_row(run: Run, entry: Record) -> list[Html]:
     error = number(verified.get("max_error"))
     where = next((p for p in (run.folder / path, Path(path)) if p.is_file()), None)
     size = f"{where.stat().st_size / 1e6:.2f} MB" if where else "not found"
-    told = "not verified"
+    told = "not read back"
     if error is not None:
         reader = f" by {verified['reader']}" if verified.get("reader") else ""
-        told = f"yes{reader}: largest error {error:.1e}"
+        told = f"largest error {error:.1e}{reader}"
     colour = badge("verified", "good") if error is not None else badge("unverified", "care")
     return [text(entry.get("format", "")), file_cell(run, path), text(size), join([colour, text(told)])]
 

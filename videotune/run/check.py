@@ -10,14 +10,14 @@ from typing import Any
 from videotune.data.account import to_json
 from videotune.errors import DONE, SKIPPED
 from videotune.run.console import bar, print_table, say
-from videotune.run.job import Job, Words, open_job, refuse_skips, settle, with_views
+from videotune.run.job import Job, Words, layers, open_job, refuse_skips, settle, with_views
 
 DEFAULT_PRESET = "toy"
 
 
 def check(words: Words, *, as_json: bool = False, allow_skips: str | None = None) -> int:
     """Print the account of the dataset; exit code 2 where clips are skipped that the person has not allowed."""
-    assumed = not (words.preset or words.config or words.family)
+    assumed = not (words.preset or words.config or words.family or layers(words)[0].get("base_model_name"))
     if assumed:
         words = replace(words, preset=DEFAULT_PRESET)
     resolved, spec, base = settle(words)

@@ -82,7 +82,8 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
     controls = [caption(*look) for look in CONTROLS]
     settings, pipe = run_settings(run), open_pipeline(run)
     before, kept = (draw(pipe, settings, words, seeds) for words in (prompts, controls))
-    pipe.load_lora_weights(exported["path"])
+    lora = run / exported["path"]
+    pipe.load_lora_weights(str(lora))
     after, still = (draw(pipe, settings, words, seeds) for words in (prompts, controls))
     drawn = (("base", prompts, before), ("LoRA", prompts, after), ("LoRA", controls, still))
     rows = [(f"{who}: {words[i]}", clips[i]) for who, words, clips in drawn for i in range(len(DIRECTIONS))]
@@ -96,7 +97,7 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
         "concept": {"before": concept_share(before), "after": concept_share(after), "n": len(prompts)},
         "control": {"before": control_share(kept), "after": control_share(still), "n": len(controls)},
         "same_frames": {"max_difference": own_difference(run, prompts[0], seeds[0], after[0])},
-        "lora": exported["path"],
+        "lora": str(lora),
         "base": settings["base_model_name"],
     }
 
@@ -152,7 +153,7 @@ def control_share(clips: Sequence[np.ndarray]) -> float:
 
 def own_difference(run: Path, prompt: str, seed: int, theirs: np.ndarray) -> float:
     """Largest difference, in grey levels of 255, between our sampler's frames and diffusers' with the exported file."""
-    family, net, settings, _ = open_sampler(SampleWords((prompt,), seed, run))
+    family, net, settings, *_ = open_sampler(SampleWords((prompt,), seed, run))
     ours = render(family, net, settings, [prompt], [seed])[0]
     return int(abs(ours.astype("int16") - to_bytes(theirs).astype("int16")).max())
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def export(run: Path, formats: Sequence[str] = (), step: int | None = None, out: Path | None = None) -> int:
     """Export a checkpoint of a run (the newest, or the one of ``step``)."""
     settings = run_settings(run)
-    base = place(settings["base_model_name"])
+    base = place(settings["base_model_name"], weights=False)
     spec = spec_for(settings["family"], base)
     resolved = resolve(settings, {}, spec)
     checkpoint = pick(run, step)
@@ -87,10 +87,9 @@ def export_run(
         done.append(export_lora(family, format, state, scale, path, facts))
     listed = run / "exports.json"
     before = read_json(listed) if listed.is_file() else []
-    paths = {str(exported.path) for exported in done}
-    write_json(
-        listed, [line for line in before if line["path"] not in paths] + [exported.to_json() for exported in done]
-    )
+    new = [exported.to_json(run) for exported in done]
+    paths = {line["path"] for line in new}
+    write_json(listed, [line for line in before if line["path"] not in paths] + new)
     return done
 
 

@@ -15,9 +15,10 @@ from types import FrameType
 from typing import Any
 
 from videotune import __version__
+from videotune.data.account import to_json
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
-from videotune.run.job import Job
+from videotune.run.job import Job, with_views
 
 CONTROL_WORDS = ("stop", "save", "sample")
 
@@ -37,18 +38,25 @@ def refuse_run(run: Path) -> None:
         raise VideotuneError(f"{run} is a file: --out takes a folder for the run")
 
 
-def begin(run: Path, job: Job, prints: Mapping[str, str]) -> None:
-    """Create a run folder with its resolved config."""
+def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any], train_dtype: str) -> None:
+    """Create a run folder; its ``config.json`` comes last, so that a folder that has one has all."""
     refuse_run(run)
     run.mkdir(parents=True, exist_ok=True)
-    write_config(run, job, prints)
+    write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
+    write_json(run / "plan.json", plan)
+    write_config(run, job, prints, train_dtype)
 
 
-def write_config(run: Path, job: Job, prints: Mapping[str, str]) -> None:
-    """``config.json``: every key with its origin, the base and the data it was settled for."""
+def write_config(run: Path, job: Job, prints: Mapping[str, str], train_dtype: str) -> None:
+    """``config.json``: every key with its origin, the base and the data it was settled for.
+
+    What was left to the machine (the dtype) is frozen, so that a resume elsewhere is still the same run.
+    """
+    settled = job.resolved.to_json()
+    settled["settings"]["train_dtype"] = train_dtype
     base = {"name": job.base.name, "fingerprints": dict(prints)} if job.base else {}
     facts = {"base": base, "data": job.data_digest(), "steps": job.steps, "versions": versions()}
-    write_json(run / "config.json", job.resolved.to_json() | facts)
+    write_json(run / "config.json", settled | facts)
 
 
 def read_run_config(run: Path) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def settle(words: Words) -> tuple[Resolved, FamilySpec, BasePlace | None]:
     """
     user, preset = layers(words)
     named = merge(preset, user)
-    base = place(named["base_model_name"]) if named.get("base_model_name") else None
+    base = place(named["base_model_name"], weights=False) if named.get("base_model_name") else None
     family = named.get("family")
     if base is None and family is None:
         raise VideotuneError(
@@ -177,10 +177,10 @@ def refuse_skips(job: Job, allow: str | None) -> None:
     Raises DoesNotFit that lists them.
     """
     skipped = job.library.skipped
+    if allow not in (None, "all") and not allow.isdigit():
+        raise VideotuneError(f"--allow-skips takes a number or all, not {allow!r}")
     if not skipped or allow == "all":
         return
-    if allow is not None and not allow.isdigit():
-        raise VideotuneError(f"--allow-skips takes a number or all, not {allow!r}")
     if allow is not None and len(skipped) <= int(allow):
         return
     lines = "\n".join(f"  {path}: {reason}: {detail}" for path, reason, detail in skipped[:10])

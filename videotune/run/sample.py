@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleWords:
-    """What to draw: prompts and seed, from ``run`` (its newest checkpoint or ``step``), or from ``base`` with ``lora``."""
+    """What to draw: prompts and the first seed (None: the config's), from ``run`` or from ``base``.
+
+    A run is drawn from at its newest checkpoint or at ``step``; a base model with a ``lora`` file or alone.
+    """
 
     prompts: tuple[str, ...]
-    seed: int = 42
+    seed: int | None = None
     run: Path | None = None
     step: int | None = None
     base: str | None = None
@@ -40,17 +43,19 @@ class SampleWords:
 
 def sample(words: SampleWords, out: Path) -> int:
     """Write one mp4 a prompt into ``out`` and print where."""
-    family, net, settings, step = open_sampler(words)
-    frames = render(family, net, settings, words.prompts, [words.seed + i for i in range(len(words.prompts))])
-    for i, (prompt, video) in enumerate(zip(words.prompts, frames, strict=True)):
-        path = out / file_name(step, prompt, words.seed + i)
+    out.mkdir(parents=True, exist_ok=True)
+    family, net, settings, step, first = open_sampler(words)
+    seeds = [first + i for i in range(len(words.prompts))]
+    frames = render(family, net, settings, words.prompts, seeds)
+    for prompt, seed, video in zip(words.prompts, seeds, frames, strict=True):
+        path = out / file_name(step, prompt, seed)
         write_video(path, video, settings.shape.fps)
         print(path)
     return DONE
 
 
-def open_sampler(words: SampleWords) -> tuple[Family, nn.Module, SampleSettings, int]:
-    """The family, its transformer with the adapter in place, how to draw, and the step the adapter is from.
+def open_sampler(words: SampleWords) -> tuple[Family, nn.Module, SampleSettings, int, int]:
+    """The family, its transformer with the adapter in place, how to draw, the adapter's step and the first seed.
 
     Raises VideotuneError where neither a run nor a base model is named.
     """
@@ -64,7 +69,7 @@ def open_sampler(words: SampleWords) -> tuple[Family, nn.Module, SampleSettings,
         )
     settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
     settings = anchored(merge(settings, parse_sets(words.sets)))
-    base = place(settings["base_model_name"])
+    base = place(settings["base_model_name"], weights=False)
     spec = spec_for(settings.get("family"), base)
     config = resolve(settings, {}, spec).config
     family, step = open_models(spec, base, config), 0
@@ -78,7 +83,8 @@ def open_sampler(words: SampleWords) -> tuple[Family, nn.Module, SampleSettings,
         load_file_into(family, net, words.lora)
     if words.strength != 1.0 and (words.run or words.lora):
         net.set_adapters([ADAPTER], [words.strength])  # type: ignore[operator]
-    return family, net, sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec)), step
+    settings_of = sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec))
+    return family, net, settings_of, step, config.sample.seed if words.seed is None else words.seed
 
 
 def load_file_into(family: Family, net: nn.Module, path: Path) -> None:

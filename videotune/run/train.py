@@ -13,17 +13,17 @@ from torch import nn
 from videotune.adapters.lora import add_lora, load_lora
 from videotune.cache.batches import Source, stream
 from videotune.cache.store import Store
-from videotune.data.account import to_json, totals
+from videotune.data.account import totals
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
-from videotune.files import write_json
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.monitor.journal import Journal, cut_journal, read_journal
 from videotune.monitor.ruler import Ruler, normalised, read_ruler, spread
 from videotune.run.console import bar, clock, say
 from videotune.run.export import check_formats, export_run
 from videotune.run.folder import begin, look, read_run_config, refuse_run, run_settings, signals, versions
-from videotune.run.job import Job, Words, open_job, refuse_skips, settle, with_views
+from videotune.run.job import Job, Words, open_job, refuse_skips, settle
 from videotune.run.models import (
+    dtype_name,
     fill_cache,
     lora_settings,
     make_objective,
@@ -74,7 +74,8 @@ class Trainer:
 def train(words: Words, run: Path, *, resume: bool = False, allow_skips: str | None = None) -> int:
     """Train to the end, or until asked to stop; exit code 130 where it was interrupted and saved."""
     job = open_run(words, run, resume)
-    refuse_skips(job, allow_skips)
+    if not resume:  # a resume trains on exactly what was allowed at the start
+        refuse_skips(job, allow_skips)
     trainer = prepare(job, run, resume)
     try:
         why = loop(trainer)
@@ -99,7 +100,7 @@ def open_run(words: Words, run: Path, resume: bool) -> Job:
         from videotune.families.find import place, spec_for
 
         settings = run_settings(run)
-        base = place(settings["base_model_name"])
+        base = place(settings["base_model_name"], weights=False)
         spec = spec_for(settings["family"], base)
         resolved = resolve(settings, {}, spec)
     with bar("reading clips") as progress:
@@ -142,9 +143,7 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
     if resume:
         first = restore(run, parameters, optimizer) + 1
     else:
-        begin(run, job, prints)
-        write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
-        write_json(run / "plan.json", make_plan(job))
+        begin(run, job, prints, make_plan(job), dtype_name(config))
     trainer = Trainer(
         run=run,
         job=job,

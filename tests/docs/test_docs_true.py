@@ -1,0 +1,160 @@
+"""What the pages name is there: files, tests, commands, keys, presets, rooms and their floors."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from test_layers import DATA_ONLY, FLOORS
+
+from videotune.cli.main import app
+from videotune.config.load import preset_names
+from videotune.config.schema import leaves
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))) if path.is_file()]
+EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+PAGE_OF = {"cli": "run", "presets": "config", "assets": "toy"}
+"""Rooms whose page is another room's."""
+
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+OURS = ("videotune/", "tests/", "docs/", "scripts/", "benchmarks/")
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def spans(page: Path) -> list[str]:
+    """What stands in backticks within a sentence or a table."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
+
+
+def blocks(page: Path) -> list[str]:
+    """Lines of the blocks of code."""
+    return [line for block in FENCE.findall(page.read_text(encoding="utf-8")) for line in block.splitlines()]
+
+
+def missing_paths(spans: list[str]) -> list[str]:
+    """Words that begin with a folder of ours and name nothing; a star stands for anything."""
+    words = [word.strip("().,;:") for span in spans for word in span.split() if word.startswith(OURS)]
+    return [word for word in words if not list(ROOT.glob(word.partition("::")[0].rstrip("/")))]
+
+
+def commands() -> dict[str, set[str]]:
+    """Each command of the command line, "presets keys" among them, with its options."""
+
+    def walk(command: Any, name: str) -> dict[str, set[str]]:
+        options = {option for part in command.params for option in getattr(part, "opts", ())} | {"--help"}
+        found = {name: options}
+        for inner in getattr(command, "commands", {}).values():
+            found |= walk(inner, f"{name} {inner.name}".strip())
+        return found
+
+    return walk(typer.main.get_command(app), "")
+
+
+def wrong_command(code: str) -> str | None:
+    """What is wrong about ``videotune …`` in a piece of code, or None; ``python -m videotune.room`` is none of ours."""
+    known = commands()
+    for said in re.findall(r"(?:^|(?<=[\s/]))videotune((?: +[^#\n]*)?)$", code, re.MULTILINE):
+        words = said.split()
+        name = next((" ".join(words[:size]) for size in (2, 1) if " ".join(words[:size]) in known), "")
+        if words and not name and not words[0].startswith("-"):
+            return f"there is no command {words[0]!r}"
+        unknown = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)} - known[name]
+        if unknown:
+            return f"{name or 'videotune'} has no {', '.join(sorted(unknown))}"
+    return None
+
+
+@EACH
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+    relative = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in relative if link and not (page.parent / link).exists()] == []
+
+
+@EACH
+def test_files_that_are_named_exist(page: Path) -> None:
+    assert missing_paths(spans(page)) == []
+
+
+@EACH
+def test_commands_and_their_options_exist(page: Path) -> None:
+    code = [*(span for span in spans(page) if span.startswith("videotune ")), *blocks(page)]
+    assert {piece: wrong for piece in code if (wrong := wrong_command(piece))} == {}
+
+
+@EACH
+def test_tests_that_are_named_exist(page: Path) -> None:
+    there = {
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    named = {span for span in spans(page) if re.fullmatch(r"test_\w+", span)}
+    assert named - there == set()
+
+
+@EACH
+def test_keys_that_are_named_exist(page: Path) -> None:
+    """A word such as `lora.rank` or `lora.rank=8`, whose first part is a section of the config."""
+    known = leaves()
+    sections = "|".join(sorted({name.partition(".")[0] for name in known if "." in name}))
+    words = {word.strip("'\",").partition("=")[0] for code in [*spans(page), *blocks(page)] for word in code.split()}
+    named = {word for word in words if re.fullmatch(rf"(?:{sections})\.[a-z_]\w*", word)}
+    assert {word for word in named - set(known) if not word.endswith((".json", ".safetensors"))} == set()
+
+
+def test_every_room_has_a_page_that_the_map_links_to() -> None:
+    rooms = sorted(path.name for path in (ROOT / "videotune").iterdir() if path.is_dir() and path.name[0] not in "._")
+    links = re.findall(r"\]\((\w+)\.md\)", prose(DOCS / "index.md"))
+    for room in rooms:
+        page = PAGE_OF.get(room, room)
+        assert (DOCS / f"{page}.md").is_file(), f"{room} has no page"
+        assert page in links, f"docs/index.md does not lead to {page}.md"
+        if room in PAGE_OF:
+            assert f"videotune/{room}/" in prose(DOCS / f"{page}.md"), f"{page}.md does not speak of {room}"
+
+
+def test_the_map_has_the_floors_that_are_tested() -> None:
+    table = re.findall(r"^\| F(\d) \| \[(\w+)\]", prose(DOCS / "index.md"), re.MULTILINE)
+    there = {path.name for path in (ROOT / "videotune").iterdir() if path.is_dir()} - set(DATA_ONLY)
+    assert {room: int(floor) for floor, room in table} == {room: f for room, f in FLOORS.items() if room in there}
+    floors = [int(floor) for floor, _ in table]
+    assert floors == sorted(floors)
+
+
+def test_every_preset_and_schema_is_named() -> None:
+    assert [name for name in preset_names() if name not in spans(DOCS / "config.md")] == []
+    index = prose(DOCS / "index.md")
+    assert [path.name for path in (DOCS / "schemas").iterdir() if f"schemas/{path.name}" not in index] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong"),
+    [
+        ("videotune train --out runs/first --resume", None),
+        ("videotune presets keys", None),
+        ("OMP_NUM_THREADS=1 .venv/bin/videotune --version", None),
+        ("videotune trian --out x", "trian"),
+        ("videotune check dataset --out x", "--out"),
+    ],
+)
+def test_a_wrong_command_is_found(code: str, wrong: str | None) -> None:
+    found = wrong_command(code)
+    assert found is None if wrong is None else wrong in str(found)
+
+
+def test_a_file_that_is_not_there_is_found() -> None:
+    assert missing_paths(["videotune/types.py", "see tests/conftest.py,", "videotune/data/*.py"]) == []
+    assert missing_paths(["videotune/nowhere.py", "python scripts/none.py"]) == [
+        "videotune/nowhere.py",
+        "scripts/none.py",
+    ]

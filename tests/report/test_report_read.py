@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import pytest
+from report_kit import full_run, put, reading, sample, start, step, write_journal
+
+from videotune.errors import VideotuneError
+from videotune.report.read import last_of_kind, number, of_kind, read_run
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [record["step"] for record in of_kind(read_run(folder), "step")]
+
+
+def test_a_whole_run_is_read(tmp_path: Path) -> None:
+    run = read_run(full_run(tmp_path / "run"))
+    assert len(of_kind(run, "step")) == 120
+    assert last_of_kind(run, "end")["why"] == "done"
+    assert run.notes == ()
+    assert run.check is not None
+    assert run.check["found"] == 5
+    assert run.exports is not None
+    assert run.exports[0]["format"] == "diffusers"
+    assert run.demo is None
+    assert run.written is not None
+
+
+@pytest.mark.parametrize("tail", ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a', "\x00\x00", "{"])
+def test_a_torn_last_line_is_left_out_and_noted(tmp_path: Path, tail: str) -> None:
+    write_journal(tmp_path, [start(), step(1), step(2)], tail)
+    assert steps_of(tmp_path) == [1, 2]
+    assert len(read_run(tmp_path).notes) == 1
+    assert "last line (4) is torn" in read_run(tmp_path).notes[0]
+
+
+def test_a_line_torn_in_the_middle_of_a_letter_is_left_out(tmp_path: Path) -> None:
+    write_journal(tmp_path, [start()])
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write('{"kind": "sample", "prompt": "é'.encode()[:-1])
+    assert "torn" in read_run(tmp_path).notes[0]
+
+
+def test_a_last_line_without_its_line_break_is_kept_where_it_is_whole(tmp_path: Path) -> None:
+    write_journal(tmp_path, [start()], '{"kind": "end", "step": 0, "why": "stopped"}')
+    run = read_run(tmp_path)
+    assert last_of_kind(run, "end")["why"] == "stopped"
+    assert run.notes == ()
+
+
+def test_a_bad_line_in_the_middle_is_noted_by_its_number(tmp_path: Path) -> None:
+    write_journal(tmp_path, [start()], '{"kind": "step", "st{"kind": "step"}\n[1, 2]\n{"step": 4}\n{"kind": "end"}\n')
+    run = read_run(tmp_path)
+    assert [note.split(" of")[0] for note in run.notes] == ["line 2", "line 3", "line 4"]
+    assert [record["kind"] for record in run.journal] == ["start", "end"]
+
+
+def test_unknown_kinds_are_kept(tmp_path: Path) -> None:
+    write_journal(tmp_path, [start(), {"kind": "heartbeat", "pulse": 60}])
+    assert of_kind(read_run(tmp_path), "heartbeat") == [{"kind": "heartbeat", "pulse": 60}]
+
+
+def test_a_resume_leaves_behind_what_came_after_its_step(tmp_path: Path) -> None:
+    records = [start(), reading(0, None, 0.4), *(step(n) for n in range(1, 8)), reading(5, None, 0.2), sample(7, "a")]
+    records += [{"kind": "warning", "step": 6, "text": "kept"}, {"kind": "end", "step": 7, "why": "interrupted"}]
+    resume = {"kind": "resume", "from_step": 4}
+    write_journal(tmp_path, [*records, resume, step(5, mse=0.125), step(6)])
+    run = read_run(tmp_path)
+    assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert of_kind(run, "step")[4]["mse"] == 0.125
+    assert [record["step"] for record in of_kind(run, "ruler")] == [0]
+    assert not of_kind(run, "sample")
+    assert not of_kind(run, "end")
+    assert [record["text"] for record in of_kind(run, "warning")] == ["kept"]
+    assert run.notes == ("3 steps after step 4 left behind when the run went on from there",)
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "holiday.mp4").write_bytes(b"")
+    with pytest.raises(VideotuneError, match=r"not a run folder.*journal\.jsonl"):
+        read_run(tmp_path)
+    with pytest.raises(VideotuneError, match="not a run folder"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_a_config_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    put(tmp_path, "config.json", {"settings": {}})
+    run = read_run(tmp_path)
+    assert (run.journal, run.written, run.check) == ((), None, None)
+
+
+@pytest.mark.parametrize(("content", "said"), [("{", "not JSON"), ("[]", "an object")])
+def test_a_damaged_file_is_named(tmp_path: Path, content: str, said: str) -> None:
+    write_journal(tmp_path, [start()])
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(VideotuneError, match=rf"plan\.json.*{said}.*remove it"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(2, 2), (0.5, 0.5), (None, None), ("3", None), (True, None), (float("nan"), None)]
+)
+def test_only_finite_numbers_are_numbers(value: object, expected: float | None) -> None:
+    assert number(value) == expected

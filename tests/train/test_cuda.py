@@ -1,0 +1,54 @@
+"""What only a CUDA device can show. Deselected where there is none; none of it has run on one yet."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from videotune.errors import DONE
+from videotune.monitor.journal import read_journal
+from videotune.run.job import Words
+from videotune.run.train import make_records, open_run, prepare, train
+
+pytestmark = pytest.mark.cuda
+Bases = Callable[[str], Path]
+
+
+def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Words:
+    fixed = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", "sample_after=0", "ruler_after=0")
+    return Words(data=str(small_clips), sets=(*fixed, *sets))
+
+
+def test_no_step_waits_for_the_host(small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> None:
+    """torch raises at any operation that makes the host wait for the device, from the second step on."""
+    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", "steps=12", "batch_size=2")
+    trainer = prepare(open_run(said, tmp_path / "run", False), tmp_path / "run", False)
+    records: Any = make_records(trainer)
+    late = [next(records)]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        late += [next(records) for _ in range(10)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(record.read()["loss"] > 0 for record in late)
+    trainer.journal.close()
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
+def test_a_run_on_the_device_follows_the_one_on_the_cpu(
+    dtype: str, small_clips: Path, tiny_bases: Bases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draws are the same on both, so the losses agree as far as the dtype carries."""
+    on_device = words(small_clips, tiny_bases("wan"), tmp_path / "a", "steps=5", f"train_dtype={dtype}")
+    assert train(on_device, tmp_path / "device") == DONE
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    on_cpu = words(small_clips, tiny_bases("wan"), tmp_path / "b", "steps=5", "train_dtype=FLOAT_32")
+    assert train(on_cpu, tmp_path / "cpu") == DONE
+
+    def losses(run: str) -> list[float]:
+        return [line["loss"] for line in read_journal(tmp_path / run) if line["kind"] == "step"]
+
+    assert losses("device") == pytest.approx(losses("cpu"), rel=1e-3 if dtype == "FLOAT_32" else 5e-2)
