@@ -1,7 +1,8 @@
 """The cache on disk: one safetensors file an entry, and a manifest that says what each was made from.
 
-An entry's name is a hash of what decides its content (clip, place, size, encoder, dtype; not library versions), so what
-changes gets another name and no entry is ever stale. An entry counts only if the manifest knows it and its size is the one that was written.
+An entry's name is a hash of what decides its content (clip, place, size, encoder, dtype; not library versions): what
+changes gets another name, so no entry is ever stale. An entry counts only if the manifest knows it and its size is the
+one that was written.
 """
 
 from __future__ import annotations

@@ -22,13 +22,14 @@ REPEATS_LIMIT = 0.2
 class ClipAccount:
     """What becomes of one file.
 
-    ``used`` for training, or ``held_out`` for validation, or neither and then ``reason`` (a code) and ``detail`` say why.
+    ``id`` is the hash of its bytes where it has windows. ``used`` for training, or ``held_out`` for validation, or neither and then ``reason`` (a code) and ``detail`` say why.
     ``frames`` pixel frames a pass are shown in ``windows`` of ``shape``; ``seconds_cut`` no window shows; ``repeats_share``
     of the frames repeat the one before; ``speed`` is how fast motion plays (1.0: as filmed); ``views`` is filled in by
     whoever knows the number of steps.
     """
 
     path: str
+    id: str | None = None
     used: bool = False
     held_out: bool = False
     reason: str | None = None
@@ -64,11 +65,12 @@ def skipped_account(path: str, reason: str, detail: str, facts: Facts | None) ->
 
 
 def clip_account(
-    path: str, held_out: bool, facts: Facts, laid: LaidClip, size: Size, captions: list[str]
+    path: str, clip_id: str, held_out: bool, facts: Facts, laid: LaidClip, size: Size, captions: list[str]
 ) -> ClipAccount:
     """The account of a clip that has windows."""
     return ClipAccount(
         path,
+        clip_id,
         used=not held_out,
         held_out=held_out,
         source_fps=facts.fps,

@@ -256,7 +256,9 @@ def _assemble(outcomes: Sequence[_Draft | _Skip], held_out: set[str], notes: Seq
             shape = ClipShape(laid.frames, *outcome.size, outcome.laid.fps)
             windows[held].append(Window(outcome.id, laid.start, laid.start + laid.frames / shape.fps, shape))
         accounts.append(
-            clip_account(outcome.path, held, outcome.facts, outcome.laid, outcome.size, list(outcome.captions))
+            clip_account(
+                outcome.path, outcome.id, held, outcome.facts, outcome.laid, outcome.size, list(outcome.captions)
+            )
         )
     return Library(
         clips=tuple(clips),
