@@ -159,7 +159,7 @@ def start_bare(transformer: Path, batch: Path) -> tuple[float, int]:
 
 
 def starts_part(folder: Path, starts: int) -> dict[str, Any]:
-    """(c). Our first step is seen one step late, in the journal, so ours is measured a step too long."""
+    """(c)."""
     trainer = open_trainer(folder / "clips", folder / "warm", ("steps=2",))
     one = prepare(trainer.source, 1)
     trainer.journal.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from videotune.cache.batches import Prepared, Source, prepare, stream
+from videotune.cache.batches import Prepared, Source, prepare, quiet_pool, stream
 from videotune.cache.store import Store, latent_key
 from videotune.run.job import Words, open_job, settle
 from videotune.run.models import fill_cache, make_objective, make_source
@@ -43,6 +43,19 @@ def test_threads_change_nothing(threads: int, source: Source) -> None:
     got = list(stream(source, 4, 12, threads))
     assert [one.step for one in got] == list(range(4, 13))
     assert all(same(one, other) for one, other in zip(got, expected, strict=True))
+
+
+def test_reading_ahead_takes_no_cores_from_the_training(source: Source) -> None:
+    """Torch operations of the reading threads stay in one thread; those of the caller keep theirs, before and after."""
+    torch.set_num_threads(2)
+    try:
+        pool = quiet_pool(2)
+        assert {pool.submit(torch.get_num_threads).result() for _ in range(8)} == {1}
+        assert torch.get_num_threads() == 2
+        pool.shutdown()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_a_stream_that_is_left_ends_its_threads(source: Source) -> None:

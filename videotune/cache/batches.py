@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Barrier
 
 import torch
 from torch import Tensor
@@ -94,13 +95,35 @@ def _caption(source: Source, window: Window, step: int, index: int) -> str:
     return captions[int(random.integers(len(captions)))]
 
 
+def quiet_pool(threads: int) -> ThreadPoolExecutor:
+    """Threads whose torch operations stay in the one thread.
+
+    Each thread that calls torch otherwise gets OpenMP workers of its own, which spin beside those of the training: on two
+    cores a step then takes twice as long. The number of threads is a setting of each thread, but setting it also sets the
+    default of those to come, so all are started first and the caller's number is put back after.
+    """
+    number, started = torch.get_num_threads(), Barrier(threads + 1)
+
+    def become_one() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # torch asks for the default at a thread's first call: now, while that is 1
+        started.wait()
+
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="batches", initializer=become_one)
+    for _ in range(threads):
+        pool.submit(int)
+    started.wait()
+    torch.set_num_threads(number)
+    return pool
+
+
 def stream(source: Source, first: int, last: int, threads: int) -> Iterator[Prepared]:
     """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them."""
     steps = iter(range(first, last + 1))
     if threads == 0:
         yield from (prepare(source, step) for step in steps)
         return
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="batches")
+    pool = quiet_pool(threads)
     ahead: deque[Future[Prepared]] = deque()
     try:
         for step in steps:

@@ -23,9 +23,9 @@ class ClipAccount:
     """What becomes of one file.
 
     ``id`` is the hash of its bytes, None where it is skipped. It is ``used`` for training, or ``held_out`` for validation,
-    or neither and then ``reason`` (a code) and ``detail`` say why. ``frames`` pixel frames a pass are shown in ``windows`` of
-    ``shape``; ``seconds_cut`` no window shows; ``repeats_share`` of the frames repeat the one before; ``speed`` is how fast
-    motion plays (1.0: as filmed); ``views`` is filled in by whoever knows the number of steps.
+    or neither and then ``reason`` (a code) and ``detail`` say why. ``frames`` pixel frames a pass are shown in ``windows``
+    of ``shape``; ``seconds_cut`` no window shows; ``repeats_share`` of the frames repeat the one before; ``speed`` is how
+    fast motion plays (1.0: as filmed); ``views`` is filled in by whoever knows the number of steps.
     """
 
     path: str

@@ -219,6 +219,9 @@ def loop(trainer: Trainer) -> str:
             if late is not None:
                 write_step(trainer, late, progress)
             late, step = record, record.step
+            if step == trainer.first:  # the first one is shown at once: a sign of life is worth one wait
+                write_step(trainer, late, progress)
+                late = None
             control = look(run)
             end = step == job.steps
             stop = asked.stop or "stop" in control
@@ -227,8 +230,9 @@ def loop(trainer: Trainer) -> str:
             )
             if not (end or stop or saves or samples or rules or control):
                 continue
-            write_step(trainer, late, progress)
-            late = None
+            if late is not None:
+                write_step(trainer, late, progress)
+                late = None
             if end or stop or saves or "save" in control:
                 save(trainer, step)
             if rules or (end and config.ruler_after):
