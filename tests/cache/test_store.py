@@ -63,6 +63,25 @@ def test_an_entry_survives_and_a_damaged_one_does_not_count(tmp_path: Path) -> N
     assert again.has("text", "k")
 
 
+def test_what_stays_in_memory_is_bounded_and_true(tmp_path: Path) -> None:
+    writer = Store(tmp_path)
+    for i in range(4):
+        writer.put("latents", str(i), {"mean": torch.full((256,), float(i))}, {})
+    store = Store(tmp_path, keep_bytes=2 * 1024)
+    first = store.get("latents", "0")["mean"]
+    store.get("latents", "1")
+    for path in (tmp_path / "latents").iterdir():
+        path.unlink()
+    assert store.get("latents", "0")["mean"] is first
+    writer.put("latents", "2", {"mean": torch.full((256,), 2.0)}, {})
+    store.get("latents", "2")  # the third entry: the one asked for longest ago goes
+    assert store.get("latents", "0")["mean"] is first
+    with pytest.raises(VideotuneError, match="missing"):
+        store.get("latents", "1")
+    store.put("latents", "0", {"mean": torch.zeros(256)}, {})
+    assert store.get("latents", "0")["mean"].sum() == 0, "an entry that is written anew is read anew"
+
+
 def test_a_manifest_torn_by_a_kill_loses_its_last_line_alone(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for key in ("a", "b"):

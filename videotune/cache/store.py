@@ -8,8 +8,10 @@ one that was written.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
@@ -36,10 +38,16 @@ def text_key(caption: str, encoder: str, tokens: int) -> str:
 
 
 class Store:
-    """A cache folder. ``kind`` is "latents" or "text"."""
+    """A cache folder. ``kind`` is "latents" or "text".
 
-    def __init__(self, folder: Path) -> None:
+    Up to ``keep_bytes`` of what was read last stay in memory: a small dataset is then read from the disk once.
+    """
+
+    def __init__(self, folder: Path, keep_bytes: int = 0) -> None:
         self.folder = folder
+        self._keep, self._kept_bytes = keep_bytes, 0
+        self._kept: OrderedDict[tuple[str, str], dict[str, Tensor]] = OrderedDict()
+        self._lock = Lock()
         self._manifest = folder / "manifest.jsonl"
         self._known: dict[tuple[str, str], dict[str, Any]] = {}
         if self._manifest.is_file():
@@ -87,6 +95,8 @@ class Store:
                 f"the cache {self.folder} cannot be written: {error}. Set cache_dir elsewhere."
             ) from error
         self._known[kind, key] = entry
+        with self._lock:
+            self._forget(kind, key)
 
     def _torn(self) -> bool:
         """Whether the manifest's last line lacks its end, after a kill."""
@@ -97,10 +107,28 @@ class Store:
             return file.read(1) != b"\n"
 
     def get(self, kind: str, key: str) -> dict[str, Tensor]:
-        """Read an entry.
+        """Read an entry; its tensors are shared with whoever asks again and must not be written to.
 
         Raises VideotuneError where it is missing or damaged.
         """
+        with self._lock:
+            if (kind, key) in self._kept:
+                self._kept.move_to_end((kind, key))
+                return self._kept[kind, key]
+        tensors = self._read(kind, key)
+        with self._lock:
+            if (kind, key) not in self._kept:
+                self._kept[kind, key] = tensors
+                self._kept_bytes += _bytes(tensors)
+            while self._kept_bytes > self._keep:
+                self._forget(*next(iter(self._kept)))
+        return tensors
+
+    def _forget(self, kind: str, key: str) -> None:
+        tensors = self._kept.pop((kind, key), None)
+        self._kept_bytes -= _bytes(tensors or {})
+
+    def _read(self, kind: str, key: str) -> dict[str, Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -111,3 +139,7 @@ class Store:
             raise VideotuneError(
                 f"cache entry {path} is missing or damaged ({error}). Delete it and start again; it will be made anew."
             ) from error
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())

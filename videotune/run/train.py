@@ -49,6 +49,9 @@ from videotune.train.state import complete_checkpoints, last_checkpoint, save_ch
 from videotune.train.step import StepRecord, StepSettings
 from videotune.types import Family
 
+KEPT_IN_MEMORY = 256 << 20
+"""Bytes of the cache that stay in host memory while a run trains."""
+
 MOST_SKIPPED = 5
 """So many non-finite steps in a row end the run."""
 
@@ -129,7 +132,7 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
         sample_settings(config, job.spec, usual_shape(job))  # a shape that cannot be drawn is said before any work
     for note in job.notes:
         say(f"note: {note}")
-    store = Store(job.cache)
+    store = Store(job.cache, KEPT_IN_MEMORY)
     fill_cache(job, family, store, prompts)
     net = family.denoiser()
     parameters = add_lora(net, job.spec, lora_settings(config), config.seed)
