@@ -92,11 +92,11 @@ def bootstrap(ratios: Sequence[float], draws: int = 4000) -> tuple[float, float]
 
 def steps_part(folder: Path, rounds: int, steps: int) -> dict[str, Any]:
     """(a) and (b)."""
-    trainer = open_trainer(folder / "clips", folder / "run", (f"steps={rounds * steps + 20}",))
+    trainer = open_trainer(folder / "clips", folder / "run", (f"steps={rounds * steps + 60}",))
     inputs = [prepare(trainer.source, step) for step in range(1, steps + 1)]
     bare_optimizer = make_optimizer({"transformer": list(trainer.parameters.values())}, OptimizerSettings())
     records, ratios, outside, whole = make_records(trainer), [], [], []
-    list(our_loop(trainer, records, 10)), list(bare_loop(trainer, inputs[:10], bare_optimizer))
+    list(our_loop(trainer, records, 50)), list(bare_loop(trainer, inputs[:50], bare_optimizer))  # the heap grows first
     for index in range(rounds):
         parts: dict[str, float] = {}
         for which in ("ours", "bare") if index % 2 else ("bare", "ours"):
