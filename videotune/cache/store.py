@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ SCHEMA = 1
 """Raised when the meaning of an entry changes, so that older entries are made anew."""
 
 
+@lru_cache(maxsize=1 << 16)
 def latent_key(window: Window, vae: str) -> str:
     """Names a window's latents: the clip's bytes, the frames shown, their size, and the VAE."""
     shape = window.shape
@@ -32,6 +34,7 @@ def latent_key(window: Window, vae: str) -> str:
     return digest({"schema": SCHEMA, "window": place, "resize": "cover, centre crop", "vae": vae})
 
 
+@lru_cache(maxsize=1 << 16)
 def text_key(caption: str, encoder: str, tokens: int) -> str:
     """Names a caption's states: the text, the encoder and how many tokens it may have."""
     return digest({"schema": SCHEMA, "text": caption, "encoder": encoder, "tokens": tokens})

@@ -16,6 +16,7 @@ from videotune.cache.store import Store
 from videotune.data.account import totals
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.memory.host import keep_freed_memory
 from videotune.monitor.journal import Journal, cut_journal, read_journal
 from videotune.monitor.ruler import Ruler, normalised, read_ruler, spread
 from videotune.run.console import bar, clock, say
@@ -135,6 +136,8 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
     store = Store(job.cache, KEPT_IN_MEMORY)
     fill_cache(job, family, store, prompts)
     net = family.denoiser()
+    if next(net.parameters()).device.type == "cpu":
+        keep_freed_memory()  # only now: what the encoders took has gone back
     parameters = add_lora(net, job.spec, lora_settings(config), config.seed)
     checkpoint_blocks(net, config.gradient_checkpointing)
     kind = config.optimizer

@@ -1,0 +1,24 @@
+"""Host memory of a training on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""glibc's names (malloc.h)."""
+
+_BLOCK = 1 << 30
+
+
+def keep_freed_memory() -> bool:
+    """Have glibc keep what is freed for the next allocation; True where it is glibc and it agreed.
+
+    By default it gives the top of the heap back to the system and takes large blocks from it one by one. A training step
+    frees and takes the same blocks over and over, and each time every page is faulted in anew: about a tenth of a step of
+    the toy model (docs/LOG.md). The process then keeps its peak until it ends.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(M_MMAP_THRESHOLD, _BLOCK)) and bool(mallopt(M_TRIM_THRESHOLD, 2 * _BLOCK - 1))
