@@ -4,8 +4,9 @@
 
 (a) host time per step outside forward, backward and optimizer; (b) seconds per step of the whole loop (batches read from
 the cache, counted draws, journal, progress, control file) over those of a bare loop of forward, backward and optimizer on
-the same inputs, alternating rounds (the median step of each), with a bootstrap interval; (c) seconds from process start to the first step, and the
-peak memory until then, over those of ``bare.py``, with a warm cache. Absolute times are noise; the ratios are the result.
+the same inputs: the median step of each of the alternating rounds, with a bootstrap interval; (c) seconds from process
+start to the first step, and the peak memory until then, over those of ``bare.py``, with a warm cache. Absolute times are
+noise; the ratios are the result.
 """
 
 from __future__ import annotations
