@@ -18,7 +18,7 @@ from videotune.export.lora import export_lora
 from videotune.families.find import place, spec_for
 from videotune.families.wan import native, read_spec
 from videotune.sampling.preview import SampleSettings, conditions, decode, draw
-from videotune.types import ClipShape
+from videotune.types import ClipShape, SampleRequest
 
 SHAPE = ClipShape(5, 32, 32, 16.0)
 
@@ -162,3 +162,21 @@ def test_a_shift_of_ones_own_changes_the_schedule(tiny_family: Callable[..., Any
     for pipe in (usual, moved):
         pipe.scheduler.set_timesteps(4)
     assert moved.scheduler.timesteps[1] > usual.scheduler.timesteps[1]
+
+
+def test_a_2_2_checkpoint_from_text_is_read_and_drawn(tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:
+    """TI2V's pipeline tells each token its timestep; one a sample, as we train, is the same number."""
+    from videotune.families.find import find
+
+    folder = tmp_path / "ti2v"
+    shutil.copytree(tiny_bases("wan"), folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"expand_timesteps": True}))
+    family = find("wan").open_family(folder, torch.device("cpu"), torch.float32)
+    assert (family.spec.rules.fps, family.spec.timestep_shift) == (24.0, 5.0)
+    net, cond = family.denoiser(), family.condition(family.encode_text(["a"]))
+    request = SampleRequest(SHAPE, 3, 1.0, (1,))
+    plain = find("wan").open_family(tiny_bases("wan"), torch.device("cpu"), torch.float32)
+    with torch.no_grad():
+        per_token, per_sample = (one.sample(net, cond, None, request) for one in (family, plain))
+    torch.testing.assert_close(per_token, per_sample, rtol=0, atol=1e-5)

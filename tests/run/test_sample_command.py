@@ -1,0 +1,64 @@
+"""``sample``: from a run, from a LoRA file, from the base; the strength is a scale."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from videotune.data.decode import decode
+from videotune.data.probe import probe
+from videotune.errors import DONE, VideotuneError
+from videotune.export.lora import export_lora
+from videotune.families.find import find
+from videotune.run.job import Words
+from videotune.run.sample import SampleWords, sample
+from videotune.run.train import train
+from videotune.train.state import last_checkpoint
+
+SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=3", "sample.guidance=1")
+
+
+@pytest.fixture(scope="module")
+def a_run(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sampled")
+    sets = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={folder / 'cache'}", "resolution=32x32", "steps=20")
+    quiet = ("sample_after=0", "ruler_after=0", "learning_rate=0.03", "warmup_steps=0", *SIZE)
+    assert train(Words(data=str(small_clips), sets=(*sets, *quiet)), folder / "run") == DONE
+    return folder / "run"
+
+
+def drawn(words: SampleWords, out: Path) -> np.ndarray:
+    assert sample(words, out) == DONE
+    facts = probe(next(out.glob("*.mp4")))
+    return decode(facts, facts.timestamps, 32, 32).astype(int)
+
+
+def test_a_run_and_its_file_draw_the_same_and_strength_0_is_the_base(
+    a_run: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base, prompts = str(tiny_bases("wan")), ("a red circle",)
+    family = find("wan").open_family(tiny_bases("wan"), torch.device("cpu"), torch.float32)
+    state = last_checkpoint(a_run).load()[0]
+    file = export_lora(family, "comfyui", state, 1.0, tmp_path / "lora.safetensors", {}).path
+    from_run = drawn(SampleWords(prompts, 3, run=a_run), tmp_path / "a")
+    from_file = drawn(SampleWords(prompts, 3, base=base, lora=file, sets=SIZE), tmp_path / "b")
+    alone = drawn(SampleWords(prompts, 3, base=base, sets=SIZE), tmp_path / "c")
+    off = drawn(SampleWords(prompts, 3, run=a_run, strength=0.0), tmp_path / "d")
+    half = drawn(SampleWords(prompts, 3, run=a_run, strength=0.5), tmp_path / "e")
+    assert np.abs(from_run - from_file).max() <= 1
+    assert np.abs(alone - off).max() <= 1
+    assert np.abs(from_run - alone).mean() > 0.2
+    assert 0.05 < np.abs(half - alone).mean() < np.abs(from_run - alone).mean()
+    assert np.abs(half - from_run).mean() > 0.05
+
+
+def test_words_that_do_not_say_what_to_draw(a_run: Path, tmp_path: Path) -> None:
+    for words in (SampleWords((), run=a_run), SampleWords(("a",)), SampleWords(("a",), run=a_run, base="x")):
+        with pytest.raises(VideotuneError):
+            sample(words, tmp_path)
+    with pytest.raises(VideotuneError, match="no such LoRA file"):
+        sample(SampleWords(("a",), base="asset:toy", lora=tmp_path / "none.safetensors"), tmp_path)
+    with pytest.raises(VideotuneError, match="no complete checkpoint of step 7; it has 20"):
+        sample(SampleWords(("a",), run=a_run, step=7), tmp_path)
