@@ -64,6 +64,21 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; a line that a kill has torn, even inside a letter, is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            value = json.loads(line)
+        except ValueError:  # of the JSON, or of the UTF-8 around it
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
 def digest(value: Any) -> str:
     """32 hex digits that name a JSON-like value, independent of the order of its keys."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

@@ -141,7 +141,7 @@ def plan() -> dict[str, Any]:
         "clips": dict(zip(CLIPS, (60, 60, 120), strict=True)),
         "advice": "50 to 100 views a window: watch the previews for copies of the clips",
     }
-    return {"steps": STEPS, "effective_batch": 2, "views": views, "disk": {"cache_bytes": 1}}
+    return {"steps": STEPS, "effective_batch": 2, "views": views, "disk": {"latent_bytes": 1}}
 
 
 def sample(number: int, prompt: str, seed: int = 42, **changed: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.files import digest, write_whole
+from videotune.files import digest, read_lines, write_whole
 from videotune.types import Window
 
 if TYPE_CHECKING:
@@ -53,13 +53,8 @@ class Store:
         self._lock = Lock()
         self._manifest = folder / "manifest.jsonl"
         self._known: dict[tuple[str, str], dict[str, Any]] = {}
-        if self._manifest.is_file():
-            for line in self._manifest.read_text(encoding="utf-8").splitlines():
-                try:
-                    entry = json.loads(line)
-                except json.JSONDecodeError:  # a line torn by a kill: its entry is simply made again
-                    continue
-                self._known[entry["kind"], entry["key"]] = entry
+        for entry in read_lines(self._manifest):  # an entry whose line is torn is simply made again
+            self._known[entry["kind"], entry["key"]] = entry
 
     def path(self, kind: str, key: str) -> Path:
         """Where the entry lies."""
@@ -84,6 +79,7 @@ class Store:
 
         Raises VideotuneError where the folder cannot be written.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         path = self.path(kind, key)
@@ -93,7 +89,7 @@ class Store:
             with self._manifest.open("a", encoding="utf-8") as file:
                 file.write("\n" if self._torn() else "")
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise VideotuneError(
                 f"the cache {self.folder} cannot be written: {error}. Set cache_dir elsewhere."
             ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -28,7 +29,7 @@ def read_config(path: Path) -> dict[str, Any]:
         import yaml
 
         try:
-            value = yaml.safe_load(text)
+            value = yaml.load(text, _yaml_loader())
         except yaml.YAMLError as error:
             raise VideotuneError(f"{path} is not valid YAML: {error}") from error
     else:
@@ -42,6 +43,18 @@ def read_config(path: Path) -> dict[str, Any]:
         raise VideotuneError(f"{path} must hold an object with the config's keys, not a {type(value).__name__}")
     check_keys(value, str(path))
     return value
+
+
+def _yaml_loader() -> Any:
+    """PyYAML's safe loader, which takes 1e-4 for text (YAML 1.1 wants a point), with the numbers of YAML 1.2."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
+    return Loader
 
 
 def preset_names() -> list[str]:

@@ -18,7 +18,7 @@ from videotune.files import write_whole
 from videotune.types import Family
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 TOLERANCE = 1e-6
 """Largest allowed difference of ΔW, relative to its largest entry."""
@@ -112,17 +112,23 @@ def read_back(family: Family, path: Path) -> dict[str, Tensor]:
     """
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from torch import nn
+    from torch.nn import Parameter
 
     net, zero = family.skeleton(), torch.zeros(())
     for module in net.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
-    loader = family.pipeline_class()
-    loader.load_lora_into_transformer(loader.lora_state_dict(str(path)), net, adapter_name="read")
+            setattr(module, name, Parameter(zero.expand(parameter.shape), requires_grad=False))
+    read_lora(family, net, path, "read")
     out = {}
     for name, module in net.named_modules():
         if isinstance(module, BaseTunerLayer):
             a, b = (getattr(module, part)["read"].weight.detach().double() for part in ("lora_A", "lora_B"))
             out[name] = module.scaling["read"] * (b @ a)
     return out
+
+
+def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> None:
+    """Read a LoRA file into a network as ``load_lora_weights`` does, its metadata (an alpha, say) included."""
+    loader = family.pipeline_class()
+    state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
+    loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)

@@ -94,13 +94,12 @@ class Wan:
         return self._parts["text_encoder"]
 
     def _vae(self) -> Any:
-        """The VAE in float32, tiled above 256 pixels a side."""
+        """The VAE in float32. It is never tiled: tiles would give other latents and other frames than the pipeline's."""
         if "vae" not in self._parts:
             from diffusers import AutoencoderKLWan
 
             vae = AutoencoderKLWan.from_pretrained(self.folder / "vae", dtype=_torch().float32)
             vae.to(self.device).requires_grad_(False).eval()
-            vae.enable_tiling()
             self._parts["vae"] = vae
         return self._parts["vae"]
 

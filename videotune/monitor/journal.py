@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from videotune.files import write_text
+from videotune.files import read_lines, write_text
 
 
 class Journal:
@@ -42,11 +42,7 @@ class Journal:
 
 def read_journal(run: Path) -> list[dict[str, Any]]:
     """All whole lines; a last line torn by a kill is left out."""
-    path = run / "journal.jsonl"
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    return read_lines(run / "journal.jsonl")
 
 
 def cut_journal(run: Path, step: int) -> int:

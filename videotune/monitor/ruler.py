@@ -85,5 +85,7 @@ def normalised(reading: dict[str, Any] | None, first: dict[str, Any] | None) -> 
     """The mean over quantiles of each one's ratio to the first reading: every noise level counts alike."""
     if reading is None or first is None:
         return None
-    pairs = zip(reading["by_quantile"], first["by_quantile"], strict=True)
+    pairs = list(zip(reading["by_quantile"], first["by_quantile"], strict=True))
+    if any(before is None for _, before in pairs):  # the first reading was not finite
+        return None
     return sum(now / max(before, 1e-12) for now, before in pairs) / QUANTILES

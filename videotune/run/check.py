@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.data.account import to_json
-from videotune.errors import DONE, SKIPPED
+from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.run.console import bar, print_table, say
 from videotune.run.job import Job, Words, layers, open_job, refuse_skips, settle, with_views
 
@@ -22,7 +22,7 @@ def check(words: Words, *, as_json: bool = False, allow_skips: str | None = None
         words = replace(words, preset=DEFAULT_PRESET)
     resolved, spec, base = settle(words)
     with bar("reading clips") as progress:
-        job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
+        job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path), to_look=True)
     account = with_views(job, to_json(job.library), job.steps)
     if as_json:
         print(json.dumps(account, indent=2, ensure_ascii=False))
@@ -32,6 +32,11 @@ def check(words: Words, *, as_json: bool = False, allow_skips: str | None = None
         show(job, account)
     if not job.library.skipped:
         return DONE
+    uncaptioned = sum(reason.endswith("_caption") for _, reason, _ in job.library.skipped)
+    if uncaptioned and job.config.missing_caption == "error":
+        ways = 'write them, or set missing_caption to "skip" or "empty"'
+        say(f"{uncaptioned} clips have no usable caption, which ends a training before it begins: {ways}")
+        return FAILED
     if allow_skips is not None:
         refuse_skips(job, allow_skips)
         return DONE

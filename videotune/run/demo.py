@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.errors import DONE, VideotuneError
+from videotune.errors import DONE
 from videotune.families.find import find, place
 from videotune.files import read_json, write_json, write_whole
 from videotune.monitor.journal import read_journal
@@ -49,7 +49,10 @@ def demo(out: Path) -> int:
         check(words)
         plan(words)
         say("3/5 training")
-        train_or_resume(words, run)
+        code = train_or_resume(words, run)
+        if code != DONE:
+            say("run the demo again to continue")
+            return code
         say("4/5 drawing before and after with diffusers' own pipeline")
         result = measure(run, out)
         result["seconds"] = round(time.perf_counter() - begun, 1)
@@ -61,17 +64,13 @@ def demo(out: Path) -> int:
     return DONE
 
 
-def train_or_resume(words: Words, run: Path) -> None:
-    """Train, or continue a run that was cut off.
-
-    Raises VideotuneError where the person stopped it.
-    """
+def train_or_resume(words: Words, run: Path) -> int:
+    """Train, or continue a run that was cut off; the exit code."""
     ended = [line for line in read_journal(run) if line["kind"] == "end" and line["why"] == "done"]
     if ended:
-        return
+        return DONE
     resume = (run / "config.json").exists()
-    if train(Words() if resume else words, run, resume=resume) != DONE:
-        raise VideotuneError("the demo was stopped; run it again to continue")
+    return train(Words() if resume else words, run, resume=resume)
 
 
 def measure(run: Path, out: Path) -> dict[str, Any]:

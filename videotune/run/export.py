@@ -97,9 +97,10 @@ def _facts(run: Path, family: Family, step: int, resolved: Resolved) -> dict[str
     """What the file says of itself, so that it can be used years later."""
     config, kept = resolved.config, read_run_config(run)
     plan = read_json(run / "plan.json")
+    base = Path(kept["base"]["name"]).name if Path(kept["base"]["name"]).is_absolute() else kept["base"]["name"]
     return {
         "videotune": __version__,
-        "base": kept["base"],
+        "base": {**kept["base"], "name": base},  # of a local folder its name alone: the file is made to be shared
         "data": kept["data"],
         "step": step,
         "steps": kept["steps"],
@@ -110,6 +111,6 @@ def _facts(run: Path, family: Family, step: int, resolved: Resolved) -> dict[str
         "buckets": [bucket["shape"] for bucket in plan["buckets"]],
         "rank": config.lora.rank,
         "alpha": "baked into lora_B",
-        "use": f"pipe = {family.pipeline_class().__name__}.from_pretrained({kept['base']['name']!r}); "
+        "use": f"pipe = {family.pipeline_class().__name__}.from_pretrained({base!r}); "
         "pipe.load_lora_weights(THIS_FILE)",
     }

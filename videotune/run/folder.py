@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import signal
 import sys
@@ -36,6 +37,30 @@ def refuse_run(run: Path) -> None:
         raise VideotuneError(f"{run} holds a run already: continue it with --resume, or give another --out")
     if run.exists() and not run.is_dir():
         raise VideotuneError(f"{run} is a file: --out takes a folder for the run")
+
+
+@contextmanager
+def only_process(run: Path) -> Iterator[None]:
+    """Hold the run folder for this process alone, until it ends in whatever way.
+
+    Raises VideotuneError where another process trains there, or where several were launched as one job.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise VideotuneError("several processes were launched as one job; videotune trains in one process yet")
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("a+b") as lock:
+        try:
+            if os.name == "nt":
+                import msvcrt
+
+                msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            else:
+                import fcntl
+
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise VideotuneError(f"another process trains in {run}: stop it first, or give another --out") from error
+        yield
 
 
 def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any], train_dtype: str) -> None:
@@ -83,13 +108,11 @@ def look(run: Path) -> set[str]:
     if not path.exists():
         return set()
     try:
-        asked = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, OSError):
+        asked = json.loads(path.read_bytes())  # UTF-8, 16 or 32: whatever an editor or a shell writes
+        path.unlink()
+    except (ValueError, OSError):
         return set()
-    path.unlink(missing_ok=True)
-    if not isinstance(asked, dict):
-        return set()
-    return {word for word in CONTROL_WORDS if asked.get(word)}
+    return {word for word in CONTROL_WORDS if isinstance(asked, dict) and asked.get(word)}
 
 
 @dataclass

@@ -6,7 +6,7 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +120,13 @@ def open_job(
     spec: FamilySpec,
     base: BasePlace | None,
     progress: Callable[[int, int, str], None] | None = None,
+    *,
+    to_look: bool = False,
 ) -> Job:
     """Scan the data and lay out the schedule.
 
-    Raises VideotuneError where no dataset is given or nothing in it can be used.
+    Raises VideotuneError where no dataset is given, captions are missing or nothing can be used; but not ``to_look``:
+    then a clip without a caption is one that is skipped, and there may be no window.
     """
     config = resolved.config
     if not config.datasets:
@@ -141,7 +144,7 @@ def open_job(
             windows=video.windows,
         ),
         resolution=config.resolution if config.resolution is not None else spec.default_resolution,
-        missing_caption=config.missing_caption,
+        missing_caption="skip" if to_look and config.missing_caption == "error" else config.missing_caption,
         validation_fraction=config.validation_fraction,
         seed=config.seed,
     )
@@ -150,7 +153,7 @@ def open_job(
         library = scan(sources, spec.rules, settings, cache / "index.json", progress)
     except OSError as error:
         raise VideotuneError(f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere.") from error
-    if not library.windows:
+    if not library.windows and not to_look:
         reasons = "\n".join(f"  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10])
         raise DoesNotFit(f"no clip can be trained on:\n{reasons}")
     shaped = buckets(library)
@@ -164,7 +167,7 @@ def open_job(
         library=library,
         shapes=tuple(shaped),
         buckets=tuple(tuple(bucket) for bucket in shaped.values()),
-        schedule=Schedule(config.seed, sizes, batch, config.shuffle),
+        schedule=Schedule(config.seed, sizes or (1,), batch, config.shuffle),
         steps=steps,
         cache=cache,
         notes=(*library.notes, *((arithmetic,) if arithmetic else ())),
@@ -193,12 +196,7 @@ def refuse_skips(job: Job, allow: str | None) -> None:
 
 def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """The clip account with the views of each training clip by the end."""
-    seen = job.exposure(steps).clips
+    seen = job.exposure(steps).clips if job.buckets else {}
     by_path = {clip.path: seen.get(clip.id, 0) for clip in job.library.clips if not clip.held_out}
     clips = [clip | {"views": by_path.get(clip["path"])} for clip in account["clips"]]
     return {**account, "clips": clips}
-
-
-def with_steps(job: Job, steps: int) -> Job:
-    """The same job, another length."""
-    return replace(job, steps=steps)

@@ -88,7 +88,7 @@ def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()
                 lambda what, done, total: progress.update(done, total, what),
             )
         say(f"encoded {len(todo.captions)} captions and {len(todo.windows)} windows into {store.folder}")
-    cut = cut_captions(store, prints["text_encoder"], tokens, captions)
+    cut = cut_captions(store, prints["text_encoder"], tokens, list(dict.fromkeys([*captions, *extra])))
     if cut:
         say(
             f"warning: {len(cut)} captions are longer than the {tokens} tokens that {job.spec.title} reads and are cut,"

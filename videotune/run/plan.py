@@ -28,8 +28,11 @@ def plan(words: Words, *, as_json: bool = False, allow_skips: str | None = None)
 
 
 def make_plan(job: Job) -> dict[str, Any]:
-    """The plan as ``plan --json`` prints it and ``plan.json`` keeps it."""
-    config, total = job.config, len(job.library.windows)
+    """The plan as ``plan --json`` prints it and ``plan.json`` keeps it.
+
+    ``fits``, ``hours``, ``device`` and ``host`` are null: memory and time are not predicted yet.
+    """
+    config, total, adapter = job.config, len(job.library.windows), adapter_size(job)
     buckets = [
         {
             "shape": str(shape),
@@ -40,6 +43,11 @@ def make_plan(job: Job) -> dict[str, Any]:
         for shape, bucket in zip(job.shapes, job.buckets, strict=True)
     ]
     return {
+        "fits": None,
+        "hours": None,
+        "device": None,
+        "host": None,
+        "remedies": [],
         "effective_batch": job.schedule.batch,
         "micro_batch": config.batch_size,
         "steps": job.steps,
@@ -48,8 +56,8 @@ def make_plan(job: Job) -> dict[str, Any]:
         "held_out_windows": len(job.library.held_out_windows),
         "views": job.exposure(job.steps).to_json(config.learning_rate),
         "buckets": buckets,
-        "adapter": adapter_size(job),
-        "disk": disk(job),
+        "adapter": adapter,
+        "disk": disk(job, adapter),
         "notes": list(job.notes),
         "settings": config.model_dump(mode="json"),
     }
@@ -68,14 +76,15 @@ def adapter_size(job: Job) -> dict[str, int] | None:
     return {"modules": len(paths), "parameters": job.config.lora.rank * sum(sides)}
 
 
-def disk(job: Job) -> dict[str, int]:
-    """Bytes that the cache and all checkpoints will take, calculated."""
+def disk(job: Job, adapter: dict[str, int] | None) -> dict[str, int]:
+    """Bytes that the cache (at most) and all checkpoints will take, calculated."""
     latents = 0
     for window in (*job.library.windows, *job.library.held_out_windows):
         frames, rows, columns = job.spec.rules.latent_size(window.shape)
         latents += 4 * job.spec.latent_channels * frames * rows * columns
-    out = {"cache_bytes": latents}
-    adapter = adapter_size(job)
+    captions = {caption for clip in job.library.clips for caption in clip.captions}
+    texts = 4 * job.spec.text_tokens * job.spec.text_width * (1 + len(captions))
+    out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:
         saves = job.steps // job.config.save_every if job.config.save_every else 0
         count = max(1, saves + bool(not job.config.save_every or job.steps % job.config.save_every))
@@ -105,7 +114,9 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     if facts["adapter"]:
         print(f"adapter: {facts['adapter']['parameters']:,} parameters in {facts['adapter']['modules']} modules")
     disk = facts["disk"]
-    line = f"disk: latents {size(disk['cache_bytes'])} in {job.cache}"
+    line = (
+        f"disk: latents {size(disk['latent_bytes'])} and text at most {size(disk['text_bytes_at_most'])} in {job.cache}"
+    )
     if "checkpoints" in disk:
         line += f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}"
     print(line)

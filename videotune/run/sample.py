@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.adapters.lora import ADAPTER, add_lora, load_lora
 from videotune.config.resolve import resolve
 from videotune.errors import DONE, VideotuneError
+from videotune.export.lora import read_lora
 from videotune.families.find import place, spec_for
 from videotune.files import read_json
 from videotune.run.console import bar
@@ -48,7 +49,7 @@ def sample(words: SampleWords, out: Path) -> int:
     seeds = [first + i for i in range(len(words.prompts))]
     frames = render(family, net, settings, words.prompts, seeds)
     for prompt, seed, video in zip(words.prompts, seeds, frames, strict=True):
-        path = out / file_name(step, prompt, seed)
+        path = out / f"{adapter_name(words)}{file_name(step, prompt, seed)}"
         write_video(path, video, settings.shape.fps)
         print(path)
     return DONE
@@ -67,6 +68,8 @@ def open_sampler(words: SampleWords) -> tuple[Family, nn.Module, SampleSettings,
         raise VideotuneError(
             "sample draws from a RUN folder, or from --base MODEL with or without --lora FILE: name one"
         )
+    if (words.run and words.lora) or (words.base and words.step is not None):
+        raise VideotuneError("--lora goes with --base, and --step with a RUN: a run is drawn with its own adapter")
     settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
     settings = anchored(merge(settings, parse_sets(words.sets)))
     base = place(settings["base_model_name"], weights=False)
@@ -87,12 +90,17 @@ def open_sampler(words: SampleWords) -> tuple[Family, nn.Module, SampleSettings,
     return family, net, settings_of, step, config.sample.seed if words.seed is None else words.seed
 
 
+def adapter_name(words: SampleWords) -> str:
+    """What tells a sample's file from those of another adapter or strength; empty for a run at full strength."""
+    name = "" if words.run else f"{words.lora.stem}-" if words.lora else "base-"
+    return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
+
+
 def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
     """A LoRA file of any form that diffusers reads, by diffusers' own loader."""
     if not path.is_file():
         raise VideotuneError(f"no such LoRA file: {path}")
-    loader = family.pipeline_class()
-    loader.load_lora_into_transformer(loader.lora_state_dict(str(path)), net, adapter_name=ADAPTER)
+    read_lora(family, net, path, ADAPTER)
 
 
 def shape_of(run: Path | None, fps: float, config: Any, spec: Any) -> ClipShape:

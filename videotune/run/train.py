@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from videotune.adapters.lora import add_lora, load_lora
+from videotune.adapters.lora import add_lora, load_lora, matching
 from videotune.cache.batches import Source, stream
 from videotune.cache.store import Store
 from videotune.data.account import totals
@@ -21,7 +21,7 @@ from videotune.monitor.journal import Journal, cut_journal, read_journal
 from videotune.monitor.ruler import Ruler, normalised, read_ruler, spread
 from videotune.run.console import bar, clock, say
 from videotune.run.export import check_formats, export_run
-from videotune.run.folder import begin, look, read_run_config, refuse_run, run_settings, signals, versions
+from videotune.run.folder import begin, look, only_process, read_run_config, refuse_run, run_settings, signals, versions
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
 from videotune.run.models import (
     dtype_name,
@@ -80,12 +80,13 @@ def train(words: Words, run: Path, *, resume: bool = False, allow_skips: str | N
     job = open_run(words, run, resume)
     if not resume:  # a resume trains on exactly what was allowed at the start
         refuse_skips(job, allow_skips)
-    trainer = prepare(job, run, resume)
-    try:
-        why = loop(trainer)
-        finish(trainer, why)
-    finally:
-        trainer.journal.close()
+    with only_process(run):
+        trainer = prepare(job, run, resume)
+        try:
+            why = loop(trainer)
+            finish(trainer, why)
+        finally:
+            trainer.journal.close()
     return DONE if why == "done" else INTERRUPTED
 
 
@@ -133,6 +134,7 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
         sample_settings(config, job.spec, usual_shape(job))  # a shape that cannot be drawn is said before any work
     for note in job.notes:
         say(f"note: {note}")
+    matching(family.skeleton(), job.spec, config.lora.targets)
     store = Store(job.cache, KEPT_IN_MEMORY)
     fill_cache(job, family, store, prompts)
     net = family.denoiser()
@@ -243,13 +245,11 @@ def loop(trainer: Trainer) -> str:
                 save(trainer, step)
             if rules or (end and config.ruler_after):
                 measure(trainer, step)
-            if (samples or (end and config.sample_after) or "sample" in control) and not stop:
+            if (samples or (end and config.sample_after) or "sample" in control) and (end or not stop):
                 preview(trainer, step)
             if stop and not end:
                 why = "interrupted" if asked.stop else "stopped"
                 break
-    trainer.journal.event("end", step=step_of(trainer), why=why)
-    trainer.journal.sync()
     return why
 
 
@@ -272,11 +272,18 @@ def make_records(trainer: Trainer) -> Iterator[StepRecord]:
 def before_training(trainer: Trainer) -> None:
     """Readings that belong to the first step, or to the step resumed from if it was killed before they were made."""
     config, step = trainer.job.config, trainer.first - 1
-    done = {(line["kind"], line.get("step")) for line in read_journal(trainer.run)}
-    if config.ruler_after and step % config.ruler_after == 0 and ("ruler", step) not in done:
+    lines = [line for line in read_journal(trainer.run) if line.get("step") == step]
+    made = [line["kind"] for line in lines]
+    end = step == trainer.job.steps
+
+    def wanted(every: int) -> bool:
+        return every > 0 and (end or step % every == 0)
+
+    if wanted(config.ruler_after) and "ruler" not in made:
         measure(trainer, step)
-    if config.sample_after and step % config.sample_after == 0 and ("sample", step) not in done:
-        preview(trainer, step)
+    drawn = {line["prompt"] for line in lines if line["kind"] == "sample"}
+    if wanted(config.sample_after) and not drawn.issuperset(trainer.prompts) and "warning" not in made:
+        preview(trainer, step, drawn)
 
 
 def due(step: int, every: int) -> bool:
@@ -297,7 +304,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
         if trainer.skipped_in_a_row >= MOST_SKIPPED:
             raise VideotuneError(
                 f"{MOST_SKIPPED} steps in a row had a loss or gradient that is not finite (the last: {windows}). The last "
-                "checkpoint is good: lower learning_rate, or use train_dtype FLOAT_32, and --resume or start anew."
+                "checkpoint is good. A resume would meet the same steps: start anew with a lower learning_rate or FLOAT_32."
             )
     else:
         trainer.skipped_in_a_row = 0
@@ -339,10 +346,11 @@ def measure(trainer: Trainer, step: int) -> None:
     trainer.journal.event("ruler", step=step, **reading, seconds=round(time.perf_counter() - begun, 3))
 
 
-def preview(trainer: Trainer, step: int) -> None:
-    """Draw the prompts and write them. A preview that fails is told and never ends the run."""
+def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
+    """Draw the prompts (but those ``drawn`` already) and write them. One that fails is told and never ends the run."""
     config, begun = trainer.job.config, time.perf_counter()
-    seeds = [config.sample.seed + i for i in range(len(trainer.prompts))]
+    all_of_them = [(prompt, config.sample.seed + i) for i, prompt in enumerate(trainer.prompts)]
+    wanted = [(prompt, seed) for prompt, seed in all_of_them if prompt not in drawn]
     try:
         settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
         with bar(f"previews at step {step}") as progress:
@@ -351,15 +359,15 @@ def preview(trainer: Trainer, step: int) -> None:
                 trainer.net,
                 settings,
                 lambda prompts: trainer.source.condition([trainer.source.text(prompt) for prompt in prompts]),
-                trainer.prompts,
-                seeds,
-                on_done=lambda done: progress.update(done, len(trainer.prompts)),
+                [prompt for prompt, _ in wanted],
+                [seed for _, seed in wanted],
+                on_done=lambda done: progress.update(done, len(wanted)),
             )
         videos = decode(trainer.family, latents)
-        for prompt, seed, frames in zip(trainer.prompts, seeds, videos, strict=True):
+        seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
+        for (prompt, seed), frames in zip(wanted, videos, strict=True):
             path = trainer.run / "samples" / file_name(step, prompt, seed)
             write_video(path, frames, settings.shape.fps)
-            seconds = round((time.perf_counter() - begun) / len(videos), 3)
             place = path.relative_to(trainer.run).as_posix()
             trainer.journal.event("sample", step=step, prompt=prompt, seed=seed, path=place, seconds=seconds)
     except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
@@ -380,6 +388,8 @@ def finish(trainer: Trainer, why: str) -> None:
             )
     else:
         say(f"{why} and saved; continue with: videotune train --out {run} --resume")
+    trainer.journal.event("end", step=step_of(trainer), why=why)
+    trainer.journal.sync()
     report = write_report(run)
     took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
     say(f"report: {report}  ({clock(took)} of training)")

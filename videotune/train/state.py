@@ -50,6 +50,7 @@ def save_checkpoint(
 
     Raises VideotuneError where a weight is NaN or infinite: such a checkpoint helps nobody.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     broken = [name for name, value in adapter.items() if not bool(value.isfinite().all())]
@@ -61,7 +62,10 @@ def save_checkpoint(
     aside.mkdir(parents=True)
     for name, tensors in (("adapter", adapter), ("optimizer", optimizer)):
         path = aside / f"{name}.safetensors"
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+        try:
+            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+        except SafetensorError as error:
+            raise OSError(f"checkpoint {path} cannot be written: {error}") from error
         sync_file(path)
     write_json(aside / "state.json", {"step": step, **state})
     sync_folder(aside)
