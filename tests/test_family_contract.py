@@ -188,3 +188,30 @@ def test_fingerprints_follow_the_bytes(name: str, tiny_bases: Callable[[str], Pa
     (folder / "vae" / "config.json").write_text(json.dumps(config | {"note": 1}))
     after = module.open_family(folder, cpu, torch.float32).fingerprints()
     assert {part for part in before if before[part] != after[part]} == {"vae"}
+
+
+def test_fingerprints_see_the_middle_of_a_file(tmp_path: Path) -> None:
+    from videotune.families import find as room
+
+    content = bytearray(3 << 20)
+    (tmp_path / "weights").write_bytes(content)
+    before = room.fingerprint(tmp_path)
+    content[1_500_000] = 1
+    (tmp_path / "weights").write_bytes(content)
+    assert room.fingerprint(tmp_path) != before
+
+
+def test_large_files_are_read_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from videotune.families import find as room
+
+    monkeypatch.setattr(room, "SAMPLED_ABOVE", 1 << 10)
+    monkeypatch.setattr(room, "BLOCK", 1 << 10)
+    content = bytearray(1 << 20)
+    seen = set()
+    for place in (None, 0, (1 << 20) - 1, (1 << 20) // 2 + 2048):
+        changed = bytearray(content)
+        if place is not None:
+            changed[place // 4096 * 4096 if 0 < place < (1 << 20) - 1 else place] = 1
+        (tmp_path / "weights").write_bytes(changed)
+        seen.add(room.fingerprint(tmp_path))
+    assert len(seen) >= 3

@@ -178,3 +178,15 @@ def test_killed_and_run_again_it_goes_on(
     known = {json.loads(line)["key"] for line in manifest.read_text().splitlines() if line.endswith("}")}
     kept = [path for path in made if path.stem in known and path.stat().st_mtime_ns == made[path]]
     assert len(kept) >= len(made) - 1, "at most the entry whose manifest line was not written yet is made again"
+
+
+def test_a_tear_inside_a_letter_and_odd_line_ends_lose_nothing_else(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for key, caption in (("a", "one\u2028two\u0085three"), ("b", "schön")):
+        store.put("text", key, {"text": torch.zeros(1)}, {"caption": caption})
+    manifest = tmp_path / "manifest.jsonl"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[: whole.rindex("ö".encode()) + 1])
+    again = Store(tmp_path)
+    assert (again.has("text", "a"), again.has("text", "b")) == (True, False)
+    assert again.about("text", "a")["about"]["caption"] == "one\u2028two\u0085three"

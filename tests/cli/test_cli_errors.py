@@ -344,9 +344,24 @@ def test_nothing_is_left_out_unless_it_is_allowed(
 def test_2_where_no_clip_can_be_used(videotune: Command, tmp_path: Path) -> None:
     write_clip(tmp_path / "short.mp4", noise(3, 32, 32), 16)
     (tmp_path / "short.txt").write_text("short")
-    answer = videotune("check", tmp_path)
+    answer = videotune("check", tmp_path, "--json")
     assert answer.code == 2
-    assert "short.mp4: too_short" in answer.sentence
+    account = json.loads(answer.out)
+    assert (account["found"], account["skipped"], account["clips"][0]["reason"]) == (1, 1, "too_short")
+    assert videotune("check", tmp_path).code == 2
+    refused = videotune("plan", "--preset", "toy", "--data", tmp_path)
+    assert refused.code == 2
+    assert "short.mp4: too_short" in refused.sentence
+
+
+def test_check_accounts_for_clips_without_captions_and_then_fails(videotune: Command, tmp_path: Path) -> None:
+    for name, frames in (("a", 20), ("b", 21)):
+        write_clip(tmp_path / f"{name}.mp4", noise(frames, 64, 64), 16)
+    (tmp_path / "a.txt").write_text("a")
+    answer = videotune("check", tmp_path, "--json")
+    assert answer.code == 1
+    assert [clip["reason"] for clip in json.loads(answer.out)["clips"]] == [None, "missing_caption"]
+    assert "missing_caption" in answer.err
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(

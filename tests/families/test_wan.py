@@ -180,3 +180,14 @@ def test_a_2_2_checkpoint_from_text_is_read_and_drawn(tiny_bases: Callable[[str]
     with torch.no_grad():
         per_token, per_sample = (one.sample(net, cond, None, request) for one in (family, plain))
     torch.testing.assert_close(per_token, per_sample, rtol=0, atol=1e-5)
+
+
+def test_large_pictures_are_the_pipelines_too(pipe: WanPipeline, tiny_family: Callable[..., Any]) -> None:
+    """Above 256 pixels a tiled VAE would give other latents and other frames than the pipeline, which does not tile."""
+    family = tiny_family("wan")
+    frames = torch.rand(3, 5, 32, 288, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():
+        theirs = pipe.vae.encode(frames[None]).latent_dist.mode()[0]
+        decoded = pipe.vae.decode(theirs[None], return_dict=False)[0][0].clamp(-1, 1)
+    torch.testing.assert_close(family.encode_video(frames).mean, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(family.decode(theirs), decoded, rtol=0, atol=1e-5)

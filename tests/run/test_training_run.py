@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.monitor.journal import read_journal
+from videotune.run.folder import look, only_process
 from videotune.run.job import Words
 from videotune.run.train import train
 from videotune.train.state import complete_checkpoints
@@ -273,3 +274,38 @@ def test_resuming_what_is_done_trains_nothing(words: Callable[..., Words], tmp_p
     assert equal(weights(run, 3), before)
     assert [line["step"] for line in steps_of(run)] == [1, 2, 3]
     assert [line["why"] for line in read_journal(run) if line["kind"] == "end"] == ["done"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_request_may_come_from_any_editor(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "control.json").write_text('{"save": true, "stop": false, "other": 1}', encoding=encoding)
+    assert look(tmp_path) == {"save"}
+    assert look(tmp_path) == set()
+    (tmp_path / "control.json").write_bytes(b"\xff\xfe\x00")
+    assert look(tmp_path) == set()
+
+
+def test_a_folder_belongs_to_one_process(words: Callable[..., Words], tmp_path: Path, monkeypatch: Any) -> None:
+    run = tmp_path / "run"
+    with only_process(run), pytest.raises(VideotuneError, match="another process trains"):
+        train(words(*QUIET, "steps=2"), run)
+    assert train(words(*QUIET, "steps=2"), run) == DONE
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(VideotuneError, match="one process"):
+        train(words(*QUIET, "steps=2"), tmp_path / "other")
+
+
+def test_readings_that_a_kill_prevented_are_made_after_the_resume(words: Callable[..., Words], tmp_path: Path) -> None:
+    """The last step is read though it is no multiple of ruler_after, and only the preview that is missing is drawn."""
+    run = tmp_path / "run"
+    said = words("steps=6", "ruler_after=4", "sample_after=4", "sample.steps=1", "save_every=0")
+    assert train(said, run) == DONE
+    lines = (run / "journal.jsonl").read_text().splitlines()
+    at_6 = [line for line in lines if '"step": 6' in line and ('"ruler"' in line or '"sample"' in line)]
+    assert len(at_6) == 3
+    kept = [line for line in lines if line not in (at_6[0], at_6[2]) and '"end"' not in line]
+    (run / "journal.jsonl").write_text("\n".join(kept) + "\n")
+    assert train(Words(), run, resume=True) == DONE
+    after = [line for line in read_journal(run) if line["kind"] in ("ruler", "sample") and line["step"] == 6]
+    assert sorted(line["kind"] for line in after) == ["ruler", "sample", "sample"]
+    assert len({line["prompt"] for line in after if line["kind"] == "sample"}) == 2
