@@ -42,7 +42,8 @@ def _words(
 
 @app.command()
 def check(
-    data: Annotated[str | None, typer.Argument(help="a folder of clips")] = None,
+    folder: Annotated[str | None, typer.Argument(help="a folder of clips; --data says the same")] = None,
+    data: Data = None,
     preset: Preset = None,
     config: ConfigFile = None,
     family: FamilyName = None,
@@ -53,7 +54,8 @@ def check(
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
     from videotune.run.check import check as run
 
-    raise typer.Exit(run(_words(preset, config, family, data, sets), as_json=as_json, allow_skips=allow_skips))
+    words = _words(preset, config, family, folder or data, sets)
+    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips))
 
 
 @app.command()
@@ -208,7 +210,8 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False) or DONE)
     except TyperException as error:  # a word that the command does not know; 2 would say that something was skipped
-        print(f"videotune: {error.format_message()}  `videotune --help` shows what there is.", file=sys.stderr)
+        if error.format_message().strip():  # a bare `videotune` has shown its help
+            print(f"videotune: {error.format_message()}  See `videotune --help`.", file=sys.stderr)
         sys.exit(FAILED)
     except VideotuneError as error:
         print(f"videotune: {error}", file=sys.stderr)

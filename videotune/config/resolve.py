@@ -72,6 +72,8 @@ def _explain(item: Any) -> str:
     name = ".".join(str(part) for part in item["loc"])
     if name not in leaves() and name.rpartition(".")[0] in leaves():  # pydantic adds the kind: samples.int
         name = name.rpartition(".")[0]
+    if item["type"] == "literal_error":
+        return f"{name}: {item['input']!r} is not supported (yet); today: {item['ctx']['expected']}"
     text = f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, not {item['input']!r}"
     field = leaves().get(name)
     return f"{text} ({field.description})" if field and field.description else text

@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--seed", type=int, default=0, help="names the random weights")
     words = parser.parse_args()
+    if words.folder.is_dir() and any(words.folder.iterdir()):
+        parser.error(f"{words.folder} is not empty: name a new folder")
     print(find(words.name).tiny(words.folder, words.seed))
 
 

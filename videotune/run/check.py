@@ -9,10 +9,13 @@ from typing import Any
 
 from videotune.data.account import to_json
 from videotune.errors import DONE, FAILED, SKIPPED
-from videotune.run.console import bar, print_table, say
+from videotune.run.console import bar, print_table, say, width
 from videotune.run.job import Job, Words, layers, open_job, refuse_skips, settle, with_views
 
 DEFAULT_PRESET = "toy"
+
+WIDE = 130
+"""Columns from which the whole table fits."""
 
 
 def check(words: Words, *, as_json: bool = False, allow_skips: str | None = None) -> int:
@@ -54,8 +57,15 @@ def show(job: Job, account: dict[str, Any]) -> None:
         notes = "; ".join([*([clip["detail"]] if clip["detail"] else []), *clip["warnings"]])
         used = [clip["shape"], clip["windows"] or None, clip["frames"] or None, clip["views"]]
         rows.append([short(job, clip["path"]), state, source, pixels, *used, notes])
-    columns = ["clip", "state", "frames @ fps", "pixels", "bucket", "windows", "frames used", "views", "notes"]
-    print_table("clips", columns, rows, right=(5, 6, 7))
+    if width() < WIDE:  # a column of notes would be a few letters wide
+        noted = [(row[0], row[-1]) for row in rows if row[-1]]
+        rows = [[row[0], row[1], row[4], row[5], row[7]] for row in rows]
+        print_table("clips", ["clip", "state", "bucket", "windows", "views"], rows, right=(3, 4))
+        for clip, notes in noted:
+            print(f"{clip}: {notes}")
+    else:
+        columns = ["clip", "state", "frames @ fps", "pixels", "bucket", "windows", "frames used", "views", "notes"]
+        print_table("clips", columns, rows, right=(5, 6, 7))
     print(
         f"found {account['found']} = used {account['used']} + held out {account['held_out']}"
         f" + skipped {account['skipped']};  {len(job.library.windows)} windows in {len(job.shapes)} buckets"

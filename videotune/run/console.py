@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
         table.add_column(name, justify="right" if i in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*("" if cell is None else _escape(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    Console(width=width()).print(table)
+
+
+def width() -> int:
+    """Columns to print in: the terminal's, or what COLUMNS says, or 200 into a pipe."""
+    return shutil.get_terminal_size((200, 50)).columns
 
 
 def _escape(text: str) -> str:

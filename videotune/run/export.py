@@ -12,6 +12,7 @@ from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import Exported, export_lora
 from videotune.families.find import place, spec_for
 from videotune.files import read_json, write_json
+from videotune.report.html import write_report
 from videotune.run.folder import read_run_config, run_settings
 from videotune.run.models import lora_settings, open_models
 from videotune.train.state import Checkpoint, complete_checkpoints, last_checkpoint
@@ -34,6 +35,7 @@ def export(run: Path, formats: Sequence[str] = (), step: int | None = None, out:
         print(
             f"{done.format}: {done.path}  ({done.modules} modules, read back by diffusers: ΔW within {done.max_error:.0e})"
         )
+    write_report(run)
     return DONE
 
 

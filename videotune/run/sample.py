@@ -100,7 +100,14 @@ def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
     """A LoRA file of any form that diffusers reads, by diffusers' own loader."""
     if not path.is_file():
         raise VideotuneError(f"no such LoRA file: {path}")
-    read_lora(family, net, path, ADAPTER)
+    try:
+        read_lora(family, net, path, ADAPTER)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:  # each of diffusers' ways to say no
+        first = str(error).strip().splitlines()[:2]
+        raise VideotuneError(
+            f"{path} cannot be read as a LoRA of {family.spec.title}: it was made for another base, or is no LoRA file"
+            f" ({' '.join(first)[:200]})"
+        ) from error
 
 
 def shape_of(run: Path | None, fps: float, config: Any, spec: Any) -> ClipShape:
