@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from videotune import __version__
-from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
+from videotune.errors import DONE, FAILED, VideotuneError
 
 if TYPE_CHECKING:
     from videotune.run.job import Words
@@ -203,10 +204,17 @@ def _top(
     """Fine-tune video diffusion models on your own clips."""
 
 
+def _interrupted(number: int, frame: object) -> None:
+    print("\nvideotune: stopped at once; what was saved before, if anything, is whole", file=sys.stderr)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run a command; a mistake of the person's is a sentence and exit code 1 or 2, never a traceback."""
-    from typer.exceptions import Abort, TyperException
+    from typer.exceptions import TyperException
 
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Typer ends in silence at a Ctrl-C
+        signal.signal(signal.SIGINT, _interrupted)
     try:
         sys.exit(app(standalone_mode=False) or DONE)
     except TyperException as error:  # a word that the command does not know; 2 would say that something was skipped
@@ -222,6 +230,3 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         print(f"videotune: {where}{error.strerror or error}", file=sys.stderr)
         sys.exit(FAILED)
-    except (KeyboardInterrupt, Abort):
-        print("\nvideotune: stopped at once; what was saved before is whole", file=sys.stderr)
-        sys.exit(INTERRUPTED)

@@ -129,6 +129,7 @@ def signals() -> Iterator[Signals]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if asked.stop:
+            print("\nvideotune: stopped at once; the last checkpoint is whole", file=sys.stderr, flush=True)
             raise KeyboardInterrupt
         asked.stop = True
         print("\nstopping after this step and saving; once more to stop at once", file=sys.stderr, flush=True)
