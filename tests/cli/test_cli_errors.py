@@ -424,7 +424,8 @@ def test_presets_are_listed_and_shown_as_configs(videotune: Command, clips: Path
     assert (as_file.code, as_file.out) == (as_preset.code, as_preset.out)
 
 
-def test_every_key_is_listed_with_its_meaning(videotune: Command) -> None:
+def test_every_key_is_listed_with_its_meaning(videotune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     answer = videotune("presets", "keys")
     assert answer.code == 0
     for name, field in leaves().items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -33,7 +34,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
 
 def width() -> int:
     """Columns to print in: the terminal's, or what COLUMNS says, or 200 into a pipe."""
-    return shutil.get_terminal_size((200, 50)).columns
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    wanted = os.environ.get("COLUMNS", "")
+    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else 200
 
 
 def _escape(text: str) -> str:
