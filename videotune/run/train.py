@@ -234,7 +234,7 @@ def loop(trainer: Trainer) -> str:
             end = step == job.steps
             stop = asked.stop or "stop" in control
             saves, samples, rules = (
-                due(step, every) for every in (config.save_every, config.sample_after, config.ruler_after)
+                due(step, every, job.steps) for every in (config.save_every, config.sample_after, config.ruler_after)
             )
             if not (end or stop or saves or samples or rules or control):
                 continue
@@ -243,9 +243,9 @@ def loop(trainer: Trainer) -> str:
                 late = None
             if end or stop or saves or "save" in control:
                 save(trainer, step)
-            if rules or (end and config.ruler_after):
+            if rules:
                 measure(trainer, step)
-            if (samples or (end and config.sample_after) or "sample" in control) and (end or not stop):
+            if (samples or "sample" in control) and (end or not stop):
                 preview(trainer, step)
             if stop and not end:
                 why = "interrupted" if asked.stop else "stopped"
@@ -274,21 +274,20 @@ def before_training(trainer: Trainer) -> None:
     config, step = trainer.job.config, trainer.first - 1
     lines = [line for line in read_journal(trainer.run) if line.get("step") == step]
     made = [line["kind"] for line in lines]
-    end = step == trainer.job.steps
-
-    def wanted(every: int) -> bool:
-        return every > 0 and (end or step % every == 0)
-
-    if wanted(config.ruler_after) and "ruler" not in made:
+    if due(step, config.ruler_after, trainer.job.steps) and "ruler" not in made:
         measure(trainer, step)
     drawn = {line["prompt"] for line in lines if line["kind"] == "sample"}
-    if wanted(config.sample_after) and not drawn.issuperset(trainer.prompts) and "warning" not in made:
+    if (
+        due(step, config.sample_after, trainer.job.steps)
+        and not drawn.issuperset(trainer.prompts)
+        and "warning" not in made
+    ):
         preview(trainer, step, drawn)
 
 
-def due(step: int, every: int) -> bool:
-    """Whether something that happens every so many steps (0: never) happens at this one."""
-    return every > 0 and step % every == 0
+def due(step: int, every: int, last: int) -> bool:
+    """Whether what happens every so many steps (0: never) and at the last one happens at this one."""
+    return every > 0 and (step % every == 0 or step == last)
 
 
 def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
