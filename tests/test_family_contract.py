@@ -36,9 +36,18 @@ def batch_of(family: Any, captions: list[str], seed: int = 0) -> Batch:
         len(captions), family.spec.latent_channels, *family.spec.rules.latent_size(shape), generator=generator
     )
     none = torch.zeros(len(captions), 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    cond = family.condition(family.encode_text(captions))
-    fps = torch.full((len(captions),), shape.fps)
-    return Batch(x0, none, none, torch.ones_like(none, dtype=torch.float32), cond, tuple(captions), (), fps)
+    return Batch(
+        x0=x0,
+        given=none,
+        dropped=none,
+        weight=torch.ones_like(none, dtype=torch.float32),
+        scale=torch.ones(len(captions)),
+        anchored=torch.zeros(len(captions), dtype=torch.bool),
+        cond=family.condition(family.encode_text(captions)),
+        captions=tuple(captions),
+        window_ids=(),
+        fps=torch.full((len(captions),), shape.fps),
+    )
 
 
 @FAMILIES

@@ -35,31 +35,70 @@ class ClipShape:
 
 @dataclass(frozen=True)
 class Clip:
-    """One file of the person's data; ``id`` is a hash of its bytes, ``source`` the video it was cut from."""
+    """One file of the person's data; ``id`` is a hash of its bytes, ``source`` the video it was cut from.
+
+    ``kind`` is "train", "validation" (then it is held out) or "regularization", whose ``target`` is "base" (what the base
+    model itself predicts) or "clip". ``repeats`` entries of the schedule show it; its loss is multiplied by ``loss_weight``.
+    ``still``: it is an image.
+    """
 
     id: str
     path: str
     source: str
     captions: tuple[str, ...]
     held_out: bool = False
+    kind: str = "train"
+    repeats: int = 1
+    loss_weight: float = 1.0
+    target: str = "clip"
+    still: bool = False
 
 
 @dataclass(frozen=True)
 class Window:
-    """Which frames of a clip one sample shows: ``shape.frames`` frames from ``start`` to ``end``, in seconds of the clip.
+    """A part of a clip from which a sample shows ``shape.frames`` frames: ``start`` to ``end``, in seconds of the clip.
 
-    The window is the schedule's unit.
+    The window is the schedule's unit. ``sampling`` says how frames lie in it: "even" (spread over it), "hold" (at
+    shape.fps from its start, the last one held when the clip ends), "start" (at shape.fps from a random start within
+    it), "frames" (random times within it, in order). ``swaps``: neighbouring frames may change places. ``resize`` says
+    how a frame gets its size: "center" or "random" crop, "pad", "stretch". What of it is random, ``Take`` settles.
     """
 
     clip_id: str
     start: float
     end: float
     shape: ClipShape
+    sampling: str = "even"
+    swaps: bool = False
+    resize: str = "center"
 
     @property
     def id(self) -> str:
         """Short, stable and readable: the clip, the second at which it starts, and the shape."""
         return f"{self.clip_id[:12]}@{self.start:.3f}+{self.shape}"
+
+    @property
+    def varies(self) -> bool:
+        """Whether two views of it can show different pixels."""
+        return self.swaps or self.sampling in ("start", "frames") or self.resize == "random"
+
+
+PLAIN = -1
+"""The variant of a window without any draw: what validation and the ruler's probes look at."""
+
+
+@dataclass(frozen=True)
+class Take:
+    """The pixels that one variant of a window shows; all that decides them beside the file itself.
+
+    ``times`` (T,) seconds of the clip in the order shown; ``place`` where a crop lies in the room it has, (down, right),
+    each in [0, 1]: (0.5, 0.5) is the centre.
+    """
+
+    window: Window
+    variant: int
+    times: tuple[float, ...]
+    place: tuple[float, float] = (0.5, 0.5)
 
 
 @dataclass(frozen=True)
@@ -148,13 +187,16 @@ class Batch:
     """Samples of one bucket.
 
     x0 (B,C,F,H,W); given (B,1,F,1,1) bool, frames fed clean; dropped (B,1,F,1,1) bool, frames fed as pure noise;
-    weight (B,1,F,1 or H,1 or W), what the loss counts, 0 where given, dropped or masked; fps (B,).
+    weight (B,1,F,1 or H,1 or W), what the loss counts, 0 where given, dropped or masked; scale (B,) multiplies a sample's
+    loss; anchored (B,) bool, samples whose target is the base model's own prediction; fps (B,).
     """
 
     x0: Tensor
     given: Tensor
     dropped: Tensor
     weight: Tensor
+    scale: Tensor
+    anchored: Tensor
     cond: Condition
     captions: tuple[str, ...]
     window_ids: tuple[str, ...]
@@ -166,7 +208,7 @@ class Batch:
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
         tensors: dict[str, Any] = {
-            name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "fps")
+            name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "scale", "anchored", "fps")
         }
         return _replace(self, cond=self.cond.map(fn), **tensors)
 

@@ -15,7 +15,7 @@ from videotune.data.windows import WindowSettings
 from videotune.types import VideoRules
 
 RULES = VideoRules(4, 1, 16, 16.0, 8, 4)
-SETTINGS = LibrarySettings(WindowSettings(), 64, "empty", 0.1)
+SETTINGS = LibrarySettings(WindowSettings(), 64, missing_caption="empty")
 
 
 def warnings(tmp_path: Path, frames: np.ndarray, fps: float, caption: str = "a cat", **changes: Any) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def test_a_clip_without_surprises_has_no_warnings(tmp_path: Path) -> None:
 
 
 def test_upscaling_is_said(tmp_path: Path) -> None:
-    assert warnings(tmp_path, noise(17), 16, resolution="128x192") == ("upscaled 2x: 96x64 pixels to cover 192x128",)
+    assert warnings(tmp_path, noise(17), 16, resolution="128x192") == ("upscaled 2x: 96x64 pixels to 192x128",)
 
 
 def test_repeats_are_said(tmp_path: Path) -> None:
@@ -76,3 +76,55 @@ def test_account_as_json(tmp_path: Path) -> None:
     assert (empty["reason"], empty["source_fps"]) == ("empty", None)
     assert Path(empty["path"]).name == "c.mp4"
     assert any(note.startswith("no validation: 1 source videos") for note in value["notes"])
+
+
+def test_a_crop_that_loses_much_is_said(tmp_path: Path) -> None:
+    (crop,) = warnings(tmp_path, noise(17, 96, 48), 16, resolution="32x48")
+    assert crop == "the crop keeps 33% of the picture: 48x96 becomes 48x32"
+    assert warnings(tmp_path, noise(17, 96, 48), 16, resolution="32x48", resize="pad") == (
+        "black borders fill 67% of the frame: 48x96 in 48x32",
+    )
+    assert warnings(tmp_path, noise(17, 96, 48), 16, resolution="32x48", resize="stretch") == (
+        "distorted: 48x96 becomes 48x32",
+    )
+    assert warnings(tmp_path, noise(17, 96, 48), 16, resolution=["32x48", "64x32"]) == (), "portrait is portrait"
+
+
+def test_what_its_pictures_show_is_said(tmp_path: Path) -> None:
+    assert warnings(tmp_path, np.zeros((34, 64, 96, 3), np.uint8), 16) == ("100% of it is black or one flat colour",)
+    assert warnings(tmp_path, noise(1).repeat(34, 0), 16) == ("100% of it is frozen: the picture does not change",)
+    scenes = np.concatenate([noise(1, seed=1).repeat(20, 0), noise(1, seed=2).repeat(14, 0)])
+    cut = next(w for w in warnings(tmp_path, scenes, 16) if "cut" in w)
+    assert cut.startswith("1 cuts inside its windows (at 1.25 s)")
+    settings = WindowSettings(frame_sample_strategy="keyframe", keyframe_source="scenes")
+    assert not any("cuts inside" in w for w in warnings(tmp_path, scenes, 16, windows=settings))
+
+
+def test_how_fast_motion_plays_is_said(tmp_path: Path) -> None:
+    assert warnings(tmp_path, noise(68), 16, windows=WindowSettings(stretch=True)) == (
+        "stretch: motion plays 4x as fast as filmed",
+    )
+
+
+def test_near_duplicates_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    for name, options in (("a", {"crf": "18"}), ("b", {"crf": "30"})):
+        path = write_clip(folder / f"{name}.mp4", noise(20, 128, 192, seed=5), 16, options=options)
+        path.with_suffix(".txt").write_text("a cat")
+    library = scan([Source(str(folder))], RULES, SETTINGS)
+    assert [warning for account in library.accounts for warning in account.warnings if "same" in warning] == [
+        f"shows nearly the same as {folder / 'b.mp4'}",
+        f"shows nearly the same as {folder / 'a.mp4'}",
+    ]
+    assert library.clips[0].source == library.clips[1].source
+
+
+def test_mixed_frame_rates_are_said_of_the_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    for i, fps in enumerate([24, 24, 30, 60]):
+        write_clip(folder / f"{'abcd'[i]}.mp4", noise(60, seed=i), fps)
+    notes = scan([Source(str(folder))], RULES, SETTINGS).notes
+    assert any(note.startswith("3 frame rates are mixed: 24 fps (2), 30 fps (1), 60 fps (1)") for note in notes)
+    slow = tmp_path / "slow"
+    write_clip(slow / "a.mp4", noise(20), 8)
+    assert any("slower than the 16 fps" in note for note in scan([Source(str(slow))], RULES, SETTINGS).notes)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from videotune.data.buckets import choose_size, parse_resolution, upscale_factor
+from videotune.data.buckets import choose_size, padded_box, parse_resolution, upscale_factor
 from videotune.errors import VideotuneError
 from videotune.types import VideoRules
 
@@ -73,3 +73,32 @@ def test_nonsense_is_an_error(bad: Any) -> None:
 def test_a_side_below_the_multiple_is_an_error() -> None:
     with pytest.raises(VideotuneError, match="smallest side"):
         size(100, 100, 8)
+
+
+@pytest.mark.parametrize("picture", [(1920, 1080), (1080, 1920), (640, 640), (333, 777), (3, 4000)])
+@pytest.mark.parametrize("size", [(64, 64), (48, 80), (832, 480)])
+def test_a_padded_picture_lies_whole_in_the_middle_of_its_frame(
+    picture: tuple[int, int], size: tuple[int, int]
+) -> None:
+    top, left, high, wide = padded_box(*picture, size)
+    assert 0 <= top <= size[0] - high - top <= top + 1
+    assert 0 <= left <= size[1] - wide - left <= left + 1
+    assert high == size[0] or wide == size[1]
+    if min(picture) > 100:
+        assert wide / high == pytest.approx(picture[0] / picture[1], rel=0.04)
+
+
+def test_shrinking_gives_the_size_a_factor_smaller() -> None:
+    resolution = parse_resolution(512)
+    for shrink in (1, 2, 4):
+        high, wide = choose_size(1920, 1080, resolution, RULES, shrink)
+        assert high % RULES.side_multiple == wide % RULES.side_multiple == 0
+        assert high * wide == pytest.approx((512 / shrink) ** 2, rel=0.12)
+    with pytest.raises(VideotuneError, match="multiples of 32"):
+        choose_size(1920, 1080, parse_resolution("480x848"), RULES, 2)
+
+
+def test_how_much_each_way_of_resizing_enlarges() -> None:
+    assert upscale_factor(100, 50, (100, 100)) == 2
+    assert upscale_factor(100, 50, (100, 100), "pad") == 1
+    assert upscale_factor(100, 50, (100, 100), "stretch") == 2

@@ -1,79 +1,16 @@
-"""Both layouts, captions read or refused with a code, the trigger word, hints."""
+"""Captions read or refused with a code, metadata files, the trigger word, hints."""
 
-import os
+import csv
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from videotune.data.captions import find_clips, lint, read_caption, with_trigger
-from videotune.data.probe import ClipProblem
+from videotune.data.captions import lint, lint_all, read_caption, read_metadata, with_trigger
+from videotune.data.facts import ClipProblem
 from videotune.errors import VideotuneError
-
-
-def touch(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("x")
-
-
-def listing(root: Path) -> list[tuple[str, str | None]]:
-    return [
-        (clip.path.relative_to(root).as_posix(), clip.caption and clip.caption.relative_to(root).as_posix())
-        for clip in find_clips(root)
-    ]
-
-
-def test_the_guides_layout(tmp_path: Path) -> None:
-    touch(
-        tmp_path,
-        "videos/b.mp4",
-        "videos/a.MOV",
-        "videos/sub/c.webm",
-        "captions/a.txt",
-        "captions/sub/c.txt",
-        "notes.txt",
-    )
-    assert listing(tmp_path) == [
-        ("videos/a.MOV", "captions/a.txt"),
-        ("videos/b.mp4", None),
-        ("videos/sub/c.webm", "captions/sub/c.txt"),
-    ]
-    assert find_clips(tmp_path)[1].expected == tmp_path / "captions" / "b.txt"
-    assert find_clips(tmp_path / "videos")[0].caption == tmp_path / "captions" / "a.txt"
-
-
-def test_side_cars_at_any_depth(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4", "a.txt", "x/y/b.v2.mkv", "x/y/b.v2.txt", "x/c.avi", "x/readme.md")
-    assert listing(tmp_path) == [("a.mp4", "a.txt"), ("x/c.avi", None), ("x/y/b.v2.mkv", "x/y/b.v2.txt")]
-
-
-def test_hidden_things_are_passed_over(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4", ".b.mp4", ".trash/c.mp4", "._a.mp4")
-    assert [name for name, _ in listing(tmp_path)] == ["a.mp4"]
-
-
-def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
-    touch(tmp_path, "real/a.mp4", "set/b.mp4")
-    os.symlink(tmp_path / "real", tmp_path / "set" / "linked")
-    os.symlink(tmp_path / "set", tmp_path / "set" / "circle")
-    assert [name for name, _ in listing(tmp_path / "set")] == ["b.mp4", "linked/a.mp4"]
-
-
-def test_a_folder_without_videos_says_what_was_there(tmp_path: Path) -> None:
-    touch(tmp_path, "a.txt", "b.txt", "c.jpg", "d")
-    with pytest.raises(VideotuneError, match=r"looked for \.mp4 .* found 2 \.txt, 1 .*, 1 "):
-        find_clips(tmp_path)
-    with pytest.raises(VideotuneError, match="does not exist"):
-        find_clips(tmp_path / "nowhere")
-    with pytest.raises(VideotuneError, match="is a file"):
-        find_clips(tmp_path / "a.txt")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="names are always Unicode there")
-def test_a_name_that_is_no_text_is_an_error(tmp_path: Path) -> None:
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.mp4")).write_text("x")
-    with pytest.raises(VideotuneError, match="not valid UTF-8"):
-        find_clips(tmp_path)
 
 
 def test_lines_are_variants(tmp_path: Path) -> None:
@@ -83,17 +20,39 @@ def test_lines_are_variants(tmp_path: Path) -> None:
 
 
 def test_captions_that_are_none(tmp_path: Path) -> None:
-    for name, content, reason in [
-        ("a", None, "missing_caption"),
-        ("b", b" \n\t\n", "empty_caption"),
-        ("c", b"\xff\xfea\x00", "undecodable_caption"),
-        ("d", "ein Bär".encode("latin-1"), "undecodable_caption"),
+    for name, content, reason, words in [
+        ("a", None, "missing_caption", "No such file"),
+        ("b", b" \n\t\n", "empty_caption", "has no text"),
+        ("c", b"\xff\xfea\x00", "undecodable_caption", "looks like UTF-16"),
+        ("d", "ein Bär".encode("latin-1"), "undecodable_caption", "byte 5.*Windows-1252"),
+        ("e", "a cat".encode("utf-16"), "undecodable_caption", "looks like UTF-16"),
+        ("f", "a cat".encode("utf-16-le"), "undecodable_caption", "holds a NUL .*UTF-16 without its mark"),
+        ("g", "a cät".encode("utf-16-be"), "undecodable_caption", "UTF-16 without its mark"),
+        ("h", "a cat".encode("utf-32"), "undecodable_caption", "looks like UTF-32"),
+        ("i", b"a cat\0", "undecodable_caption", "NUL .byte 5.; it looks like no text"),
+        ("j", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "undecodable_caption", "no text at all"),
+        ("k", "猫がいる".encode("shift-jis"), "undecodable_caption", "Shift-JIS"),
     ]:
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        with pytest.raises(ClipProblem) as caught:
+        with pytest.raises(ClipProblem, match=words) as caught:
             read_caption(tmp_path / name)
         assert caught.value.reason == reason
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=60))
+def test_any_bytes_are_a_caption_or_a_reason(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(content)
+    try:
+        lines = read_caption(file)
+    except ClipProblem as problem:
+        lines, reason = (), problem.reason
+    else:
+        reason = ""
+    assert bool(lines) == (reason not in ("empty_caption", "undecodable_caption"))
+    assert all(line == line.strip() and line for line in lines)
 
 
 def test_the_trigger_word_comes_once() -> None:
@@ -110,3 +69,128 @@ def test_hints() -> None:
     assert lint("First he sits, then he stands")[0].startswith('the caption tells a sequence ("first", "then")')
     assert lint("the firstborn thenar") == []
     assert "600 words" in lint("word " * 600)[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["caption", "TODO", " <Insert caption here> ", "a video.", "None", "n/a", "Lorem  ipsum"]
+)
+def test_placeholders_are_told(text: str) -> None:
+    assert "looks like a placeholder" in lint(text)[0]
+
+
+def test_the_files_own_name_is_no_caption() -> None:
+    assert "only the file's name" in lint("my clip 03", "My_Clip-03")[0]
+    assert lint("a cat plays", "My_Clip-03") == lint("my clip 03") == []
+    assert lint("the video shows a cat", "video") == []
+
+
+def test_characters_that_do_not_show_are_told() -> None:
+    assert "U+200B, U+FFFD" in lint("a\u200b cat\ufffd")[0]
+    assert "U+0007" in lint("a\u0007 cat")[0]
+    assert lint("ein Bär, 猫, می‌خواهم, 👩‍👩‍👧") == []  # joiners belong to Persian and to emoji
+
+
+def test_one_caption_for_most_clips_is_told() -> None:
+    same = {f"{i}.mp4": ("a  dog",) for i in range(5)} | {f"x{i}.mp4": (f"cat {i}",) for i in range(3)}
+    assert lint_all(same) == ['5 of 8 clips have the same caption ("a dog"); describe what each one shows']
+    assert lint_all({**same, "y.mp4": ("bird",), "z.mp4": ("cow",)}) == []  # half is not more than half
+    assert lint_all({name: texts for name, texts in same.items() if name != "x0.mp4"}) == []  # seven are too few
+    assert lint_all({f"{i}.mp4": ("a dog", "a dog") if i < 4 else (f"{i}",) for i in range(8)}) == []
+    assert "8 of 8 clips have an empty caption" in lint_all({f"{i}.mp4": ("",) for i in range(8)})[0]
+
+
+def rows(path: Path, content: str | bytes) -> list[tuple[str, tuple[str, ...], int]]:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    listed, _ = read_metadata(path)
+    return [(row.file_name, row.text, row.line) for row in listed]
+
+
+def test_csv_as_people_write_it(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.csv"
+    plain = [("a.mp4", ("a cat, a dog",), 2), ("sub/b.mp4", ("one", "two"), 3), ("c.mp4", (), 6)]
+    comma = 'file_name,text\na.mp4,"a cat, a dog"\nsub/b.mp4,"one\n\ntwo"\nc.mp4,\n'
+    assert rows(file, comma) == plain
+    assert rows(file, comma.replace("\n", "\r\n")) == plain
+    assert rows(file, "\ufeff" + comma) == plain
+    assert rows(file, 'file_name;text\na.mp4;a cat, a dog\nsub/b.mp4;"one\n\ntwo"\nc.mp4;\n') == plain
+    assert rows(file, 'file_name\ttext\na.mp4\ta cat, a dog\nsub/b.mp4\t"one\n\ntwo"\nc.mp4\t\n') == plain
+    assert rows(file, 'fps, file_name, text,\n\n24, a.mp4, "a ""big"" cat",,\n') == [("a.mp4", ('a "big" cat',), 3)]
+
+
+def test_jsonl_as_people_write_it(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.jsonl"
+    assert rows(
+        file, '\ufeff{"file_name": "a.mp4", "text": "a cat"}\r\n\n{"text": ["x", "y\\nz"], "file_name": "b.mp4"}'
+    ) == [
+        ("a.mp4", ("a cat",), 1),
+        ("b.mp4", ("x", "y", "z"), 3),
+    ]
+    assert rows(file, '{"file_name": "a.mp4", "text": null}\n{"file_name": "b.mp4"}') == [
+        ("a.mp4", (), 1),
+        ("b.mp4", (), 2),
+    ]
+
+
+def test_the_text_column(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.csv"
+    for name in ("text", "caption", "prompt"):
+        assert rows(file, f"file_name,{name}\na.mp4,hi\n") == [("a.mp4", ("hi",), 2)]
+    file.write_text("caption,file_name,text\nno,a.mp4,yes\n")
+    listed, notes = read_metadata(file)
+    assert listed[0].text == ("yes",)
+    assert notes[0].endswith("captions are taken from the column text, not from caption")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("metadata.csv", "file_name,caption,prompt\na,b,c\n", "columns caption and prompt, and no column text"),
+        ("metadata.csv", "file_name,fps\na.mp4,24\n", "no column text .*its columns: file_name, fps"),
+        ("metadata.csv", "video,prompt\na.mp4,x\n", "no column file_name; its columns: video, prompt"),
+        ("metadata.csv", "file_name,text\na.mp4,a cat, a dog\n", r"metadata\.csv:2 has 3 columns, the head has 2"),
+        ("metadata.csv", "file_name,text\na.mp4,x\nb.mp4\n", r"metadata\.csv:3 has 1 columns"),
+        ("metadata.csv", 'file_name,text\na.mp4,"x\ny"\nb.mp4,"never closed\nc.mp4,x\n', r"metadata\.csv:4 is no CSV"),
+        ("metadata.csv", 'file_name,text\na.mp4,"a "big" cat"\n', r"metadata\.csv:2 is no CSV"),
+        ("metadata.csv", "file_name,text\n,a cat\n", r"metadata\.csv:2 has no file_name"),
+        ("metadata.csv", "file_name,text,text\na,b,c\n", r"metadata\.csv:1 names the column 'text' twice"),
+        ("metadata.csv", "", "lists nothing"),
+        ("metadata.csv", "file_name,text\n", "lists nothing"),
+        ("metadata.csv", "file_name,text\na.mp4,Bär\n".encode("latin-1"), "is not UTF-8 text .*Save it as UTF-8"),
+        ("metadata.csv", "file_name,text\na.mp4,x\n".encode("utf-16"), "looks like UTF-16"),
+        ("metadata.csv", "file_name,text\na.mp4," + "x" * 200_000, r"metadata\.csv:2 is no CSV: field larger"),
+        ("metadata.jsonl", '{"file_name": "a.mp4", "text": "x"}\n{"file_name":', r"metadata\.jsonl:2 is no JSON"),
+        ("metadata.jsonl", '["a.mp4", "x"]', r"metadata\.jsonl:1 is no object"),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.mp4", "text": ["x", 3]}',
+            r"jsonl:1: text must be a text .*not \[\"x\", 3\]",
+        ),
+        ("metadata.jsonl", '{"file_name": 7, "text": "x"}', r"metadata\.jsonl:1 has no file_name"),
+        ("metadata.jsonl", '{"file_name": "a.mp4", "text": "\\ud83d"}', r"metadata\.jsonl:1 holds half of a character"),
+        ("metadata.jsonl", "[" * 100_000, r"metadata\.jsonl:1 is no JSON"),
+    ],
+)
+def test_bad_metadata_names_the_file_and_line(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
+    with pytest.raises(VideotuneError, match=words):
+        rows(tmp_path / name, content)
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters="\ufeff"), max_size=20)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.lists(WORDS, max_size=3), min_size=1, max_size=5), delimiter=st.sampled_from(",;\t"))
+def test_what_a_csv_or_json_writer_wrote_is_read(tmp_path: Path, texts: list[list[str]], delimiter: str) -> None:
+    wanted = [tuple(text.strip() for text in variants if text.strip()) for variants in texts]
+    file = tmp_path / "metadata.csv"
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, delimiter=delimiter)
+        writer.writerow(["file_name", "text"])
+        writer.writerows([f"{i}.mp4", "\n".join(variants)] for i, variants in enumerate(texts))
+    assert [row.text for row in read_metadata(file)[0]] == wanted
+    lines = [
+        json.dumps({"file_name": f"{i}", "text": variants}, ensure_ascii=False) for i, variants in enumerate(texts)
+    ]
+    file = file.with_suffix(".jsonl")
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert [row.text for row in read_metadata(file)[0]] == wanted

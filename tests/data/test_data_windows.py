@@ -5,23 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clips import numbered, read_numbers, write_clip
+from clips import numbered, write_clip
 from hypothesis import given
 from hypothesis import strategies as st
 
-from videotune.data.decode import decode
-from videotune.data.probe import Facts, probe, shown_at
+from videotune.data.probe import Facts, probe
 from videotune.data.windows import (
     WindowSettings,
     frames_at,
-    lay,
     planned_frames,
     smallest_window,
     snap_frames,
-    window_times,
 )
 from videotune.errors import VideotuneError
-from videotune.types import ClipShape, VideoRules, Window
+from videotune.types import VideoRules
 
 
 def rules(step: int = 4, rest: int = 1, fps: float = 16.0) -> VideoRules:
@@ -83,7 +80,11 @@ def test_a_changed_count_is_said_and_strict_forbids_it() -> None:
         {"target_fps": 0.0},
         {"max_duration": -1.0},
         {"max_duration": float("nan")},
-        {"windows": "slide"},
+        {"windows": "tail"},
+        {"frame_sample_strategy": "best"},
+        {"keyframe_source": "film"},
+        {"pad_short": "loop"},
+        {"window_stride": 0},
     ],
 )
 def test_settings_outside_their_range_are_errors(bad: Any) -> None:
@@ -114,74 +115,3 @@ def test_frames_at_a_rate_in_real_files(tmp_path: Path, suffix: str) -> None:
     for count, fps, expected in [(113, 23.976, 75), (101, 23.976, 67), (60, 24, 40)]:
         path = write_clip(tmp_path / f"a{suffix}", numbered(count, 32, 48), fps)
         assert frames_at(probe(path), 16, 10) == expected
-
-
-def test_chunks_follow_each_other_and_the_rest_is_cut() -> None:
-    laid = lay(facts(113, 23.976), WindowSettings(), rules())
-    assert [w.frames for w in laid.windows] == [17] * 4
-    assert [w.start for w in laid.windows] == [k * 17 / 16 for k in range(4)]
-    assert laid.windows[1].times[3] == pytest.approx(17 / 16 + 3 / 16)
-    assert laid.seconds_cut == pytest.approx(113 * 1001 / 24000 - 68 / 16)
-    assert laid.repeats_share == 0
-    assert laid.reason is None
-
-
-def test_head_takes_the_first_window_alone() -> None:
-    laid = lay(facts(113, 23.976), WindowSettings(windows="head"), rules())
-    assert [w.start for w in laid.windows] == [0.0]
-    assert laid.seconds_cut == pytest.approx(113 * 1001 / 24000 - 17 / 16)
-
-
-def test_no_more_than_max_duration_is_used() -> None:
-    laid = lay(facts(480, 24), WindowSettings(max_duration=2.5), rules())
-    assert len(laid.windows) == 2
-    assert laid.windows[-1].times[-1] < 2.5
-    assert laid.seconds_cut == pytest.approx(20 - 34 / 16)
-
-
-def test_a_short_clip_takes_the_largest_window_that_it_fills() -> None:
-    laid = lay(facts(20, 24), WindowSettings(max_frames=33), rules())  # 13 frames at 16 fps
-    assert [w.frames for w in laid.windows] == [13]
-    assert laid.seconds_cut == pytest.approx(20 / 24 - 13 / 16)
-
-
-def test_too_short() -> None:
-    laid = lay(facts(6, 24), WindowSettings(), rules())
-    assert (laid.windows, laid.reason) == ((), "too_short")
-    assert laid.detail == "has 4 frames at 16 fps; the smallest window is 5"
-    assert laid.seconds_cut == pytest.approx(0.25)
-    assert lay(facts(6, 24), WindowSettings(min_frames=1), rules()).windows[0].frames == 1
-    assert lay(facts(60, 24), WindowSettings(min_frames=17, max_frames=33), rules()).windows[0].frames == 33
-    assert lay(facts(20, 24), WindowSettings(min_frames=17, max_frames=33), rules()).reason == "too_short"
-
-
-def test_a_slower_source_repeats_frames_and_says_how_many() -> None:
-    laid = lay(facts(64, 8), WindowSettings(), rules())
-    assert laid.repeats_share == pytest.approx(8 / 17, abs=0.02)
-    assert lay(facts(64, 8), WindowSettings(target_fps=8), rules()).repeats_share == 0
-
-
-@given(st.integers(2, 400), st.sampled_from([8, 12, 16, 23.976, 24, 25, 30, 60]), st.integers(1, 40), st.booleans())
-def test_every_window_lies_inside_the_clip(frames: int, fps: float, wanted: int, head: bool) -> None:
-    clip = facts(frames, fps)
-    laid = lay(clip, WindowSettings(max_frames=wanted, windows="head" if head else "chunks"), rules())
-    assert (laid.windows == ()) == (laid.reason is not None)
-    for window in laid.windows:
-        assert len(window.times) == window.frames == snap_frames(window.frames, rules())
-        assert shown_at(clip, window.times)[0] >= 0
-    used = sum(w.frames for w in laid.windows) / laid.fps
-    assert used + laid.seconds_cut == pytest.approx(clip.seconds, abs=1e-5)
-
-
-def test_planned_frames_are_decoded_frames(tmp_path: Path) -> None:
-    clip = probe(write_clip(tmp_path / "a.mp4", numbered(113), 23.976, options={"bf": "3"}))
-    laid = lay(clip, WindowSettings(), rules())
-    for window in laid.windows:
-        frames = decode(clip, window.times, 32, 48)
-        assert len(frames) == window.frames
-        assert read_numbers(frames) == [int((t + 1e-6) * 24000 / 1001 + 0.1) for t in window.times]
-
-
-def test_times_of_a_library_window() -> None:
-    window = Window("x", 1.0, 2.0, ClipShape(4, 32, 32, 4.0))
-    assert window_times(window) == (1.0, 1.25, 1.5, 1.75)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from videotune.diffusion.loss import denoising_loss, weighted_mean
+from videotune.diffusion.loss import anchored_target, denoising_loss, noisy, weighted_mean
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.path import scaled_linear_alphas_cumprod
 from videotune.diffusion.timesteps import Timesteps
@@ -61,6 +61,8 @@ def batch_of(size: int = 3, frames: int = 5, side: int = 6) -> Batch:
         given=no,
         dropped=no.clone(),
         weight=torch.ones(size, 1, frames, 1, 1),
+        scale=torch.ones(size),
+        anchored=torch.zeros(size, dtype=torch.bool),
         cond=Condition(torch.zeros(size, 1, 1)),
         captions=("",) * size,
         window_ids=("",) * size,
@@ -199,6 +201,54 @@ def test_weighted_mean() -> None:
     nothing = weighted_mean(x.requires_grad_(), torch.zeros(1, 1, 2, 1, 1))
     nothing.sum().backward()
     assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+def test_a_sample_counts_as_much_as_its_scale_says() -> None:
+    """The mean over the samples of scale × loss, so twice the scale is twice the gradient; mse is left alone."""
+    batch, noise, t, how = batch_of(2), numbers(2, 4, 5, 6, 6, seed=1), torch.tensor([0.2, 0.7]), plain(strength=0.5)
+
+    def gradient(scale: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+        net = conv()
+        out = denoising_loss(Wired(), net, how, replace(batch, scale=torch.tensor(scale)), t, noise)
+        torch.testing.assert_close(out.loss.detach(), out.per_clip.mean())
+        out.loss.backward()
+        return net.weight.grad, out.per_clip, out.mse
+
+    one, two = (gradient([float(i == 0), float(i == 1)]) for i in (0, 1))
+    both, tilted = gradient([1.0, 1.0]), gradient([2.0, 0.25])
+    torch.testing.assert_close(both[0], one[0] + two[0])
+    torch.testing.assert_close(tilted[0], 2 * one[0] + 0.25 * two[0])
+    torch.testing.assert_close(tilted[1], both[1] * torch.tensor([2.0, 0.25]))
+    assert torch.equal(tilted[2], both[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_anchored_samples_aim_at_what_the_base_says(kind: str) -> None:
+    """The base sees them alone: their own x_t, dropped frames and all; the others keep the data's v."""
+    batch, noise, t, how = batch_of(4), numbers(4, 4, 5, 6, 6, seed=1), torch.tensor([0.1, 0.4, 0.6, 0.9]), plain(kind)
+    batch = replace(
+        batch, dropped=frame_mask(batch, 3, 2), captions=("a", "b", "c", "d"), window_ids=("A", "B", "C", "D")
+    )
+    base, seen = conv(1), []
+
+    class Listener(Wired):
+        def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+            seen.append((x_t, t, batch))
+            return super().predict(net, x_t, t, batch)
+
+    target = anchored_target(Listener(), base, how, batch, t, noise, [1, 3])
+    x_t, v = noisy(how, batch, t, noise)
+    assert not target.requires_grad
+    assert torch.equal(target[[0, 2]], v[[0, 2]])
+    expected = (base(x_t) * (1 + t.view(-1, 1, 1, 1, 1)))[[1, 3]].detach()
+    torch.testing.assert_close(target[[1, 3]], expected)
+    assert len(seen) == 1
+    assert torch.equal(seen[0][0], x_t[[1, 3]])
+    assert torch.equal(seen[0][1], t[[1, 3]])
+    assert (seen[0][2].captions, seen[0][2].window_ids) == (("b", "d"), ("B", "D"))
+    assert torch.equal(seen[0][2].x0, batch.x0[[1, 3]])
+    out = denoising_loss(Told(target + 2), conv(), how, batch, t, noise, target)
+    torch.testing.assert_close(out.mse, torch.full((4,), 4.0))  # mse is measured against the same target
 
 
 @pytest.mark.parametrize("strength", [0.0, 1.0, 2.0])

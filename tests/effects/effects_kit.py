@@ -96,8 +96,8 @@ def text_of(lab: Lab, *captions: str) -> torch.Tensor:
     return family.condition(family.encode_text(list(captions))).text
 
 
-def pixels(job: Job) -> dict[Window, np.ndarray]:
-    """The uint8 frames (T,H,W,3) that the VAE is handed for each window, in order."""
+def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
+    """The uint8 frames (T,H,W,3) that the VAE is handed for a variant of each window, in order."""
     family, handed = open_models(job.spec, job.base, job.config), []
 
     def see(frames: torch.Tensor) -> Moments:
@@ -113,10 +113,12 @@ def pixels(job: Job) -> dict[Window, np.ndarray]:
         free=family.free,
     )
     windows = (*job.library.windows, *job.library.held_out_windows)
+    seed = job.config.seed
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        todo = missing(store, family.fingerprints(), job.spec.text_tokens, (), windows)
-        fill(eye, store, todo, job.library.facts, job.config.dataloader_threads, lambda what, done, total: None)
+        takes = [(window, variant) for window in windows]
+        todo = missing(store, family.fingerprints(), job.spec.text_tokens, (), takes, seed)
+        fill(eye, store, todo, job.library.facts, seed, None, lambda what, done, total: None)
     frames = [((x + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy() for x in handed]
     return dict(zip(windows, frames, strict=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +168,133 @@ def test_only_the_first_seconds_are_used(counted: Counted) -> None:
     assert [window[0] for window in counted(40, frames=5)] == [5 * k for k in range(8)]
     assert [window[0] for window in counted(40, frames=5, max_duration=1)] == [0, 5, 10]
     assert counted(40, frames=9, max_duration=0.5) == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.effect("video_config.windows", "video_config.window_stride")
+def test_windows_slide_by_the_stride(counted: Counted) -> None:
+    assert [w[0] for w in counted(30, frames=9, windows="slide")] == [0, 4, 8, 12, 16, 20]
+    assert [w[0] for w in counted(30, frames=9, windows="slide", window_stride=7)] == [0, 7, 14, 21]
+    assert [w[0] for w in counted(30, frames=9, windows="chunks", window_stride=7)] == [0, 9, 18]
+
+
+@pytest.mark.effect("video_config.pad_short")
+def test_a_short_clip_holds_its_last_frame_or_has_a_shorter_window(counted: Counted) -> None:
+    assert counted(7, frames=9) == [list(range(5))]
+    assert counted(7, frames=9, pad_short="freeze") == [[0, 1, 2, 3, 4, 5, 6, 6, 6]]
+
+
+@pytest.mark.effect("video_config.frame_sample_strategy", "video_config.variants")
+def test_random_windows_begin_somewhere_else_in_each_variant(lab: Lab) -> None:
+    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(40, 48, 48)}, {}, fps=16)
+    knobs = {"video_config.frames": 9, "video_config.windows": "head", "resolution": "48x48"}
+
+    def starts(strategy: str) -> list[int]:
+        job = job_of(lab, knobs | {"video_config.frame_sample_strategy": strategy}, data)
+        shown = [read_numbers(*pixels(job, variant).values()) for variant in range(4)]
+        assert all(b - a == 1 for frames in shown for a, b in itertools.pairwise(frames))
+        return [frames[0] for frames in shown]
+
+    assert starts("uniform") == [0, 0, 0, 0]
+    assert len(set(starts("random"))) > 2
+
+    def latents(variants: int, steps: int) -> list[torch.Tensor]:
+        more = {"video_config.frame_sample_strategy": "random", "video_config.variants": variants}
+        source = source_of(in_cache(lab, f"own{variants}"), knobs | more, data)
+        return [prepare(source, step).batch.x0 for step in range(1, steps + 1)]
+
+    one, two, anew = latents(1, 3), latents(2, 4), latents(0, 4)
+    assert torch.equal(one[0], one[1])
+    assert torch.equal(one[0], two[0])
+    assert torch.equal(two[0], two[2])
+    assert torch.equal(two[1], two[3])
+    assert not torch.equal(two[0], two[1])
+    assert torch.equal(anew[0], two[0])
+    assert torch.equal(anew[1], two[1])
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(anew, 2))
+
+
+@pytest.mark.effect("video_config.frame_sample_strategy", "video_config.keyframe_source")
+def test_windows_begin_at_keyframes_or_at_scene_cuts(lab: Lab) -> None:
+    """A keyframe every 12 frames; the picture changes for good at frame 20."""
+    frames = np.concatenate([noise(1, 48, 48, seed=1).repeat(20, 0), noise(1, 48, 48, seed=2).repeat(20, 0)])
+    path = write_clip(
+        lab.tmp / "data" / "a.mp4", frames, 16, options={"g": "12", "keyint_min": "12", "sc_threshold": "0"}
+    )
+    path.with_suffix(".txt").write_text("two pictures", encoding="utf-8")
+    knobs = {"video_config.frames": 9, "resolution": "48x48"}
+
+    def starts(**more: str) -> list[int]:
+        job = job_of(lab, knobs | {f"video_config.{name}": value for name, value in more.items()}, path.parent)
+        return [round(window.start * 16) for window in job.library.windows]
+
+    assert starts() == [0, 9, 18, 27]
+    assert starts(frame_sample_strategy="keyframe") == [0, 12, 24]
+    assert starts(frame_sample_strategy="keyframe", keyframe_source="scenes") == [0, 9, 20, 29]
+
+
+@pytest.mark.effect("video_config.stretch")
+def test_the_whole_clip_in_one_window(counted: Counted) -> None:
+    assert counted(36, frames=9) == [list(range(k, k + 9)) for k in (0, 9, 18, 27)]
+    assert counted(36, frames=9, stretch=True) == [list(range(0, 36, 4))]
+
+
+@pytest.mark.effect("video_config.temporal_compression_ratio")
+def test_every_kth_frame_is_kept(counted: Counted) -> None:
+    """The VAE's own ratio is 4."""
+    assert counted(17, frames=17) == [list(range(17))]
+    assert counted(17, frames=17, temporal_compression_ratio=4) == [list(range(17))]
+    assert counted(17, frames=17, temporal_compression_ratio=8) == [list(range(0, 17, 2))]
+    with pytest.raises(VideotuneError, match=r"temporal_compression_ratio.*has 4.*below"):
+        counted(17, frames=17, temporal_compression_ratio=2)
+    with pytest.raises(VideotuneError, match=r"temporal_compression_ratio.*no whole multiple"):
+        counted(17, frames=17, temporal_compression_ratio=6)
+
+
+@pytest.mark.effect("video_config.spatial_compression_ratio")
+def test_clips_are_shrunk_before_they_are_encoded(lab: Lab) -> None:
+    """The VAE's own ratio is 8."""
+    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
+
+    def size(ratio: int | None) -> tuple[int, ...]:
+        job = job_of(lab, {"resolution": "64x96", "video_config.spatial_compression_ratio": ratio}, data)
+        (frames,) = pixels(job).values()
+        assert read_numbers(frames) == list(range(9))
+        return frames.shape[1:3]
+
+    assert size(None) == size(8) == (64, 96)
+    assert size(16) == (32, 48)
+    with pytest.raises(VideotuneError, match=r"spatial_compression_ratio.*has 8.*below"):
+        size(4)
+
+
+@pytest.mark.effect("video_config.temporal_augmentation")
+def test_windows_move_and_neighbouring_frames_swap(lab: Lab) -> None:
+    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(27, 48, 48)}, {}, fps=16)
+
+    def shown(augment: bool) -> list[list[int]]:
+        knobs = {"video_config.frames": 9, "video_config.temporal_augmentation": augment, "resolution": "48x48"}
+        job = job_of(lab, knobs, data)
+        return [read_numbers(list(pixels(job, variant).values())[1]) for variant in range(8)]
+
+    assert shown(False) == [list(range(9, 18))] * 8
+    moved = shown(True)
+    assert len({min(frames) for frames in moved}) > 3
+    assert all(min(frames) >= 4 and max(frames) < 23 for frames in moved)
+    assert any(frames != sorted(frames) for frames in moved)
+
+
+@pytest.mark.effect("video_config.frame_dropout_probability")
+def test_latent_frames_are_fed_as_noise_and_left_out_of_the_loss(lab: Lab) -> None:
+    def batches(probability: float) -> list[Any]:
+        source = source_of(lab, {"video_config.frame_dropout_probability": probability, "batch_size": 4})
+        return [prepare(source, step).batch for step in range(1, 31)]
+
+    assert not any(batch.dropped.any() for batch in batches(0))
+    dropped = torch.cat([batch.dropped for batch in batches(0.3)])[:, 0, :, 0, 0]
+    assert not dropped[:, 0].any()
+    assert 0.2 < dropped[:, 1:].float().mean() < 0.4
+    for batch in batches(0.3):
+        assert torch.equal(batch.weight.reshape(4, -1) == 0, batch.dropped.reshape(4, -1))
 
 
 @pytest.mark.effect("missing_caption")

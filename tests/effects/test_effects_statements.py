@@ -14,7 +14,6 @@ OTHERS = {
     "optimizer.name": ("ADAMW", "LION"),
     "transformer.train": (True, False),
     "text_encoder.train": (False, True),
-    "video_config.frame_sample_strategy": ("uniform", "keyframe"),
 }
 
 

@@ -20,7 +20,7 @@ SHAPE = ClipShape(5, 32, 32, 16.0)
 
 
 def windows(count: int) -> tuple[Window, ...]:
-    return tuple(Window(f"{i:032x}", 0.0, 0.3, SHAPE) for i in range(count))
+    return tuple(Window(f"{i:012x}".ljust(32, "0"), 0.0, 0.3, SHAPE) for i in range(count))
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,44 @@ def test_bands_are_total_and_half_open(views: float, name: str) -> None:
 )
 def test_the_notes_worked_example(clips: int, seen: int, name: str) -> None:
     """10,000 steps of batch 1."""
-    counted = exposure(views(Schedule(0, (clips,), 1), 10_000), [windows(clips)])
+    counted = exposure(views(Schedule(0, (clips,), (1,)), 10_000), [windows(clips)])
     facts = counted.to_json(1e-4)["per_window"]
     assert (facts["min"], facts["max"], facts["band"]) == (seen, seen, name)
 
 
 def test_a_clips_views_are_those_of_its_windows() -> None:
     two = tuple(Window("c" * 32, float(i), i + 1.0, SHAPE) for i in range(2))
-    counted = exposure(views(Schedule(0, (2,), 1), 10), [two])
+    counted = exposure(views(Schedule(0, (2,), (1,)), 10), [two])
     assert counted.clips == {"c" * 32: 10}
     assert set(counted.windows.values()) == {5}
+
+
+def test_a_windows_views_are_those_of_all_its_entries() -> None:
+    """Two windows shown twice a pass and two shown once, two samples a step: ten passes."""
+    once, twice = windows(4)[:2], windows(4)[2:]
+    entries = (*once, *twice, *twice)
+    counted = exposure(views(Schedule(0, (6,), (2,)), 30), [entries])
+    assert counted.windows == {window.id: 10 for window in once} | {window.id: 20 for window in twice}
+    assert counted.clips == {window.clip_id: counted.windows[window.id] for window in (*once, *twice)}
+    facts = counted.to_json(1e-4)
+    assert facts["per_window"] == {"min": 10, "mean": 15.0, "max": 20, "band": "moderate"}
+    assert "regularization" not in facts
+
+
+def test_regularization_is_counted_and_decides_no_band() -> None:
+    """Eight training windows and one that keeps the model as it is, shown 60 times a pass, in a bucket of its own."""
+    every = windows(9)
+    buckets = [every[:8], every[8:] * 60]
+    counts = views(Schedule(0, (8, 60), (1, 1)), 68 * 3)
+    counted = exposure(counts, buckets, [every[8].clip_id])
+    facts = counted.to_json(1e-4)
+    assert facts["per_window"] == {"min": 3, "mean": 3.0, "max": 3, "band": "conservative"}
+    assert facts["per_clip"] == {"min": 3, "mean": 3.0, "max": 3}
+    assert facts["regularization"] == {"min": 180, "mean": 180.0, "max": 180}
+    assert facts["clips"][every[8].clip_id] == 180, "counted all the same"
+    assert "fewer than 10" in facts["advice"]
+    alone = exposure(counts, buckets).to_json(1e-4)
+    assert alone["per_window"]["band"] == "risky", "without the word for it, the band is that of the most shown window"
 
 
 def test_a_low_rate_changes_the_advice() -> None:
@@ -87,10 +115,21 @@ def test_a_torn_line_is_dropped_and_what_came_after_the_checkpoint_is_cut(tmp_pa
 
 
 def batch_of(window: Window) -> Batch:
-    generator = torch.Generator().manual_seed(int(window.clip_id, 16))
+    generator = torch.Generator().manual_seed(int(window.clip_id[:12], 16))
     none = torch.zeros(1, 1, 2, 1, 1, dtype=torch.bool)
     x0, text = torch.randn(1, 4, 2, 4, 4, generator=generator), torch.randn(1, 4, 16, generator=generator)
-    return Batch(x0, none, none, torch.ones(none.shape), Condition(text), ("",), (window.id,), torch.ones(1))
+    return Batch(
+        x0=x0,
+        given=none,
+        dropped=none,
+        weight=torch.ones(none.shape),
+        scale=torch.ones(1),
+        anchored=torch.zeros(1, dtype=torch.bool),
+        cond=Condition(text),
+        captions=("",),
+        window_ids=(window.id,),
+        fps=torch.ones(1),
+    )
 
 
 def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[..., Any]) -> None:
@@ -136,5 +175,5 @@ def test_normalising_counts_every_noise_level_alike() -> None:
 
 
 def test_a_probe_is_spread_over_the_set() -> None:
-    assert [int(window.clip_id, 16) for window in spread(windows(20), 4)] == [0, 5, 10, 15]
+    assert [int(window.clip_id[:12], 16) for window in spread(windows(20), 4)] == [0, 5, 10, 15]
     assert len(spread(windows(3), 8)) == 3

@@ -17,6 +17,7 @@ from videotune.adapters.lora import LoraSettings, add_lora
 from videotune.cache.batches import Source, stream
 from videotune.cache.schedule import Schedule
 from videotune.cache.store import Store, latent_key, text_key
+from videotune.data.windows import take
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.families.find import find
@@ -43,7 +44,7 @@ def losses(base: Path, folder: Path) -> list[float]:
             latents = draws(0, "golden", window.id).standard_normal(
                 (4, *family.spec.rules.latent_size(shape)), "float32"
             )
-            store.put("latents", latent_key(window, "none"), {"mean": torch.from_numpy(latents)}, {})
+            store.put("latents", latent_key(take(window, 0, 7), "none"), {"mean": torch.from_numpy(latents)}, {})
             clips[window.clip_id] = Clip(window.clip_id, "", "", (f"clip {i}", f"the same clip {i}"))
             bucket.append(window)
         buckets.append(tuple(bucket))
@@ -51,8 +52,21 @@ def losses(base: Path, folder: Path) -> list[float]:
     for caption, states in zip(captions, family.encode_text(captions), strict=True):
         store.put("text", text_key(caption, "none", 512), states, {})
     loss = objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.3)
-    schedule = Schedule(7, tuple(len(bucket) for bucket in buckets), 3)
-    source = Source(store, prints, 512, family.condition, clips, tuple(buckets), schedule, loss, 0.1)
+    source = Source(
+        store=store,
+        prints=prints,
+        tokens=512,
+        condition=family.condition,
+        clips=clips,
+        buckets=tuple(buckets),
+        schedule=Schedule(7, tuple(len(bucket) for bucket in buckets), (3, 3)),
+        objective=loss,
+        caption_dropout=0.1,
+        variants=4,
+        frame_dropout=0.0,
+        patch_frames=1,
+        sizes={},
+    )
     net = family.denoiser()
     parameters = list(add_lora(net, family.spec, LoraSettings(rank=4, targets="linear"), seed=7).values())
     optimizer = make_optimizer({"transformer": parameters}, OptimizerSettings())

@@ -6,7 +6,8 @@ The adapter is part of the model, never a wrapper around it: one object trains, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,23 @@ def add_lora(net: nn.Module, spec: FamilySpec, settings: LoraSettings, seed: int
         else:
             parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
     return parameters
+
+
+@contextmanager
+def adapter_off(net: nn.Module) -> Iterator[None]:
+    """The base model as it predicts: without the adapter and without dropout. After it ``net`` is as it was."""
+    training = [(module, module.training) for module in net.modules()]
+    trains = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
+    net.disable_adapters()  # type: ignore[operator]
+    net.eval()
+    try:
+        yield
+    finally:
+        net.enable_adapters()  # type: ignore[operator]
+        for parameter, before in trains:  # PEFT turns gradients off and on with the adapter
+            parameter.requires_grad_(before)
+        for module, before in training:
+            module.training = before
 
 
 def lora_parameters(net: nn.Module) -> dict[str, nn.Parameter]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from threading import Barrier
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from threading import Barrier, Lock
 
 import torch
 from torch import Tensor
 
-from videotune.cache.schedule import Schedule, picks
+from videotune.cache.schedule import Schedule, picks, visit
 from videotune.cache.store import Store, latent_key, text_key
+from videotune.data.buckets import padded_box
+from videotune.data.windows import take
 from videotune.diffusion.objective import Objective
 from videotune.randomness import draws
-from videotune.types import Batch, Clip, Condition, Window
+from videotune.types import PLAIN, Batch, Clip, Condition, Moments, Take, Window
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Source:
-    """Where batches come from. ``buckets`` are the schedule's, dearest first; ``condition`` is the family's."""
+    """Where batches come from. ``buckets`` are the schedule's, dearest first; ``condition`` is the family's.
+
+    A window of a clip with ``repeats`` r stands r times in its bucket. ``sizes``: each clip's (width, height) in pixels.
+    ``variants`` of a window that varies are in the store; 0: none is, and ``encode`` makes the latents of each view, one
+    at a time. A token covers ``patch_frames`` latent frames; each such group but the first is dropped with probability
+    ``frame_dropout``.
+    """
 
     store: Store
     prints: Mapping[str, str]
@@ -41,29 +51,73 @@ class Source:
     schedule: Schedule
     objective: Objective
     caption_dropout: float
+    variants: int
+    frame_dropout: float
+    patch_frames: int
+    sizes: Mapping[str, tuple[int, int]]
+    encode: Callable[[Take], Moments] | None = None
+    _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def text(self, caption: str) -> dict[str, Tensor]:
         """A caption's cached states."""
         return self.store.get("text", text_key(caption, self.prints["text_encoder"], self.tokens))
 
-    def latents(self, window: Window, *name: str | int) -> Tensor:
-        """A window's latents (C,F,H,W): the mean, or the draw called ``name`` where the family keeps a variance."""
-        entry = self.store.get("latents", latent_key(window, self.prints["vae"]))
-        if "logvar" not in entry:
-            return entry["mean"]
-        noise = draws(self.schedule.seed, "posterior", *name).standard_normal(entry["mean"].shape, "float32")
-        return entry["mean"] + torch.exp(0.5 * entry["logvar"]) * torch.from_numpy(noise)
+    def latents(self, shown: Take, *name: str | int) -> Tensor:
+        """A take's latents (C,F,H,W): the mean, or the draw called ``name`` where the family keeps a variance."""
+        moments = self._moments(shown)
+        if moments.logvar is None:
+            return moments.mean
+        noise = draws(self.schedule.seed, "posterior", *name).standard_normal(moments.mean.shape, "float32")
+        return moments.mean + torch.exp(0.5 * moments.logvar) * torch.from_numpy(noise)
+
+    def plain(self, window: Window) -> Tensor:
+        """A window's latents (C,F,H,W) without any draw of frames or place: what validation and the ruler look at."""
+        return self.latents(take(window, PLAIN, self.schedule.seed), window.id)
+
+    def take(self, bucket: int, place: int, lap: int) -> Take:
+        """What a bucket's entry shows in the bucket's pass ``lap``: its window's next view, or what each view shows."""
+        window = self.buckets[bucket][place]
+        variant = 0
+        if window.varies:
+            repeats = self.clips[window.clip_id].repeats
+            view = lap * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
+            variant = view % self.variants if self.variants else view
+        return take(window, variant, self.schedule.seed)
+
+    @cached_property
+    def _copies(self) -> tuple[Sequence[int], ...]:
+        """For each entry of each bucket, how many entries of the same window stand before it."""
+        numbers = []
+        for bucket in self.buckets:
+            met: Counter[Window] = Counter()
+            copies = array("L")
+            for window in bucket:
+                copies.append(met[window])
+                met[window] += 1
+            numbers.append(copies)
+        return tuple(numbers)
+
+    def _moments(self, shown: Take) -> Moments:
+        if self.variants == 0 and shown.window.varies and shown.variant != PLAIN:
+            assert self.encode is not None, "without variants in the store, somebody must encode"
+            with self._one_at_a_time:
+                return self.encode(shown)
+        entry = self.store.get("latents", latent_key(shown, self.prints["vae"]))
+        return Moments(entry["mean"], entry.get("logvar"))
 
 
 def assemble(source: Source, windows: Sequence[Window], captions: Sequence[str], latents: Sequence[Tensor]) -> Batch:
-    """Windows of one bucket with their captions -> a Batch on the CPU."""
+    """Windows of one bucket with their captions -> a Batch on the CPU, nothing dropped."""
     x0 = torch.stack(list(latents))
     none = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
+    clips = [source.clips[window.clip_id] for window in windows]
     return Batch(
         x0=x0,
         given=none,
         dropped=none,
-        weight=torch.ones_like(none, dtype=torch.float32),
+        weight=_picture_weight(source, windows, x0),
+        scale=torch.tensor([clip.loss_weight for clip in clips], dtype=torch.float32),
+        anchored=torch.tensor([clip.kind == "regularization" and clip.target == "base" for clip in clips]),
         cond=source.condition([source.text(caption) for caption in captions]),
         captions=tuple(captions),
         window_ids=tuple(window.id for window in windows),
@@ -71,20 +125,60 @@ def assemble(source: Source, windows: Sequence[Window], captions: Sequence[str],
     )
 
 
+def _picture_weight(source: Source, windows: Sequence[Window], x0: Tensor) -> Tensor:
+    """1 where a latent cell shows some of the picture, 0 where it is black border alone.
+
+    (B,1,F,1,1), or (B,1,F,H,W) where some window is padded.
+    """
+    frames, rows, columns = x0.shape[2:]
+    if all(window.resize != "pad" for window in windows):
+        return torch.ones(len(windows), 1, frames, 1, 1)
+    masks = torch.ones(len(windows), 1, frames, rows, columns)
+    for mask, window in zip(masks, windows, strict=True):
+        if window.resize == "pad":
+            shape = window.shape
+            top, left, high, wide = padded_box(*source.sizes[window.clip_id], (shape.height, shape.width))
+            mask[:, :, ~_touched(top, high, rows, shape.height // rows)] = 0
+            mask[..., ~_touched(left, wide, columns, shape.width // columns)] = 0
+    return masks
+
+
+def _touched(begin: int, length: int, cells: int, pixels: int) -> Tensor:
+    """Which of a line of cells, each so many pixels long, hold some of the pixels from ``begin`` on: (cells,) bool."""
+    first = torch.arange(cells) * pixels
+    return (first < begin + length) & (first + pixels > begin)
+
+
 def prepare(source: Source, step: int) -> Prepared:
     """Everything step ``step`` (from 1) trains on. Each draw belongs to (seed, purpose, step, index of the sample)."""
     seed = source.schedule.seed
     bucket, places = picks(source.schedule, step)
-    windows = [source.buckets[bucket][place] for place in places]
-    latents = [source.latents(window, step, i) for i, window in enumerate(windows)]
+    laps = visit(source.schedule, step)
+    takes = [source.take(bucket, place, lap) for place, lap in zip(places, laps, strict=True)]
+    windows = [shown.window for shown in takes]
+    latents = [source.latents(shown, step, i) for i, shown in enumerate(takes)]
     captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
-    batch = assemble(source, windows, captions, latents)
+    batch = _with_dropped_frames(source, assemble(source, windows, captions, latents), step)
     u = torch.tensor([draws(seed, "t", step, i).random() for i in range(len(windows))], dtype=torch.float64)
     shape = tuple(batch.x0.shape[1:])
     noise = [
         torch.from_numpy(draws(seed, "noise", step, i).standard_normal(shape, "float32")) for i in range(len(windows))
     ]
     return Prepared(step, batch, source.objective.timesteps.draw(u), torch.stack(noise))
+
+
+def _with_dropped_frames(source: Source, batch: Batch, step: int) -> Batch:
+    """Some latent frames are fed as noise and count nothing: whole groups of a token's frames, never the first group."""
+    if source.frame_dropout == 0:
+        return batch
+    frames = batch.x0.shape[2]
+    group = torch.arange(frames) // source.patch_frames
+    dropped = torch.zeros_like(batch.given)
+    for i in range(len(batch)):
+        u = draws(source.schedule.seed, "frame dropout", step, i).random(frames)  # one for each group is enough
+        dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < source.frame_dropout) & (group > 0)
+    dropped &= ~batch.given
+    return replace(batch, dropped=dropped, weight=batch.weight * ~dropped)
 
 
 def _caption(source: Source, window: Window, step: int, index: int) -> str:

@@ -5,75 +5,189 @@ What is there already is left alone, so a killed run goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from videotune.cache.shards import Name
 from videotune.cache.store import Store, latent_key, text_key
 from videotune.data.decode import decode
 from videotune.data.facts import ClipProblem, Facts
-from videotune.data.windows import window_times
+from videotune.data.index import SLOWEST_DECODER
+from videotune.data.windows import take
+from videotune.data.workers import Lost
 from videotune.errors import VideotuneError
-from videotune.types import Family, Window
+from videotune.types import Family, Take, Window
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from videotune.data.workers import Workers
+
 Progress = Callable[[str, int, int], None]
-"""Called with what is being encoded, how many are done, and how many there are."""
+"""Called with what is being encoded and how fast, how many are done, and how many there are."""
+
+AHEAD_BYTES = 512 * 2**20
+"""Frames that may be decoded and wait for the encoder; one take may always."""
 
 
 @dataclass(frozen=True)
 class Todo:
-    """What is not in the cache yet."""
+    """What is not in the cache yet: captions, and takes as (window, variant)."""
 
     captions: tuple[str, ...]
-    windows: tuple[Window, ...]
+    takes: tuple[tuple[Window, int], ...]
 
     def __bool__(self) -> bool:
-        return bool(self.captions or self.windows)
+        return bool(self.captions or self.takes)
+
+
+@dataclass(frozen=True)
+class FillReport:
+    """How many captions and takes were encoded, in how many seconds, and for how many of these the VAE had no frames."""
+
+    captions: int
+    takes: int
+    seconds: float
+    waited: float
 
 
 def missing(
-    store: Store, prints: Mapping[str, str], tokens: int, captions: Sequence[str], windows: Sequence[Window]
+    store: Store,
+    prints: Mapping[str, str],
+    tokens: int,
+    captions: Iterable[str],
+    takes: Iterable[tuple[Window, int]],
+    seed: int,
 ) -> Todo:
-    """Which captions and windows have no entry, in order and without repeats."""
-    texts = dict.fromkeys(captions)
+    """Which captions and takes have no entry, in order; each entry once, whatever asks for it."""
+    texts: dict[str, str] = {}
+    views: dict[str, tuple[Window, int]] = {}
+    for caption in captions:
+        texts[text_key(caption, prints["text_encoder"], tokens)] = caption
+    for window, variant in takes:
+        views.setdefault(latent_key(take(window, variant, seed), prints["vae"]), (window, variant))
     return Todo(
-        tuple(text for text in texts if not store.has("text", text_key(text, prints["text_encoder"], tokens))),
-        tuple(window for window in windows if not store.has("latents", latent_key(window, prints["vae"]))),
+        tuple(text for key, text in texts.items() if not store.has("text", key)),
+        tuple(pair for key, pair in views.items() if not store.has("latents", key)),
     )
 
 
-def fill(
-    family: Family, store: Store, todo: Todo, facts: Mapping[str, Facts], threads: int, progress: Progress
-) -> None:
-    """Encode what is missing.
+def wanted(
+    prints: Mapping[str, str], tokens: int, captions: Iterable[str], takes: Iterable[tuple[Window, int]], seed: int
+) -> set[Name]:
+    """The names of all entries that these captions and takes are read from."""
+    texts = {("text", text_key(caption, prints["text_encoder"], tokens)) for caption in captions}
+    return texts | {("latents", latent_key(take(window, variant, seed), prints["vae"])) for window, variant in takes}
 
-    Raises VideotuneError that names the clip where one cannot be decoded.
+
+def fill(
+    family: Family,
+    store: Store,
+    todo: Todo,
+    facts: Mapping[str, Facts],
+    seed: int,
+    workers: Workers | None,
+    progress: Progress,
+) -> FillReport:
+    """Encode what is missing, with frames decoded ahead by ``workers`` (None: by this process, in turn).
+
+    Each entry is on the disk when the next one begins; they are packed into shards along the way. Raises VideotuneError
+    that names the clip where one cannot be decoded or encoded, and where another process fills the same cache.
     """
-    prints, tokens = family.fingerprints(), family.spec.text_tokens
+    begun = time.monotonic()
+    with store.filling():
+        captions = _fill_captions(family, store, todo.captions, progress)
+        takes, waited = _fill_takes(family, store, todo.takes, facts, seed, workers, progress)
+    return FillReport(captions, takes, time.monotonic() - begun, waited)
+
+
+def _fill_captions(family: Family, store: Store, captions: Sequence[str], progress: Progress) -> int:
+    """How many were encoded; another process may have made some since ``missing`` looked."""
+    encoder, tokens = family.fingerprints()["text_encoder"], family.spec.text_tokens
+    left = [text for text in captions if not store.has("text", text_key(text, encoder, tokens))]
+    begun = time.monotonic()
     try:
-        for done, caption in enumerate(todo.captions, 1):
+        for done, caption in enumerate(left, 1):
             length = family.text_length(caption)
-            about = {"caption": caption, "length": length, "cut": max(0, length - tokens)}
-            store.put(
-                "text", text_key(caption, prints["text_encoder"], tokens), family.encode_text([caption])[0], about
-            )
-            progress("captions", done, len(todo.captions))
+            about = {"caption": caption, "length": length, "cut": max(0, length - tokens), "encoder": encoder}
+            with _named(f"the caption {caption[:60]!r}", "Shorten it, or free memory."):
+                states = _finite(family.encode_text([caption])[0])
+            store.put("text", text_key(caption, encoder, tokens), states, about)
+            if store.full("text") or done == len(left):
+                store.pack("text")
+            progress(_rate("captions", done, begun), done, len(left))
     finally:
         family.free("text_encoder")
+    return len(left)
+
+
+def _fill_takes(
+    family: Family,
+    store: Store,
+    takes: Sequence[tuple[Window, int]],
+    facts: Mapping[str, Facts],
+    seed: int,
+    workers: Workers | None,
+    progress: Progress,
+) -> tuple[int, float]:
+    """How many were encoded, and the seconds for which the VAE waited for frames."""
+    vae, waited = family.fingerprints()["vae"], 0.0
+    left = [pair for pair in takes if not store.has("latents", latent_key(take(*pair, seed), vae))]
+    begun = time.monotonic()
     try:
-        for done, (window, frames) in enumerate(_decoded(todo.windows, facts, threads), 1):
-            moments = family.encode_video(to_model(frames))
-            tensors = {"mean": moments.mean} | ({} if moments.logvar is None else {"logvar": moments.logvar})
-            store.put("latents", latent_key(window, prints["vae"]), tensors, {"window": window.id})
-            progress("clips", done, len(todo.windows))
+        for done, (shown, frames, wait) in enumerate(_decoded((take(*pair, seed) for pair in left), facts, workers), 1):
+            clip, window = facts[shown.window.clip_id], shown.window
+            with _named(f"{clip.path}: window {window.id}", "Fewer frames or a lower resolution need less memory."):
+                moments = family.encode_video(to_model(frames))
+                tensors = {"mean": moments.mean} | ({} if moments.logvar is None else {"logvar": moments.logvar})
+                _finite(tensors)
+            about = {"clip": _printable(clip.path), "window": window.id, "variant": shown.variant, "encoder": vae}
+            store.put("latents", latent_key(shown, vae), tensors, about)
+            if store.full("latents") or done == len(left):
+                store.pack("latents")
+            waited += wait
+            progress(_rate("clips", done, begun), done, len(left))
     finally:
         family.free("vae")
+    return len(left), waited
+
+
+def _rate(what: str, made: int, begun: float) -> str:
+    seconds = time.monotonic() - begun
+    return f"{what}, {made / seconds:.1f} a second" if made and seconds > 0 else what
+
+
+@contextmanager
+def _named(what: str, remedy: str) -> Iterator[None]:
+    """An encoder's failure becomes a sentence that says on what it failed."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        import torch
+
+        short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "memory" in str(error)
+        reason = f"there is not enough memory to encode it. {remedy}" if short else f"it cannot be encoded: {error}"
+        raise VideotuneError(f"{what}: {reason}\nWhat was encoded before is kept.") from error
+
+
+def _finite(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors; RuntimeError where a number is none."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise RuntimeError(f"the encoder's {name} holds infinite or undefined numbers")
+    return tensors
+
+
+def _printable(path: str) -> str:
+    """A path that any JSON can hold, also where its bytes are no UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def cut_captions(store: Store, encoder: str, tokens: int, captions: Sequence[str]) -> list[str]:
@@ -88,29 +202,73 @@ def to_model(frames: np.ndarray) -> Tensor:
     return torch.from_numpy(frames).permute(3, 0, 1, 2).float().div_(127.5).sub_(1.0)
 
 
-def _decoded(
-    windows: Sequence[Window], facts: Mapping[str, Facts], threads: int
-) -> Iterator[tuple[Window, np.ndarray]]:
-    """Each window with its frames, decoded a few ahead by ``threads`` threads (0: none), in order."""
-    if threads == 0:
-        yield from ((window, _frames(window, facts)) for window in windows)
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
-        rest = iter(windows)
-        ahead: list[tuple[Window, Future[np.ndarray]]] = []
-        ahead += [(window, pool.submit(_frames, window, facts)) for window in islice(rest, threads)]
-        while ahead:
-            window, future = ahead.pop(0)
-            ahead += [(later, pool.submit(_frames, later, facts)) for later in islice(rest, 1)]
-            yield window, future.result()
+def decode_words(shown: Take, facts: Facts) -> dict[str, Any]:
+    """What the decoder is told: the words of a worker's task "decode"."""
+    shape = shown.window.shape
+    size = {"height": shape.height, "width": shape.width}
+    return {"facts": facts, "times": shown.times, **size, "resize": shown.window.resize, "place": shown.place}
 
 
-def _frames(window: Window, facts: Mapping[str, Facts]) -> np.ndarray:
-    shape, clip = window.shape, facts[window.clip_id]
+def frames_of(shown: Take, facts: Mapping[str, Facts]) -> np.ndarray:
+    """A take's frames, decoded in this process, uint8 (T,H,W,3).
+
+    Raises VideotuneError that names the clip.
+    """
+    clip = facts[shown.window.clip_id]
+    with _clip_named(clip):
+        return decode(**decode_words(shown, clip))
+
+
+@contextmanager
+def _clip_named(clip: Facts) -> Iterator[None]:
     try:
-        return decode(clip, window_times(window), shape.height, shape.width)
+        yield
     except ClipProblem as problem:
+        remedy = "Its frames were counted but cannot be decoded: the file is damaged. Repair it or take it out."
+        if isinstance(problem, Lost):
+            remedy = "It may go well next time: start again. If it does not, take the clip out of the dataset."
         raise VideotuneError(
-            f"{clip.path}: {problem.reason}: {problem.detail}\n"
-            "Its frames were counted but cannot be decoded: the file is damaged. Repair it or take it out of the dataset."
+            f"{clip.path}: {problem.reason}: {problem.detail}\n{remedy} What was encoded before is kept."
         ) from problem
+
+
+def _decoded(
+    takes: Iterable[Take], facts: Mapping[str, Facts], workers: Workers | None
+) -> Iterator[tuple[Take, np.ndarray, float]]:
+    """Each take, in order, its frames, and the seconds waited for them; workers decode ahead, within AHEAD_BYTES."""
+    rest, held = iter(takes), 0
+    ahead: deque[tuple[Take, Future[Any]]] = deque()
+    following = next(rest, None)
+    try:
+        while ahead or following is not None:
+            while following is not None and (not ahead or _room(held, len(ahead), following, workers)):
+                ahead.append((following, _asked(following, facts[following.window.clip_id], workers)))
+                held += _frame_bytes(following)
+                following = next(rest, None)
+            shown, future = ahead.popleft()
+            begun = time.monotonic()
+            with _clip_named(facts[shown.window.clip_id]):
+                frames = future.result() if workers else frames_of(shown, facts)
+            yield shown, frames, time.monotonic() - begun
+            held -= _frame_bytes(shown)
+            del future, frames  # before more are asked for
+    finally:
+        for _, future in ahead:
+            future.cancel()
+
+
+def _room(held: int, waiting: int, following: Take, workers: Workers | None) -> bool:
+    """Whether one more may be decoded ahead."""
+    return workers is not None and held + _frame_bytes(following) <= AHEAD_BYTES and waiting < 4 * workers.count
+
+
+def _asked(shown: Take, clip: Facts, workers: Workers | None) -> Future[Any]:
+    """The frames to come; without workers they are decoded when they are waited for."""
+    if workers is None:
+        return Future()
+    return workers.ask("decode", decode_words(shown, clip), workers.limit + SLOWEST_DECODER * max(shown.times))
+
+
+def _frame_bytes(shown: Take) -> int:
+    shape = shown.window.shape
+    return 3 * shape.frames * shape.height * shape.width

@@ -1,17 +1,19 @@
 """The stream: which windows a step takes, a pure function of (seed, step), endless, one bucket a step.
 
-Buckets take turns in proportion to their windows: step k + 1 looks at x = (k·a + c) mod N, N windows in all, and the
-interval of [0, N) in which x lies names the bucket. After every N steps each x came once, so each window was drawn exactly
-``batch`` times. How many turns a bucket had before a step is a floor sum, so nothing is kept, counted up or listed.
+A step takes b_j samples where its bucket is j. With L the least common multiple of all b_j, bucket j of n_j windows owns an
+interval of n_j·L/b_j out of [0, N), N their sum: step k + 1 looks at x = k·a mod N, and the interval in which x lies names
+the bucket. After every N steps each x came once, so each window was drawn exactly L times. How many turns a bucket had
+before a step is a floor sum, so nothing is kept, counted up or listed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
-from math import gcd, isqrt, sqrt
+from math import gcd, isqrt, lcm
 
 from videotune.errors import VideotuneError
 from videotune.randomness import key
@@ -25,14 +27,15 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Schedule:
-    """The seed, the windows in each bucket (bucket 0 the dearest: the first step takes it), the samples of a step.
+    """The seed; for each bucket its windows (a window shown r times counts r times) and the samples of its steps.
 
-    ``shuffle`` False keeps each bucket's own order. Raises VideotuneError where there is nothing to draw from.
+    Bucket 0 is the dearest: the first step takes it. ``shuffle`` False keeps each bucket's own order. Raises
+    VideotuneError where there is nothing to draw from.
     """
 
     seed: int
     sizes: tuple[int, ...]
-    batch: int
+    batches: tuple[int, ...]
     shuffle: bool = True
 
     def __post_init__(self) -> None:
@@ -41,22 +44,40 @@ class Schedule:
                 f"There is nothing to train on: the buckets hold {list(self.sizes)} windows, and each needs at least one. "
                 "`videotune check` says why clips were not used."
             )
-        if self.batch < 1:
-            raise VideotuneError(f"The effective batch is {self.batch}; batch_size must be at least 1.")
+        assert len(self.batches) == len(self.sizes), f"{len(self.batches)} batches for {len(self.sizes)} buckets"
+        if min(self.batches) < 1:
+            raise VideotuneError(
+                f"The samples of a step are {list(self.batches)}, bucket by bucket; batch_size must be at least 1."
+            )
+
+
+def batch_of(schedule: Schedule, bucket: int) -> int:
+    """How many samples a step of the bucket takes."""
+    return schedule.batches[bucket]
+
+
+def steps_a_pass(schedule: Schedule) -> Fraction:
+    """How many steps show every window once on average: Σ n_j / b_j; after ``round_of`` steps it is exact."""
+    return sum((Fraction(n, b) for n, b in zip(schedule.sizes, schedule.batches, strict=True)), Fraction(0))
+
+
+def round_of(schedule: Schedule) -> tuple[int, int]:
+    """(N, L): after every N steps each window has been drawn exactly L times."""
+    return _ends(schedule)[-1], lcm(*schedule.batches)
 
 
 def bucket_of(schedule: Schedule, step: int) -> int:
     """The bucket of a step; steps count from 1."""
     assert step >= 1, "steps count from 1"
-    ends = _ends(schedule.sizes)
+    ends = _ends(schedule)
     return bisect_right(ends, (step - 1) * _stride(ends[-1]) % ends[-1])
 
 
 def turns(schedule: Schedule, bucket: int, steps: int) -> int:
     """How many of the steps 1 … ``steps`` are the bucket's."""
-    ends = _ends(schedule.sizes)
+    ends = _ends(schedule)
     total, hi = ends[-1], ends[bucket]
-    lo = hi - schedule.sizes[bucket]
+    lo = ends[bucket - 1] if bucket else 0
     a = _stride(total)
     # x mod N lies in [lo, hi) exactly when floor((x - lo)/N) - floor((x - hi)/N) is 1 and not 0.
     return _floor_sum(steps, total, a, -lo) - _floor_sum(steps, total, a, -hi)
@@ -66,21 +87,22 @@ def picks(schedule: Schedule, step: int) -> tuple[int, tuple[int, ...]]:
     """(bucket, the windows of that bucket for each of the step's samples, in order)."""
     bucket, first = _first_sample(schedule, step)
     num = schedule.sizes[bucket]
-    samples = range(first, first + schedule.batch)
+    samples = range(first, first + schedule.batches[bucket])
     return bucket, tuple(window_at(schedule, bucket, s // num, s % num) for s in samples)
 
 
 def visit(schedule: Schedule, step: int) -> tuple[int, ...]:
     """For each of the step's samples, how often its window was drawn before: the pass over the bucket, from 0."""
     bucket, first = _first_sample(schedule, step)
-    return tuple(s // schedule.sizes[bucket] for s in range(first, first + schedule.batch))
+    num, batch = schedule.sizes[bucket], schedule.batches[bucket]
+    return tuple(s // num for s in range(first, first + batch))
 
 
 def views(schedule: Schedule, steps: int) -> list[list[int]]:
     """How often each window of each bucket has been drawn after ``steps`` steps, without going through them."""
     counts = []
-    for bucket, num in enumerate(schedule.sizes):
-        full, rest = divmod(turns(schedule, bucket, steps) * schedule.batch, num)
+    for bucket, (num, batch) in enumerate(zip(schedule.sizes, schedule.batches, strict=True)):
+        full, rest = divmod(turns(schedule, bucket, steps) * batch, num)
         drawn = [full] * num
         for place in range(rest):
             drawn[window_at(schedule, bucket, full, place)] += 1
@@ -118,13 +140,14 @@ def permute(place: int, num: int, keys: tuple[int, ...]) -> int:
 def _first_sample(schedule: Schedule, step: int) -> tuple[int, int]:
     """The step's bucket, and the number of its first sample among all that the bucket has given."""
     bucket = bucket_of(schedule, step)
-    return bucket, turns(schedule, bucket, step - 1) * schedule.batch
+    return bucket, turns(schedule, bucket, step - 1) * schedule.batches[bucket]
 
 
 @lru_cache(maxsize=64)
-def _ends(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Where each bucket's interval of [0, N) ends. c = 0: the first step's x is 0, which is bucket 0's."""
-    return tuple(accumulate(sizes))
+def _ends(schedule: Schedule) -> tuple[int, ...]:
+    """Where each bucket's interval of [0, N) ends. The first step's x is 0, which is bucket 0's."""
+    whole = lcm(*schedule.batches)
+    return tuple(accumulate(n * (whole // b) for n, b in zip(schedule.sizes, schedule.batches, strict=True)))
 
 
 @lru_cache(maxsize=64)
@@ -135,7 +158,9 @@ def _stride(total: int) -> int:
     strays from its fair share (by 73 turns at N = 15,696; with this choice by 6 around N = 20,000, 8 around a million).
     Partial quotients bound the discrepancy: Kuipers & Niederreiter 1974, chapter 2, section 3.
     """
-    centre = round(total * (sqrt(5) - 1) / 2)
+    centre = (
+        isqrt(5 * total * total) - total + 1
+    ) // 2  # N/φ to the nearest, exactly: a float is too short above 10^15
     near = range(max(1, centre - 100), min(max(total - 1, 1), centre + 100) + 1)
     coprime = (a for a in near if gcd(a, total) == 1)
     return min(coprime, key=lambda a: (_sum_of_quotients(a, total), abs(a - centre), a))

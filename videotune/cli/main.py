@@ -23,13 +23,18 @@ app = typer.Typer(
 )
 presets_app = typer.Typer(help="The presets that come with videotune, and every key.", no_args_is_help=True)
 app.add_typer(presets_app, name="presets")
+cache_app = typer.Typer(help="Encode clips and captions ahead of a training; list, verify, prune what is encoded.")
+app.add_typer(cache_app, name="cache")
+dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
+app.add_typer(dataset_app, name="dataset")
 
 Preset = Annotated[str | None, typer.Option("--preset", help="a preset by name; `videotune presets list` shows them")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="a JSON or YAML file with the config's keys")]
 FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where no base model says it")]
-Data = Annotated[str | None, typer.Option("--data", help="a folder of clips")]
+Data = Annotated[str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be given many times")]
 Skips = Annotated[str | None, typer.Option("--allow-skips", help="go on although N (or all) clips are skipped")]
+CachePlace = Annotated[Path, typer.Argument(help="a cache folder, or the dataset folder that holds one")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -43,7 +48,7 @@ def _words(
 
 @app.command()
 def check(
-    folder: Annotated[str | None, typer.Argument(help="a folder of clips; --data says the same")] = None,
+    folder: Annotated[str | None, typer.Argument(help="clips to check; --data says the same")] = None,
     data: Data = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -51,12 +56,16 @@ def check(
     sets: Sets = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
+    contact_sheet: Annotated[
+        Path | None,
+        typer.Option("--contact-sheet", help="folder for pictures of each clip as it is trained, and a page"),
+    ] = None,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
     from videotune.run.check import check as run
 
     words = _words(preset, config, family, folder or data, sets)
-    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips))
+    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet))
 
 
 @app.command()
@@ -75,8 +84,9 @@ def plan(
     raise typer.Exit(run(_words(preset, config, family, data, sets), as_json=as_json, allow_skips=allow_skips))
 
 
-@app.command()
+@cache_app.callback(invoke_without_command=True)
 def cache(
+    context: typer.Context,
     preset: Preset = None,
     config: ConfigFile = None,
     family: FamilyName = None,
@@ -84,10 +94,60 @@ def cache(
     sets: Sets = None,
     allow_skips: Skips = None,
 ) -> None:
-    """Encode clips and captions ahead of a training."""
+    """Encode clips and captions ahead of a training; or look after what was encoded."""
+    if context.invoked_subcommand is not None:
+        return
     from videotune.run.cache import cache as run
 
     raise typer.Exit(run(_words(preset, config, family, data, sets), allow_skips=allow_skips))
+
+
+@cache_app.command("ls")
+def cache_ls(place: CachePlace, as_json: AsJson = False) -> None:
+    """List what a cache holds: clips, captions, sizes, and what made them."""
+    from videotune.run.cache import list_cache
+
+    raise typer.Exit(list_cache(place, as_json=as_json))
+
+
+@cache_app.command("verify")
+def cache_verify(place: CachePlace) -> None:
+    """Read every entry again; damaged ones are dropped, and the next run makes them anew (exit code 2)."""
+    from videotune.run.cache import verify_cache
+
+    raise typer.Exit(verify_cache(place))
+
+
+@cache_app.command("prune")
+def cache_prune(
+    preset: Preset = None,
+    config: ConfigFile = None,
+    family: FamilyName = None,
+    data: Data = None,
+    sets: Sets = None,
+    yes: Annotated[bool, typer.Option("--yes", help="do it; without this it is only said what would go")] = False,
+) -> None:
+    """Remove what a run of these words would not read."""
+    from videotune.run.cache import prune_cache
+
+    raise typer.Exit(prune_cache(_words(preset, config, family, data, sets), yes=yes))
+
+
+@dataset_app.command("split")
+def dataset_split(
+    source: Annotated[Path, typer.Argument(help="a video, or a folder of videos")],
+    out: Annotated[Path, typer.Option("--out", help="folder for the scenes; the originals are not touched")],
+    min_seconds: Annotated[float, typer.Option("--min-seconds", help="shorter scenes are left out, and listed")] = 1.0,
+    threshold: Annotated[
+        float | None, typer.Option("--threshold", help="how strong a change is a cut (default: PySceneDetect's)")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace scenes that are there")] = False,
+) -> None:
+    """Cut videos into their scenes, one file a scene, with their captions."""
+    from videotune.run.dataset import split_dataset
+
+    code = split_dataset(source, out, min_seconds=min_seconds, threshold=threshold, overwrite=overwrite)
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -141,7 +141,9 @@ def check_keys(raw: Mapping[str, Any], where: str) -> None:
 def _suggest(name: str, known: set[str]) -> str:
     """The key of the likest last part, in the section that was named if it is there, else in each that has it."""
     section, _, last = name.rpartition(".")
-    close = difflib.get_close_matches(last, sorted({key.rpartition(".")[2] for key in known}), 1, 0.6)
+    inside = [key.rpartition(".")[2] for key in sorted(known) if section and key.rpartition(".")[0] == section]
+    everywhere = sorted({key.rpartition(".")[2] for key in known})
+    close = difflib.get_close_matches(last, inside, 1, 0.6) or difflib.get_close_matches(last, everywhere, 1, 0.6)
     ending = [key for key in sorted(known) if key.rpartition(".")[2] in close]
     near = [key for key in ending if key.rpartition(".")[0] == section] or ending
     near = near or difflib.get_close_matches(name, sorted(known), 1, 0.6)

@@ -53,11 +53,25 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
     origins = dict.fromkeys(flatten(config.model_dump(mode="json")), "default")
     for name, layer in layers.items():
         origins |= {key: name for key, value in flatten(layer).items() if key in origins}
+    refuse_what_does_not_apply(config)
     if spec and spec.path != "v" and config.loss_weighting != "none":
         raise VideotuneError(
             f"loss_weighting {config.loss_weighting!r} is defined for v-prediction; {spec.title} is flow"
         )
     return Resolved(config, origins)
+
+
+def refuse_what_does_not_apply(config: Config) -> None:
+    """VideotuneError for keys of a dataset that its kind does not use, and for a text that is not there."""
+    if (config.missing_caption == "text") != (config.missing_caption_text is not None):
+        raise VideotuneError('missing_caption "text" and missing_caption_text belong together: set both or neither')
+    for dataset in config.datasets:
+        of = f"the {dataset.kind} dataset {dataset.path} does not use"
+        if dataset.target is not None and dataset.kind != "regularization":
+            raise VideotuneError(f'datasets.target: {of} it; it is for kind "regularization"')
+        for name, default in (("repeats", 1), ("loss_weight", 1.0)):
+            if dataset.kind == "validation" and getattr(dataset, name) != default:
+                raise VideotuneError(f"datasets.{name}: {of} it: it is measured, never trained")
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
@@ -84,10 +98,15 @@ def _without_none(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in layer.items() if v is not None}
 
 
-def total_steps(config: Config, windows: int) -> tuple[int, str | None]:
-    """The number of optimizer updates, and the arithmetic in words where ``epochs`` was given."""
+def total_steps(config: Config, windows: int, a_pass: float) -> tuple[int, str | None]:
+    """The number of optimizer updates, and the arithmetic in words where ``epochs`` was given.
+
+    ``windows`` are in a pass over the data, repeats counted, and ``a_pass`` steps show each of them once.
+    """
     if config.epochs is None:
         return config.steps, None
-    batch = config.batch_size * config.gradient_accumulation_steps
-    steps = max(1, math.ceil(config.epochs * windows / batch))
-    return steps, f"epochs {config.epochs:g}: {config.epochs:g} × {windows} windows / {batch} a step = {steps} steps"
+    steps = max(1, math.ceil(config.epochs * a_pass))
+    return (
+        steps,
+        f"epochs {config.epochs:g}: {config.epochs:g} × {windows} windows in {a_pass:g} steps a pass = {steps} steps",
+    )

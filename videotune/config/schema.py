@@ -23,11 +23,27 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
-class Dataset(Section):
-    """One folder of clips."""
+Kind = Literal["train", "validation", "regularization"]
+Layout = Literal["chunks", "head", "slide"]
+Resolution = int | str | list[int | str]
 
-    path: str = Field(description="folder of clips: videos/ + captions/, or each clip beside its .txt")
+
+class Dataset(Section):
+    """One source of clips."""
+
+    path: str = Field(
+        description="a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car .txt, metadata"
+    )
+    kind: Kind = Field("train", description="train, validation (measured, never trained) or regularization")
+    repeats: int = Field(1, ge=1, description="so often each window of it stands in a pass")
     trigger: str | None = Field(None, description="a word added once to every caption that does not have it")
+    resolution: Resolution | None = Field(None, description="its own resolution instead of the run's")
+    windows: Layout | None = Field(None, description="its own video_config.windows")
+    loss_weight: float = Field(1.0, gt=0, description="its samples' loss is multiplied by this")
+    target: Literal["base", "clip"] | None = Field(
+        None,
+        description="regularization: learn what the base model predicts (base, the default), or the clips themselves",
+    )
 
 
 class VideoConfig(Section):
@@ -41,14 +57,43 @@ class VideoConfig(Section):
     min_frames: int | None = Field(
         None, ge=1, description="shorter clips are skipped (default: the model's smallest count from 5 up)"
     )
-    frame_sample_strategy: Literal["uniform"] = Field("uniform", description="frames evenly spaced in time")
-    windows: Literal["chunks", "head"] = Field(
-        "chunks", description="chunks: windows side by side; head: the first only"
+    pad_short: Literal["freeze"] | None = Field(
+        None, description="freeze: clips shorter than a window hold their last frame (default: shorter windows)"
     )
+    frame_sample_strategy: Literal["uniform", "random", "keyframe"] = Field(
+        "uniform",
+        description="windows evenly laid, from random starts, or from keyframes; frames always evenly in time",
+    )
+    keyframe_source: Literal["container", "scenes"] = Field(
+        "container", description="what a keyframe is: the file's own, or a scene cut found by PySceneDetect"
+    )
+    windows: Layout = Field("chunks", description="chunks: side by side; head: the first only; slide: overlapping")
+    window_stride: int | None = Field(
+        None, ge=1, description="slide: frames from one window's start to the next (default: half a window)"
+    )
+    stretch: bool = Field(False, description="the whole clip is squeezed into one window; motion plays faster")
     target_fps: float | None = Field(
         None, gt=0, description="clips are resampled to this rate (default: the model's own)"
     )
     max_duration: float = Field(10.0, gt=0, description="at most so many seconds of each clip are used")
+    spatial_compression_ratio: int | None = Field(
+        None, ge=1, description="pixels per latent cell; k times the VAE's own shrinks clips by k (default: the VAE's)"
+    )
+    temporal_compression_ratio: int | None = Field(
+        None, ge=1, description="frames per latent frame; k times the VAE's own keeps every k-th (default: the VAE's)"
+    )
+    video_batch_size_multiplier: float = Field(
+        0.5, gt=0, description="where images and videos are mixed, video steps take batch_size times this"
+    )
+    temporal_augmentation: bool = Field(
+        False, description="windows begin up to half their length off, and neighbouring frames swap (p = 0.1)"
+    )
+    variants: int = Field(
+        4, ge=0, description="draws kept of each window that varies; 0: the VAE stays and encodes each view anew"
+    )
+    frame_dropout_probability: float = Field(
+        0.0, ge=0, le=0.3, description="share of latent frames, never the first, fed as noise and left out of the loss"
+    )
     temporal_consistency_weight: float = Field(
         0.0, ge=0, le=2, description="weight of the error's change from frame to frame in the loss"
     )
@@ -124,7 +169,8 @@ class Config(Section):
         default_factory=list, description="the folders of clips; --data DIR is a list of one"
     )
     cache_dir: str | None = Field(
-        None, description="where encoded clips and captions are kept (default: .videotune-cache in the first dataset)"
+        None,
+        description="where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)",
     )
 
     steps: int = Field(2000, ge=1, description="optimizer updates")
@@ -133,9 +179,13 @@ class Config(Section):
     gradient_accumulation_steps: int = Field(1, ge=1, description="forward passes summed into one update")
     shuffle: bool = Field(True, description="false: each bucket in path order")
     seed: int = Field(0, ge=0, description="names every random draw of the run")
-    resolution: int | str | list[int | str] | None = Field(
+    resolution: Resolution | None = Field(
         None,
         description="R: about R×R pixels at each clip's aspect; \"HxW\"; or a list of those (default: the family's)",
+    )
+    resize: Literal["center", "random", "pad", "stretch"] = Field(
+        "center",
+        description="how frames get their size: crop about the centre or anywhere, black borders, or distorted",
     )
     video_config: VideoConfig = Field(default_factory=VideoConfig, description="frames")
 
@@ -163,9 +213,10 @@ class Config(Section):
         "none", description="weight of each noise level; flow takes none"
     )
     caption_dropout: Share = Field(0.1, description="share of samples that train with the empty caption")
-    missing_caption: Literal["error", "skip", "empty"] = Field(
-        "error", description="what a clip without a caption does"
+    missing_caption: Literal["error", "skip", "empty", "text"] = Field(
+        "error", description="what a clip without a caption does; text: it takes missing_caption_text"
     )
+    missing_caption_text: str | None = Field(None, min_length=1, description="the caption of clips that have none")
     dataloader_threads: int = Field(2, ge=0, description="threads that decode clips and read batches ahead; 0: none")
 
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(

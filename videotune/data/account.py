@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .buckets import Size, upscale_factor
-from .captions import lint
+from videotune.types import Clip, Window
+
+from .buckets import kept_share, upscale_factor
+from .captions import lint, lint_all
 from .facts import Facts
-from .windows import LaidClip
+from .look import Look
 
 if TYPE_CHECKING:
+    from .drafts import Draft
     from .library import Library
 
 REPEATS_LIMIT = 0.2
 """Above this share of repeated frames a clip is warned about."""
+
+CROP_LIMIT = 0.65
+"""Below this share of the picture that a crop keeps, a clip is warned about."""
+
+STILL_LIMIT = 0.5
+"""Above this share of frozen or black frames a clip is warned about."""
 
 
 @dataclass(frozen=True)
@@ -23,90 +35,171 @@ class ClipAccount:
     """What becomes of one file.
 
     ``id`` is the hash of its bytes, None where it is skipped. It is ``used`` for training, or ``held_out`` for validation,
-    or neither and then ``reason`` (a code) and ``detail`` say why. ``frames`` pixel frames a pass are shown in ``windows``
-    of ``shape``; ``seconds_cut`` no window shows; ``repeats_share`` of the frames repeat the one before; ``speed`` is how
-    fast motion plays (1.0: as filmed); ``views`` is filled in by whoever knows the number of steps.
+    or neither and then ``reason`` (a code) and ``detail`` say why. ``model_frames`` are its frames at the rate of training
+    (within max_duration); ``frames`` pixel frames a pass are shown in ``windows`` of ``shape``, ``frames_cut`` and
+    ``seconds_cut`` of the clip no window shows; ``repeats_share`` of the frames repeat the one before; ``speed`` is how
+    fast motion plays (1.0: as filmed); ``views_a_pass`` counts repeats; ``views`` is filled in by whoever knows the number
+    of steps.
     """
 
     path: str
     id: str | None = None
+    kind: str | None = None
+    source: str | None = None
     used: bool = False
     held_out: bool = False
     reason: str | None = None
     detail: str | None = None
     source_fps: float | None = None
     source_frames: int | None = None
+    source_seconds: float | None = None
     width: int | None = None
     height: int | None = None
+    model_frames: int | None = None
     windows: int = 0
     frames: int = 0
     shape: str | None = None
+    frames_cut: int = 0
     seconds_cut: float = 0.0
     repeats_share: float = 0.0
     speed: float = 1.0
+    views_a_pass: int = 0
     views: float | None = None
+    captions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+def _source_facts(facts: Facts) -> dict[str, Any]:
+    """What the file is, for the account; an image has no rate and no length."""
+    return {
+        "source_fps": None if facts.still else facts.fps,
+        "source_frames": len(facts.timestamps),
+        "source_seconds": None if facts.still else facts.seconds,
+        "width": facts.width,
+        "height": facts.height,
+    }
 
 
 def skipped_account(path: str, reason: str, detail: str, facts: Facts | None) -> ClipAccount:
     """The account of a file that is left out, with what is known of it."""
     if facts is None:
         return ClipAccount(path, reason=reason, detail=detail)
-    return ClipAccount(
-        path,
-        reason=reason,
-        detail=detail,
-        source_fps=facts.fps,
-        source_frames=len(facts.timestamps),
-        width=facts.width,
-        height=facts.height,
-        seconds_cut=facts.seconds,
-    )
+    return ClipAccount(path, reason=reason, detail=detail, seconds_cut=facts.seconds, **_source_facts(facts))
 
 
-def clip_account(
-    path: str, clip_id: str, held_out: bool, facts: Facts, laid: LaidClip, size: Size, captions: list[str]
-) -> ClipAccount:
-    """The account of a clip that has windows."""
+def clip_account(draft: Draft, clip: Clip, windows: Sequence[Window], resize: str, twin: str | None) -> ClipAccount:
+    """The account of a clip that has windows; ``twin`` is the path of another that shows nearly the same."""
+    facts, laid = draft.facts, draft.plainly if clip.held_out else draft.laid
+    high, wide = draft.size
     return ClipAccount(
-        path,
-        clip_id,
-        used=not held_out,
-        held_out=held_out,
-        source_fps=facts.fps,
-        source_frames=len(facts.timestamps),
-        width=facts.width,
-        height=facts.height,
-        windows=len(laid.windows),
-        frames=sum(window.frames for window in laid.windows),
-        shape=f"{laid.windows[0].frames}x{size[0]}x{size[1]}",
+        clip.path,
+        clip.id,
+        kind=clip.kind,
+        source=clip.source,
+        used=not clip.held_out,
+        held_out=clip.held_out,
+        model_frames=laid.there,
+        windows=len(windows),
+        frames=sum(window.shape.frames for window in windows),
+        shape=f"{windows[0].shape.frames}x{high}x{wide}",
+        frames_cut=round(laid.seconds_cut * laid.fps),
         seconds_cut=laid.seconds_cut,
         repeats_share=laid.repeats_share,
-        warnings=tuple(_warnings(facts, laid, size, captions)),
+        speed=laid.speed,
+        views_a_pass=0 if clip.held_out else len(windows) * clip.repeats,
+        captions=clip.captions,
+        warnings=(
+            *_size_warnings(draft, resize),
+            *_time_warnings(draft),
+            *_picture_warnings(draft, twin),
+            *_hints(draft),
+        ),
+        **_source_facts(facts),
     )
 
 
-def _warnings(facts: Facts, laid: LaidClip, size: Size, captions: list[str]) -> list[str]:
-    """What would surprise the person about a clip that is used."""
+def _size_warnings(draft: Draft, resize: str) -> list[str]:
+    """Pictures that are enlarged, cropped away or distorted."""
+    facts, (high, wide) = draft.facts, draft.size
+    factor = upscale_factor(facts.width, facts.height, draft.size, resize)
     warnings = []
-    factor = upscale_factor(facts.width, facts.height, size)
     if factor > 1.005:
-        warnings.append(f"upscaled {factor:.2g}x: {facts.width}x{facts.height} pixels to cover {size[1]}x{size[0]}")
-    if laid.repeats_share > REPEATS_LIMIT:
+        warnings.append(f"upscaled {factor:.2g}x: {facts.width}x{facts.height} pixels to {wide}x{high}")
+    kept = kept_share(facts.width, facts.height, draft.size)
+    if resize in ("center", "random") and kept < CROP_LIMIT:
+        warnings.append(f"the crop keeps {kept:.0%} of the picture: {facts.width}x{facts.height} becomes {wide}x{high}")
+    if resize == "pad" and kept < CROP_LIMIT:
         warnings.append(
-            f"{laid.repeats_share:.0%} of its frames repeat the one before: {facts.fps:.4g} fps is slower than "
-            f"the {laid.fps:.4g} fps of training"
+            f"black borders fill {1 - kept:.0%} of the frame: {facts.width}x{facts.height} in {wide}x{high}"
         )
+    if resize == "stretch" and kept < 0.9:
+        warnings.append(f"distorted: {facts.width}x{facts.height} becomes {wide}x{high}")
+    return warnings
+
+
+def _time_warnings(draft: Draft) -> list[str]:
+    """Frames that repeat, are left out, or are cut; motion that plays at another speed."""
+    facts, laid = draft.facts, draft.laid
+    warnings = []
+    if laid.repeats_share > REPEATS_LIMIT:
+        slow = f"{facts.fps:.4g} fps is slower than the {laid.fps:.4g} fps of training"
+        why = "the clip is shorter than a window" if laid.windows[0].sampling == "hold" else slow
+        warnings.append(f"{laid.repeats_share:.0%} of its frames repeat the one before: {why}")
     if facts.fps > 3 * laid.fps:
         warnings.append(
             f"{facts.fps:.4g} fps is far above the {laid.fps:.4g} fps of training: most frames are left out"
         )
+    if abs(laid.speed - 1) > 0.005:
+        warnings.append(f"stretch: motion plays {laid.speed:.2g}x as fast as filmed")
     if laid.seconds_cut * laid.fps > 1 + 1e-6:
         warnings.append(f"{laid.seconds_cut:.2f} of its {facts.seconds:.2f} s are cut")
     if facts.unusable:
         warnings.append(f"{facts.unusable} frames before its first keyframe cannot be decoded and are left out")
-    hints = dict.fromkeys(hint for caption in captions for hint in lint(caption))
-    return warnings + list(hints)
+    return warnings
+
+
+def _picture_warnings(draft: Draft, twin: str | None) -> list[str]:
+    """What a look at the pictures shows: nothing moves, nothing is seen, several scenes, the same as another clip."""
+    look, warnings = draft.found.look, []
+    if draft.facts.interlaced:
+        warnings.append("interlaced: each frame holds two moments, seen as combs on what moves; deinterlace it first")
+    if twin is not None:
+        warnings.append(f"shows nearly the same as {twin}")
+    if not isinstance(look, Look) or draft.facts.still:
+        return warnings
+    if look.black > STILL_LIMIT:
+        warnings.append(f"{look.black:.0%} of it is black or one flat colour")
+    elif look.frozen > STILL_LIMIT:
+        warnings.append(f"{look.frozen:.0%} of it is frozen: the picture does not change")
+    inside = [cut for cut in look.cuts if any(w.start < cut < w.end for w in draft.laid.windows)]
+    if inside:
+        at = ", ".join(f"{cut:.2f}" for cut in inside[:4]) + (", …" if len(inside) > 4 else "")
+        warnings.append(
+            f"{len(inside)} cuts inside its windows (at {at} s): `videotune dataset split` makes a clip of each scene"
+        )
+    if look.damaged_at is not None:
+        warnings.append(f"its pictures are damaged from {look.damaged_at:.2f} s on; no window reaches there")
+    return warnings
+
+
+def _hints(draft: Draft) -> list[str]:
+    name = Path(draft.path).stem
+    return list(dict.fromkeys(hint for caption in draft.written for hint in lint(caption, name)))
+
+
+def dataset_notes(drafts: Sequence[Draft]) -> list[str]:
+    """What is to be said of the clips as a whole: mixed or far-off frame rates, and captions that do not differ."""
+    notes = []
+    moving = [draft for draft in drafts if not draft.facts.still]
+    rates = Counter(round(draft.facts.fps, 2) for draft in moving)
+    if len(rates) > 1:
+        shown = ", ".join(f"{rate:g} fps ({count})" for rate, count in rates.most_common(5))
+        more = f" and {len(rates) - 5} more" if len(rates) > 5 else ""
+        shown += f"{more}; all are shown at {moving[0].laid.fps:g} fps, at their true speed"
+        notes.append(f"{len(rates)} frame rates are mixed: {shown}")
+    if rates and median(draft.facts.fps for draft in moving) < 0.8 * moving[0].laid.fps:
+        notes.append(f"most clips are slower than the {moving[0].laid.fps:g} fps of training: frames are repeated")
+    return notes + lint_all({draft.path: draft.written for draft in drafts})
 
 
 def totals(library: Library) -> dict[str, int]:
@@ -133,7 +226,10 @@ def to_json(library: Library) -> dict[str, Any]:
     ordered = sorted(shapes, key=lambda shape: (-areas[shape], shape))
     return {
         **totals(library),
-        "clips": [asdict(account) | {"warnings": list(account.warnings)} for account in library.accounts],
+        "clips": [
+            asdict(account) | {"captions": list(account.captions), "warnings": list(account.warnings)}
+            for account in library.accounts
+        ],
         "buckets": [{"shape": shape, "windows": shapes[shape]} for shape in ordered],
         "notes": list(library.notes),
     }

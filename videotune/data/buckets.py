@@ -42,9 +42,9 @@ def _parse_one(value: int | str) -> int | Size:
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
-def check_resolution(resolution: Resolution, rules: VideoRules) -> None:
-    """VideotuneError where a size is no multiple of the model's, with the nearest that is."""
-    multiple = rules.side_multiple
+def check_resolution(resolution: Resolution, rules: VideoRules, shrink: int = 1) -> None:
+    """VideotuneError where a size is no multiple of the model's (times ``shrink``), with the nearest that is."""
+    multiple = rules.side_multiple * shrink
     for choice in resolution.choices:
         if isinstance(choice, int):
             if choice < multiple:
@@ -59,26 +59,42 @@ def check_resolution(resolution: Resolution, rules: VideoRules) -> None:
             )
 
 
-def choose_size(width: int, height: int, resolution: Resolution, rules: VideoRules) -> Size:
-    """The (height, width) that a clip shown at ``width`` × ``height`` takes.
+def choose_size(width: int, height: int, resolution: Resolution, rules: VideoRules, shrink: int = 1) -> Size:
+    """The (height, width) that a clip shown at ``width`` × ``height`` takes, ``shrink`` times smaller than asked.
 
     Of several choices, the largest that it fills without upscaling, at equal areas the one that crops least; the smallest
     if it fills none. One choice is taken even where it upscales: ``upscale_factor`` tells.
     """
-    check_resolution(resolution, rules)
-    sizes = [_at_aspect(width, height, c, rules.side_multiple) if isinstance(c, int) else c for c in resolution.choices]
+    check_resolution(resolution, rules, shrink)
+    high, wide = _choose(width, height, resolution, rules.side_multiple * shrink)
+    return high // shrink, wide // shrink
+
+
+def _choose(width: int, height: int, resolution: Resolution, multiple: int) -> Size:
+    sizes = [_at_aspect(width, height, c, multiple) if isinstance(c, int) else c for c in resolution.choices]
     filled = [size for size in sizes if upscale_factor(width, height, size) <= 1]
     if filled:
-        return max(filled, key=lambda size: (size[0] * size[1], _kept(width, height, size)))
-    return min(sizes, key=lambda size: (size[0] * size[1], -_kept(width, height, size)))
+        return max(filled, key=lambda size: (size[0] * size[1], kept_share(width, height, size)))
+    return min(sizes, key=lambda size: (size[0] * size[1], -kept_share(width, height, size)))
 
 
-def upscale_factor(width: int, height: int, size: Size) -> float:
-    """How much a clip must be enlarged to cover ``size`` (height, width); at most 1 where it need not be."""
-    return max(size[0] / height, size[1] / width)
+def upscale_factor(width: int, height: int, size: Size, resize: str = "center") -> float:
+    """How much a clip must be enlarged for ``size`` (height, width); at most 1 where it need not be.
+
+    A crop covers the size; "pad" fits into it; "stretch" takes each side by itself, and the larger factor counts.
+    """
+    factors = size[0] / height, size[1] / width
+    return min(factors) if resize == "pad" else max(factors)
 
 
-def _kept(width: int, height: int, size: Size) -> float:
+def padded_box(width: int, height: int, size: Size) -> tuple[int, int, int, int]:
+    """(top, left, height, width) in pixels of the whole picture fitted into ``size`` (height, width), about its centre."""
+    scale = min(size[0] / height, size[1] / width)
+    high, wide = (min(size[0], max(1, round(height * scale))), min(size[1], max(1, round(width * scale))))
+    return (size[0] - high) // 2, (size[1] - wide) // 2, high, wide
+
+
+def kept_share(width: int, height: int, size: Size) -> float:
     """The share of the picture that the centre crop keeps."""
     scale = upscale_factor(width, height, size)
     return size[0] * size[1] / (width * height * scale * scale)

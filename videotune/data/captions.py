@@ -1,109 +1,218 @@
-"""Clips and their captions on disk: the videos/ + captions/ layout and side-car files, reading, trigger word, hints."""
+"""Captions: reading them from text files and from metadata.csv or .jsonl, the trigger word, hints."""
 
 from __future__ import annotations
 
-import os
+import csv
+import io
+import json
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from videotune.errors import VideotuneError
 
 from .facts import ClipProblem
-from .probe import VIDEO_SUFFIXES
 
 LONG_CAPTION = 512
 """Words beyond which a caption is surely cut by every model's text encoder."""
 
+METADATA_NAMES = ("metadata.csv", "metadata.jsonl")
+"""Files that list a folder's clips with their captions, by the Hub's convention."""
+
+TEXT_COLUMNS = ("text", "caption", "prompt")
+"""Names of the column of captions. ``text`` is the Hub's and wins; the others count where it is absent."""
+
 _TEMPORAL = re.compile(r"\b(first|firstly|then|next|afterwards?|finally|lastly)\b", re.IGNORECASE)
+
+_PLACEHOLDERS = re.compile(
+    r"(your |insert )?(captions?|text|prompt|description|placeholder)( here)?|todo|tbd|fixme|xxx|lorem ipsum|none|null|nan"
+    r"|n/?a|untitled|unknown|test|example|((a|an|the) )?(video|clip|image|picture)",
+)
+"""Captions that were never written, as ``_plain`` gives them."""
+
+_INVISIBLE = frozenset("\ufeff\ufffd\u200b\u2060\u00ad\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that show nothing, or that something was lost (U+FFFD); joiners, which some scripts need, are not here."""
 
 
 @dataclass(frozen=True)
-class ClipFile:
-    """A video file of a dataset; ``caption`` is its text file, or None, and ``expected`` where that would have to be."""
+class Listed:
+    """A row of a metadata file: a clip's ``file_name`` as written there, its variants, and the line the row begins at."""
 
-    path: Path
-    caption: Path | None
-    expected: Path
-
-
-def find_clips(root: Path) -> list[ClipFile]:
-    """All video files below ``root`` in path order, each with its caption file.
-
-    A clip somewhere below a folder ``videos`` has its caption at the same place below ``captions`` beside it, or else
-    beside itself. Hidden files and folders are passed over; links are followed. VideotuneError for a folder that is not
-    there or has no videos.
-    """
-    if not root.is_dir():
-        what = "is a file" if root.exists() else "does not exist"
-        raise VideotuneError(f"The dataset folder {root} {what}. Give the folder that holds the clips.")
-    try:
-        files = list(_walk(root, frozenset()))
-    except OSError as error:
-        raise VideotuneError(f"The folder {error.filename} cannot be read: {error.strerror}.") from error
-    _check_names(files)
-    clips = [_with_caption(root, path) for path in files if path.suffix.lower() in VIDEO_SUFFIXES]
-    if not clips:
-        there = Counter(path.suffix.lower() or "no suffix" for path in files)
-        listing = ", ".join(f"{count} {suffix}" for suffix, count in there.most_common(8)) or "nothing"
-        raise VideotuneError(
-            f"No video files in {root}: looked for {' '.join(VIDEO_SUFFIXES)} in it and all folders below; "
-            f"found {listing}. Give the folder that holds the clips, or that holds videos/ and captions/."
-        )
-    return sorted(clips, key=lambda clip: clip.path.as_posix())
-
-
-def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
-    """Files below a folder; ``above`` are the real paths of the folders on the way, against links in a circle."""
-    real = os.path.realpath(folder)
-    if real in above:
-        return
-    for entry in os.scandir(folder):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _walk(Path(entry.path), above | {real})
-        else:
-            yield Path(entry.path)
-
-
-def _check_names(files: list[Path]) -> None:
-    for path in files:
-        try:
-            str(path).encode()
-        except UnicodeEncodeError as error:
-            raise VideotuneError(f"The file name {str(path)!r} is not valid UTF-8. Rename the file.") from error
-
-
-def _with_caption(root: Path, path: Path) -> ClipFile:
-    side_car = path.with_suffix(".txt")
-    expected = side_car
-    for folder in path.parents:
-        if folder.name == "videos":
-            expected = folder.with_name("captions") / path.relative_to(folder).with_suffix(".txt")
-            break
-        if folder == root:
-            break
-    for place in (expected, side_car):
-        if place.is_file():
-            return ClipFile(path, place, expected)
-    return ClipFile(path, None, expected)
+    file_name: str
+    text: tuple[str, ...]
+    line: int
 
 
 def read_caption(path: Path) -> tuple[str, ...]:
     """The variants of a caption: the lines of a UTF-8 file, trimmed, without blank ones; ClipProblem where there is none."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ClipProblem("undecodable_caption", f"{path} is not UTF-8 text (byte {error.start})") from error
+        text = _decoded(path.read_bytes())
+    except _NoText as error:
+        raise ClipProblem("undecodable_caption", f"{path} {error}") from error
     except OSError as error:
         raise ClipProblem("missing_caption", f"{path}: {error.strerror}") from error
-    lines = tuple(line.strip() for line in text.splitlines() if line.strip())
+    lines = variants(text)
     if not lines:
         raise ClipProblem("empty_caption", f"{path} has no text")
     return lines
+
+
+def variants(text: str) -> tuple[str, ...]:
+    """The lines of a text, trimmed, without blank ones: each is a caption of its own."""
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+class _NoText(ValueError):
+    """Bytes that are no UTF-8 text; says what they look like."""
+
+
+def _decoded(content: bytes) -> str:
+    """UTF-8 text, with a byte order mark or without; _NoText names the encoding that it looks like instead."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _NoText(f"is not UTF-8 text (byte {error.start}); it looks like {_looks_like(content)}") from error
+    if "\0" in text:
+        raise _NoText(f"holds a NUL (byte {content.index(0)}); it looks like {_looks_like(content)}")
+    return text
+
+
+def _looks_like(content: bytes) -> str:
+    """A guess at what text that is not UTF-8 was saved as."""
+    if content.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return "UTF-32"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    half = len(content) // 2
+    if 0 in content:  # ASCII in UTF-16 has a NUL in every second place, and in no other
+        nuls = content[0::2].count(0), content[1::2].count(0)
+        return "UTF-16 without its mark" if max(nuls) > 0.8 * half and min(nuls) == 0 else "no text at all"
+    if any(byte < 32 and byte not in b"\t\n\r\f\v\x1b" for byte in content[:4096]):
+        return "no text at all"
+    return "an older encoding such as Windows-1252, GBK or Shift-JIS"
+
+
+def read_metadata(path: Path) -> tuple[list[Listed], list[str]]:
+    """The rows of a metadata.csv or metadata.jsonl, and notes on what of it is not used.
+
+    Needs a column ``file_name`` and one of ``TEXT_COLUMNS``. Several lines in a text, and in JSON a list of texts, are
+    variants. VideotuneError that names the file and the line for all that cannot be read as that.
+    """
+    try:
+        text = _decoded(path.read_bytes())
+    except _NoText as error:
+        raise VideotuneError(f"{path} {error}. Save it as UTF-8.") from error
+    except OSError as error:
+        raise VideotuneError(f"{path} cannot be read: {error.strerror}.") from error
+    rows = list(_csv_rows(path, text) if path.suffix == ".csv" else _json_rows(path, text))
+    columns = list(dict.fromkeys(column for _, row in rows for column in row))
+    if not rows:
+        raise VideotuneError(f"{path} lists nothing. Write a row a clip, or delete the file.")
+    column, notes = _text_column(path, columns)
+    return [_listed(path, line, row, column) for line, row in rows], notes
+
+
+def _text_column(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
+    """The column that holds the captions, and a note on another that might be taken for it."""
+    there = ", ".join(columns)
+    if "file_name" not in columns:
+        raise VideotuneError(
+            f"{path} has no column file_name; its columns: {there}. Name the column of the clips' paths file_name, or "
+            "give the file another name if it is not about the clips."
+        )
+    found = [name for name in TEXT_COLUMNS if name in columns]
+    if not found:
+        raise VideotuneError(
+            f"{path} has no column text (nor caption nor prompt); its columns: {there}. Name the captions' column text."
+        )
+    if found[0] != "text" and len(found) > 1:
+        raise VideotuneError(
+            f"{path} has the columns {' and '.join(found)}, and no column text: rename the one to train on text."
+        )
+    others = f"{path}: captions are taken from the column text, not from {' or '.join(found[1:])}"
+    return found[0], [others] if len(found) > 1 else []
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows with the line that each begins at.
+
+    The separator is the one that makes file_name a column of the head: csv.Sniffer guesses from the captions, whose
+    commas mislead it.
+    """
+    top = text.lstrip()[:65536]
+    readings = {mark: next(csv.reader(io.StringIO(top, newline=""), delimiter=mark), []) for mark in ",;\t"}
+    named = [mark for mark, head in readings.items() if "file_name" in map(str.strip, head)]
+    delimiter = named[0] if named else max(readings, key=lambda mark: len(readings[mark]))
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True)
+    head: list[str] = []
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise VideotuneError(
+                f'{path}:{line} is no CSV: {error}. Put a text that holds {delimiter!r}, a quote or a line\'s end in "…", '
+                'and write each " in it twice.'
+            ) from error
+        if not any(cell.strip() for cell in cells):
+            continue
+        if not head:
+            head = _head(path, line, cells)
+            continue
+        while len(cells) > len(head) and not cells[-1].strip():
+            cells.pop()
+        if len(cells) != len(head):
+            raise VideotuneError(
+                f"{path}:{line} has {len(cells)} columns, the head has {len(head)} ({', '.join(head)}). "
+                f'Put a text that holds {delimiter!r} in "…".'
+            )
+        yield line, dict(zip(head, cells, strict=True))
+
+
+def _head(path: Path, line: int, cells: Sequence[str]) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    while names and not names[-1]:
+        names.pop()
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise VideotuneError(f"{path}:{line} names the column {twice[0]!r} twice.")
+    return names
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, row in enumerate(text.split("\n"), start=1):  # not splitlines: JSON may hold other line ends as they are
+        if not row.strip():
+            continue
+        try:
+            value = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise VideotuneError(f"{path}:{line} is no JSON: {error}. Write one object a line.") from error
+        if not isinstance(value, dict):
+            raise VideotuneError(f'{path}:{line} is no object. Write {{"file_name": "…", "text": "…"}} on each line.')
+        yield line, value
+
+
+def _listed(path: Path, line: int, row: Mapping[str, Any], column: str) -> Listed:
+    """A row understood; a text that is absent, null or blank has no variants."""
+    name, value = row.get("file_name"), row.get(column)
+    if not isinstance(name, str) or not name.strip():
+        raise VideotuneError(f"{path}:{line} has no file_name. Name the clip's file, relative to {path.parent}.")
+    texts = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise VideotuneError(
+            f"{path}:{line}: {column} must be a text or a list of texts, not {json.dumps(value)[:80]}."
+        )
+    try:
+        "".join([name, *texts]).encode()
+    except UnicodeEncodeError as error:
+        raise VideotuneError(f"{path}:{line} holds half of a character ({error.reason}). Write it whole.") from error
+    return Listed(name.strip(), tuple(variant for text in texts for variant in variants(text)), line)
 
 
 def with_trigger(caption: str, trigger: str | None) -> str:
@@ -115,8 +224,8 @@ def with_trigger(caption: str, trigger: str | None) -> str:
     return f"{trigger}, {caption}" if caption else trigger
 
 
-def lint(caption: str) -> list[str]:
-    """Hints on a caption; none of them is an error."""
+def lint(caption: str, name: str | None = None) -> list[str]:
+    """Hints on a caption; none of them is an error. ``name`` is its clip's file name without suffix."""
     hints = []
     words = sorted({word.lower() for word in _TEMPORAL.findall(caption)})
     if words:
@@ -125,4 +234,37 @@ def lint(caption: str) -> list[str]:
     count = len(caption.split())
     if count > LONG_CAPTION:
         hints.append(f"the caption has {count} words; text encoders cut it long before")
+    if _PLACEHOLDERS.fullmatch(_plain(caption)):
+        hints.append(f'the caption is only "{caption.strip()}"; it looks like a placeholder')
+    elif name and _plain(caption) == _plain(name):
+        hints.append(f'the caption is only the file\'s name, "{caption.strip()}"; describe what is seen')
+    odd = dict.fromkeys(char for char in caption if _shows_nothing(char))
+    if odd:
+        codes = ", ".join(f"U+{ord(char):04X}" for char in list(odd)[:5])
+        hints.append(f"the caption holds characters that do not show ({codes}); type it anew")
+    return hints
+
+
+def _plain(text: str) -> str:
+    """Small letters and single blanks, without marks around: "<TODO>" and "todo." are both "todo"."""
+    return " ".join(re.sub(r"[\s_\-]+", " ", text).lower().strip(" \"'.,:;!?<>[](){}*…").split())
+
+
+def _shows_nothing(char: str) -> bool:
+    return char in _INVISIBLE or (unicodedata.category(char) in ("Cc", "Cn", "Co", "Cs") and char not in "\t\n\r")
+
+
+def lint_all(captions: Mapping[str, Iterable[str]]) -> list[str]:
+    """Hints on the captions of a whole dataset, given by clip; none of them is an error.
+
+    A caption that more than half of at least 8 clips share teaches nothing that a trigger word would not.
+    """
+    if len(captions) < 8:
+        return []
+    shared = Counter(text for texts in captions.values() for text in {" ".join(text.split()) for text in texts})
+    hints = []
+    for text, count in shared.most_common(1):
+        if count > len(captions) / 2:
+            what = f'the same caption ("{text[:60]}{"…" if len(text) > 60 else ""}")' if text else "an empty caption"
+            hints.append(f"{count} of {len(captions)} clips have {what}; describe what each one shows")
     return hints

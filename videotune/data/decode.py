@@ -2,117 +2,285 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .facts import ClipProblem, Facts, shown_at
-from .probe import OPEN_OPTIONS, video_stream
+from .facts import MOST_PIXELS, ClipProblem, Facts, shown_at
+from .probe import OPEN_OPTIONS, limit_pixels, video_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Frames = NDArray[np.uint8]
 
+RESIZES = ("center", "random", "pad", "stretch")
+"""How a picture gets its size."""
 
-def decode(facts: Facts, times: Sequence[float], height: int, width: int) -> Frames:
+LEAP = 12
+"""Seek only where it spares more frames than this: a seek empties the decoder, whose threads then begin anew."""
+
+
+def decode(
+    facts: Facts,
+    times: Sequence[float],
+    height: int,
+    width: int,
+    resize: str = "center",
+    place: tuple[float, float] = (0.5, 0.5),
+    threads: int = 0,
+    reader: Reader | None = None,
+) -> Frames:
     """The frame on the screen at each time, uint8 (len(times), height, width, 3): exactly so many, or an error.
 
-    ``times`` are seconds of the clip (``shown_at`` says which frame that is, and with what tolerance). A frame is turned
-    upright, its pixels made square, resized until it covers height × width (antialiased bicubic) and cropped about its
-    centre. Colours follow the matrix and the range that the frame declares; undeclared, BT.709 for HD and BT.601 below,
-    as players do. An alpha channel is left out. ClipProblem (decode_error) where a frame cannot be had.
+    ``times`` are seconds of the clip in any order (``shown_at`` says which frame that is, and with what tolerance).
+    A frame is turned upright, its pixels made square, and resized (antialiased bicubic): "center" and "random" until it
+    covers height × width, cropped at ``place``, fractions of the room that the crop has down and right; "pad" until all
+    of it fits, centred on black; "stretch" to the size, its aspect given up. Colours follow the matrix and the range
+    that the frame declares; undeclared, BT.709 for HD and BT.601 below, as players do. An alpha channel is left out, and
+    the two fields of an interlaced frame stay woven.
+
+    ``threads`` 0 means as many as serve frames of this size. With a ``reader`` of these facts, windows one after the
+    other are decoded in one pass. ClipProblem (decode_error) where a frame cannot be had.
     """
     indices = shown_at(facts, times)
-    needed = sorted(set(indices))
-    if not needed:
-        return np.empty((0, height, width, 3), np.uint8)
-    key = max((k for k in facts.keyframes if k <= needed[0]), default=0)
-    if facts.counted or key == 0:
-        found = _collect(facts, needed, height, width, seek_to=None)
-    else:
+    out = np.empty((len(indices), height, width, 3), np.uint8)
+    rows: dict[int, list[int]] = {}
+    for row, index in enumerate(indices):
+        rows.setdefault(index, []).append(row)
+    if not rows:
+        return out
+    if reader is not None and reader.facts != facts:
+        raise ValueError(f"this reader holds {reader.facts.path} open, not {facts.path}")
+    with nullcontext(reader) if reader is not None else closing(Reader(facts, threads)) as opened:
+        threads = opened.threads
+        shapes = [_Reshape(facts, height, width, resize, place) for _ in range(threads)]
+        if threads == 1:
+            for index, frame in opened.frames(sorted(rows)):
+                shapes[0](frame, out, rows[index])
+        else:
+            _convert(opened.frames(sorted(rows)), shapes, out, rows)
+    return out
+
+
+def _convert(
+    frames: Iterator[tuple[int, Any]], shapes: Sequence[_Reshape], out: Frames, rows: Mapping[int, Sequence[int]]
+) -> None:
+    """Write frames into their rows, one in each shape at a time, while the next are decoded."""
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(len(shapes), "convert") as pool:
+        for shape, (index, frame) in zip(cycle(shapes), frames, strict=False):
+            if len(pending) == len(shapes):
+                pending.popleft().result()  # the one that used this shape
+            pending.append(pool.submit(shape, frame, out, rows[index]))
+        for future in pending:
+            future.result()
+
+
+def _threads_for(facts: Facts) -> int:
+    """Threads cost more than they give on small frames."""
+    return min(4, os.cpu_count() or 1) if facts.width * facts.height >= 320 * 240 else 1
+
+
+class Reader:
+    """A clip held open between calls of ``decode``, which then goes on where the last call stopped.
+
+    Holds no frame but the last. Close it, also after an error.
+    """
+
+    def __init__(self, facts: Facts, threads: int = 0) -> None:
+        self.facts = facts
+        self.threads = threads or _threads_for(facts)
+        self._container: Any = None
+        self._decoded: Iterator[tuple[int, Any]] = iter(())
+        self._last: tuple[int, Any] | None = None  # the last frame that was decoded, and its place
+        self._reached = -1  # the index up to which the current pass has come
+        self._may_seek = not facts.counted  # in counted files only the way from the beginning tells a frame's number
+        self._sought = False
+
+    def close(self) -> None:
+        """Give the file back; the reader opens it anew if it is asked again."""
+        if self._container is not None:
+            self._container.close()
+        self._container, self._decoded, self._last, self._reached = None, iter(()), None, -1
+
+    def frames(self, needed: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """(index, decoded frame) for each of the ascending indices, in order of presentation.
+
+        ClipProblem (decode_error) that names the frame which cannot be had.
+        """
+        if self.facts.still:
+            from .images import still_frame
+
+            yield 0, still_frame(self.facts)
+            return
+        missing = list(needed)
+        while missing:
+            run = self._run(missing)
+            try:
+                for index, frame in self._walk(run):
+                    missing.remove(index)
+                    yield index, frame
+            except ClipProblem:
+                if not self._sought:
+                    raise
+                self.close()  # some files' indices lead past the keyframe: the whole way always works
+                self._may_seek = False
+
+    def _run(self, needed: Sequence[int]) -> list[int]:
+        """The first of the needed frames, up to where seeking again is the shorter way."""
+        if not self._may_seek:
+            return list(needed)
+        for i, (before, after) in enumerate(pairwise(needed), 1):
+            if self._keyframe(after) > before + LEAP:
+                return list(needed[:i])
+        return list(needed)
+
+    def _keyframe(self, index: int) -> int:
+        """Where decoding must start for this frame."""
+        at = bisect_right(self.facts.keyframes, index) - 1
+        return self.facts.keyframes[at] if at >= 0 else 0
+
+    def _place(self, index: int) -> int:
+        """How a frame is told from others: by its pts, or in counted files by its number."""
+        return index if self.facts.counted else self.facts.tick(index)
+
+    def _walk(self, run: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """The frames of one run, on from where the reader is, or from a keyframe, or from the beginning."""
+        import av
+
+        wanted = {self._place(index): index for index in run}
+        end, key = max(wanted), self._keyframe(run[0])
+        behind = self._last is None or min(wanted) < self._last[0]
         try:
-            found = _collect(facts, needed, height, width, seek_to=key)
-        except ClipProblem:  # some files' indices lead past the keyframe: the whole way always works
-            found = _collect(facts, needed, height, width, seek_to=None)
-    return np.stack([found[index] for index in indices])
-
-
-def _collect(facts: Facts, needed: list[int], height: int, width: int, seek_to: int | None) -> dict[int, Frames]:
-    """The needed frames by index, decoding on from a keyframe or, for None, from the beginning."""
-    import av
-
-    missing = set(needed)
-    found: dict[int, Frames] = {}
-    shape = _Reshape(facts, height, width)
-    try:
-        with av.open(os.path.abspath(facts.path), options=OPEN_OPTIONS, metadata_errors="replace") as container:
-            for index, frame in _numbered(facts, container, seek_to):
-                if index in missing:
-                    if frame.is_corrupt:
-                        raise ClipProblem("decode_error", f"frame {index} of {len(facts.timestamps)} is damaged")
-                    found[index] = shape(frame)
-                    missing.discard(index)
-                if not missing or index > needed[-1]:
+            if behind or (self._may_seek and key > self._reached + LEAP):
+                self._start(key if self._may_seek else 0)
+            elif self._last is not None and self._last[0] in wanted:
+                yield self._whole(wanted.pop(self._last[0]), self._last[1])
+            while wanted and (self._last is None or self._last[0] <= end):
+                self._last = next(self._decoded, None)
+                if self._last is None:
                     break
-    except (av.FFmpegError, OSError) as error:
-        where = f"frame {min(missing, default=needed[-1])} of {len(facts.timestamps)}"
-        raise ClipProblem("decode_error", f"{where}: {getattr(error, 'strerror', None) or error}") from error
-    if missing:
-        raise ClipProblem("decode_error", f"frame {min(missing)} of {len(facts.timestamps)} is not there")
-    return found
+                place, frame = self._last
+                if place in wanted:
+                    self._reached = wanted[place]
+                    yield self._whole(wanted.pop(place), frame)
+        except (av.FFmpegError, OSError, ValueError, ArithmeticError) as error:
+            detail = getattr(error, "strerror", None) or str(error)
+            raise self._problem(min(wanted.values(), default=run[-1]), f": {detail}") from error
+        if wanted:
+            self._last = None
+            raise self._problem(min(wanted.values()), " is not there")
 
+    def _whole(self, index: int, frame: Any) -> tuple[int, Any]:
+        if frame.is_corrupt:
+            raise self._problem(index, " is damaged")
+        return index, frame
 
-def _numbered(facts: Facts, container: Any, seek_to: int | None) -> Iterator[tuple[int, Any]]:
-    """Decoded frames with their index among the clip's timestamps, in order of presentation; others are left out."""
-    stream = video_stream(container)
-    # threads cost more than they give on small frames
-    stream.thread_type = "AUTO" if min(facts.width, facts.height) > 480 else "NONE"
-    if seek_to is not None:
-        container.seek(facts.tick(seek_to), stream=stream, backward=True)
-    index_of = {facts.tick(i): i for i in range(len(facts.timestamps))}
-    counter = 0
-    started = not facts.keyframes
-    for packet in container.demux(stream):
-        started = started or packet.is_keyframe
-        at_end = packet.size == 0 and packet.dts is None
-        if not started or (packet.size == 0 and not at_end):  # an empty packet would end the decoding
-            continue
-        for frame in packet.decode():
-            index = counter if facts.counted else index_of.get(frame.pts)
-            counter += 1
-            if index is not None:
-                yield index, frame
+    def _problem(self, index: int, what: str) -> ClipProblem:
+        return ClipProblem("decode_error", f"frame {index} of {len(self.facts.timestamps)}{what}")
+
+    def _start(self, key: int) -> None:
+        """Begin a pass at a keyframe; 0 is the beginning."""
+        import av
+
+        if self._container is None or key == 0:
+            self.close()
+            path = os.path.abspath(self.facts.path)
+            self._container = av.open(path, options=OPEN_OPTIONS, metadata_errors="replace")
+            codec = video_stream(self._container).codec_context
+            limit_pixels(codec)
+            codec.thread_count, codec.thread_type = self.threads, "NONE" if self.threads == 1 else "AUTO"
+        stream = video_stream(self._container)
+        self._sought = key > 0
+        if self._sought:
+            self._container.seek(self.facts.tick(key), stream=stream, backward=True)
+        self._decoded = self._from_here(stream)
+        self._last, self._reached = None, key - 1
+
+    def _from_here(self, stream: Any) -> Iterator[tuple[int, Any]]:
+        """Decoded frames with their places, from where the container stands; those without a place are left out."""
+        counter = 0
+        started = not self.facts.keyframes
+        for packet in self._container.demux(stream):
+            started = started or packet.is_keyframe
+            at_end = packet.size == 0 and packet.dts is None
+            if not started or (packet.size == 0 and not at_end):  # an empty packet would end the decoding
+                continue
+            for frame in packet.decode():
+                place = counter if self.facts.counted else frame.pts
+                counter += 1
+                if place is not None:
+                    yield place, frame
 
 
 class _Reshape:
-    """A decoded frame -> uint8 (height, width, 3): upright, square pixels, covering, cropped about the centre."""
+    """A decoded frame -> uint8 (height, width, 3), written in place: upright, square pixels, sized and cropped."""
 
-    def __init__(self, facts: Facts, height: int, width: int) -> None:
-        from av.video.reformatter import VideoReformatter
+    def __init__(self, facts: Facts, height: int, width: int, resize: str, place: tuple[float, float]) -> None:
+        from av.video.reformatter import Interpolation, VideoReformatter
 
-        scale = max(height / facts.height, width / facts.width)
-        self.size = max(height, round(facts.height * scale)), max(width, round(facts.width * scale))
-        self.crop = (self.size[0] - height) // 2, (self.size[1] - width) // 2
-        self.height, self.width = height, width
+        self.size = _size(facts, height, width, resize)
+        if math.prod(self.size) > MOST_PIXELS:
+            shape = f"a picture of {facts.width} × {facts.height} cannot be cut to {width} × {height}"
+            raise ClipProblem("decode_error", f"{shape}: it is far too long and narrow")
+        room = [have - want for have, want in zip(self.size, (height, width), strict=True)]
+        if resize in ("center", "random"):  # the nearest whole pixel, ties up and left
+            self.source = [math.ceil(part * free - 0.5) for part, free in zip(place, room, strict=True)]
+            self.target = [0, 0]
+        else:
+            self.source, self.target = [0, 0], [-free // 2 for free in room]
+        self.padded = resize == "pad" and any(room)
         self.turns = facts.rotation // 90
         self.mirrored = facts.mirrored
         self.reformatter = VideoReformatter()
+        self.how = Interpolation.BICUBIC | Interpolation.ACCURATE_RND
+        self.how |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP  # colour at every pixel, in and out
 
-    def __call__(self, frame: Any) -> Frames:
-        from av.video.reformatter import Colorspace, Interpolation
+    def __call__(self, frame: Any, out: Frames, rows: Sequence[int]) -> None:
+        """Write the frame into these rows of ``out`` (T, height, width, 3)."""
+        from av.video.reformatter import Colorspace
 
-        how = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.BITEXACT
         high, wide = self.size if self.turns % 2 == 0 else self.size[::-1]
         matrix = None
         if not frame.format.is_rgb and frame.colorspace not in (1, 4, 5, 6, 7, 9):
             hd = frame.height > 576 or frame.width >= 1280
             matrix = Colorspace.ITU709 if hd else Colorspace.ITU601
-        rgb = self.reformatter.reformat(
-            frame, wide, high, "rgb24", src_colorspace=matrix, interpolation=how, threads=1
-        ).to_ndarray()
-        rgb = np.rot90(np.flipud(rgb) if self.mirrored else rgb, self.turns)
-        top, left = self.crop
-        return np.ascontiguousarray(rgb[top : top + self.height, left : left + self.width])
+        # swscale writes planes with vector instructions and packed RGB without: the same values in a third of the time
+        planes = self.reformatter.reformat(
+            frame, wide, high, "gbrp", src_colorspace=matrix, interpolation=self.how, threads=1
+        ).planes
+        first, *others = rows
+        (top, left), (down, right) = self.source, self.target
+        height, width = min(out.shape[1], self.size[0]), min(out.shape[2], self.size[1])
+        if self.padded:
+            out[first] = 0
+        shown = out[first, down : down + height, right : right + width]
+        for channel, plane in enumerate((planes[2], planes[0], planes[1])):
+            pixels = np.frombuffer(plane, np.uint8).reshape(high, plane.line_size)[:, :wide]
+            upright = np.rot90(np.flipud(pixels) if self.mirrored else pixels, self.turns)
+            shown[..., channel] = upright[top : top + height, left : left + width]
+        for row in others:
+            out[row] = out[first]
+
+
+def _size(facts: Facts, height: int, width: int, resize: str) -> tuple[int, int]:
+    """(height, width) of the whole picture, upright, before it is cropped or padded."""
+    if resize not in RESIZES:
+        raise ValueError(f'resize is "{resize}"; it is one of {", ".join(RESIZES)}')
+    if resize == "stretch":
+        return height, width
+    ratios = height / facts.height, width / facts.width
+    scale = min(ratios) if resize == "pad" else max(ratios)
+    high, wide = round(facts.height * scale), round(facts.width * scale)
+    if resize == "pad":
+        return max(1, min(height, high)), max(1, min(width, wide))
+    return max(height, high), max(width, wide)

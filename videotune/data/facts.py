@@ -20,8 +20,12 @@ REASONS = (
     "empty_caption",
     "undecodable_caption",
     "duplicate",
+    "missing_file",
 )
 """Why a clip can be left out: the codes that the account of a dataset uses."""
+
+MOST_PIXELS = 1 << 27
+"""The most that one picture may have: 134 million, four frames of 8K. Damaged headers and bombs promise more."""
 
 
 class ClipProblem(Exception):
@@ -45,7 +49,8 @@ class Facts:
 
     ``first_tick`` and ``time_base`` give a frame's pts back: first_tick + timestamp / time_base. ``counted`` files (AVI,
     and streams without pts) have none to go by: their frames are matched by counting. ``unusable`` frames stand before
-    the first keyframe; nothing can decode them, and no other field counts them.
+    the first keyframe; nothing can decode them, and no other field counts them. ``still``: an image, one frame at 0 s
+    that lasts no time, fps 0. ``interlaced``: its frames are declared to be two fields.
     """
 
     path: str
@@ -63,6 +68,8 @@ class Facts:
     first_tick: int = 0
     time_base: tuple[int, int] = (1, 1_000_000)
     unusable: int = 0
+    still: bool = False
+    interlaced: bool = False
 
     @property
     def seconds(self) -> float:
@@ -121,9 +128,11 @@ def shown_at(facts: Facts, times: Iterable[float]) -> list[int]:
     """For each time (seconds of the clip) the index of the frame on the screen: the latest that has begun.
 
     A frame that begins less than a tenth of its predecessor's duration later counts as begun: containers round their
-    timestamps (Matroska to 1 ms), and 24 fps asked of a 24 fps file must give each frame once. ClipProblem
-    (decode_error) for a time outside the clip.
+    timestamps (Matroska to 1 ms), and 24 fps asked of a 24 fps file must give each frame once. An image is on the screen
+    at any time. ClipProblem (decode_error) for a time outside the clip.
     """
+    if facts.still:
+        return [0 for _ in times]
     stamps = facts.timestamps
     indices = []
     for time in times:

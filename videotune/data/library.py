@@ -1,50 +1,25 @@
-"""Folders -> Library: which clips are used, which are held out, which are skipped and why, and the windows to train on."""
+"""Datasets -> Library: which clips are used, which are held out, which are skipped and why, and the windows to train on."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from videotune.errors import VideotuneError
-from videotune.randomness import key
 from videotune.types import Clip, ClipShape, VideoRules, Window
 
-from .account import ClipAccount, clip_account, skipped_account
-from .buckets import Resolution, Size, check_resolution, choose_size, parse_resolution
-from .captions import ClipFile, find_clips, read_caption, with_trigger
+from .account import ClipAccount, clip_account, dataset_notes, skipped_account
+from .drafts import Dataset, Draft, LibrarySettings, Skip, Source, check, examine, look_at, notes_on_time, open_dataset
 from .facts import ClipProblem, Facts
-from .index import Known, Progress, identify
-from .windows import LaidClip, WindowSettings, fps_of, lay, planned_frames
+from .holdout import hold_out
+from .index import Progress
+from .sources import NamedClip, group, near_duplicates
 
-SOURCES_NEEDED = 20
-"""Below this number of source videos nothing is held out: every clip counts more in training than in validation."""
+if TYPE_CHECKING:
+    from .workers import Workers
 
-_CUT = re.compile(r"[-_. ]+(?:scene|part|clip|shot|cut|segment|seg|chunk)?[-_. ]?\d+$", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A dataset folder, with the trigger word that its captions get."""
-
-    path: str
-    trigger: str | None = None
-
-
-@dataclass(frozen=True)
-class LibrarySettings:
-    """How folders are read.
-
-    ``missing_caption`` is "error", "skip" or "empty"; ``validation_fraction`` the share of source videos to hold out.
-    """
-
-    windows: WindowSettings
-    resolution: int | str | list[int | str] = 512
-    missing_caption: str = "error"
-    validation_fraction: float = 0.1
-    seed: int = 0
+__all__ = ["Library", "LibrarySettings", "Source", "buckets", "scan"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +28,7 @@ class Library:
 
     ``clips`` are those used and those held out; ``windows`` those of training clips, ``held_out_windows`` the others', each
     in path order; ``skipped`` (path, reason, detail); ``accounts`` one a file found; ``notes`` what is to be said about
-    the whole; ``facts`` by clip id.
+    the whole; ``facts`` by clip id; ``roots`` the folders in which the datasets lie.
     """
 
     clips: tuple[Clip, ...]
@@ -63,29 +38,7 @@ class Library:
     accounts: tuple[ClipAccount, ...]
     notes: tuple[str, ...]
     facts: Mapping[str, Facts]
-
-
-@dataclass(frozen=True)
-class _Draft:
-    """A file that can be used, before it is known whether it is held out."""
-
-    path: str
-    source: str
-    id: str
-    facts: Facts
-    captions: tuple[str, ...]
-    laid: LaidClip
-    size: Size
-
-
-@dataclass(frozen=True)
-class _Skip:
-    """A file that cannot be used."""
-
-    path: str
-    reason: str
-    detail: str
-    facts: Facts | None
+    roots: tuple[Path, ...] = ()
 
 
 def scan(
@@ -94,185 +47,116 @@ def scan(
     settings: LibrarySettings,
     index_path: Path | None = None,
     progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> Library:
-    """Read dataset folders into a Library; files are opened only where the index does not know them.
+    """Read datasets into a Library; files are opened only where the index does not know them.
 
-    VideotuneError for a folder without videos, for captions that are not there unless ``missing_caption`` allows it, and
+    VideotuneError for a dataset without clips, for captions that are not there unless ``missing_caption`` allows it, and
     for settings that the model cannot take.
     """
-    _check(sources, settings)
-    resolution = parse_resolution(settings.resolution)
-    check_resolution(resolution, rules)
-    notes = _notes_on_time(settings.windows, rules)
-    found = [(source, file) for source in sources for file in find_clips(Path(source.path))]
-    roots = [Path(source.path) for source in sources]
-    known, index_notes = identify([file.path for _, file in found], roots, index_path, progress)
-    outcomes = _examine(found, known, rules, settings, resolution)
-    usable = [outcome for outcome in outcomes if isinstance(outcome, _Draft)]
-    held_out, split_note = _held_out({draft.source for draft in usable}, len(usable), settings)
-    notes += [*index_notes, *([split_note] if split_note else [])]
-    return _assemble(outcomes, held_out, notes)
+    check(sources, settings)
+    notes = notes_on_time(settings.windows, rules)
+    cache = index_path.parent if index_path is not None else None
+    datasets = [open_dataset(source, rules, settings, cache, progress) for source in sources]
+    notes += [note for dataset in datasets for note in dataset.layout.notes]
+    found, index_notes = look_at(datasets, settings, index_path, progress, workers)
+    outcomes = examine(found, rules, settings)
+    drafts = [outcome for outcome in outcomes if isinstance(outcome, Draft)]
+    named = [_named(draft) for draft in drafts]
+    names, source_notes = group(named)
+    kinds = [draft.found.dataset.source.kind for draft in drafts]
+    held, split_notes = hold_out(names, kinds, settings.validation_fraction, settings.seed)
+    notes += [*index_notes, *source_notes, *split_notes, *dataset_notes(drafts)]
+    return _assemble(outcomes, names, held, _twins(named), notes, settings, datasets)
 
 
-def _check(sources: Sequence[Source], settings: LibrarySettings) -> None:
-    """VideotuneError for settings outside their range."""
-    if not sources:
-        raise VideotuneError("No dataset is given. Name a folder with --data, or in the config under datasets.")
-    if settings.missing_caption not in ("error", "skip", "empty"):
-        raise VideotuneError(f'missing_caption is "{settings.missing_caption}"; it must be "error", "skip" or "empty".')
-    if not 0 <= settings.validation_fraction < 1:
-        raise VideotuneError(f"validation_fraction is {settings.validation_fraction}; it must lie in [0, 1).")
+def _named(draft: Draft) -> NamedClip:
+    look = draft.found.look
+    assert not isinstance(look, ClipProblem)
+    return NamedClip(draft.found.file.path, draft.found.dataset.layout.root, draft.facts.seconds, look)
 
 
-def _notes_on_time(settings: WindowSettings, rules: VideoRules) -> list[str]:
-    """Sentences on a frame count that is changed, and on a frame rate that is not the model's."""
-    _, changed = planned_frames(settings, rules)
-    notes = [changed] if changed else []
-    fps = fps_of(settings, rules)
-    if abs(math.log(fps / rules.fps)) > math.log(1.2):
-        notes.append(
-            f"target_fps {fps:g} is far from the model's own {rules.fps:g}: "
-            f"played at the model's rate, motion is {rules.fps / fps:.2g}x as fast as filmed"
-        )
-    return notes
+def _twins(named: Sequence[NamedClip]) -> dict[str, str]:
+    """For a clip that shows nearly the same as another: that other's path."""
+    twins: dict[str, str] = {}
+    for i, j in near_duplicates(named):
+        twins.setdefault(str(named[j].path), str(named[i].path))
+        twins.setdefault(str(named[i].path), str(named[j].path))
+    return twins
 
 
-def _examine(
-    found: Sequence[tuple[Source, ClipFile]],
-    known: Sequence[Known],
-    rules: VideoRules,
+def _assemble(
+    outcomes: Sequence[Draft | Skip],
+    names: Sequence[str],
+    held_out: Sequence[bool],
+    twins: Mapping[str, str],
+    notes: Sequence[str],
     settings: LibrarySettings,
-    resolution: Resolution,
-) -> list[_Draft | _Skip]:
-    """One outcome a file, in order; VideotuneError for all captions that the settings do not allow to be missing."""
-    outcomes: list[_Draft | _Skip] = []
-    first: dict[str, str] = {}
-    refused: list[tuple[str, ClipProblem]] = []
-    for (source, file), what in zip(found, known, strict=True):
-        path = str(file.path)
-        try:
-            draft = _draft(source, file, what, first, rules, settings, resolution)
-        except ClipProblem as problem:
-            if problem.reason.endswith("_caption") and settings.missing_caption != "skip":
-                refused.append((path, problem))
-            outcomes.append(_Skip(path, problem.reason, problem.detail, what.facts))
-            continue
-        first[what.id] = path
-        outcomes.append(draft)
-    if refused:
-        raise VideotuneError(_caption_message(refused))
-    return outcomes
-
-
-def _draft(
-    source: Source,
-    file: ClipFile,
-    known: Known,
-    first: Mapping[str, str],
-    rules: VideoRules,
-    settings: LibrarySettings,
-    resolution: Resolution,
-) -> _Draft:
-    """The clip with its windows, size and captions; ClipProblem where it cannot be used. ``first`` are files by id."""
-    if known.facts is None:
-        assert known.problem is not None
-        raise ClipProblem(*known.problem)
-    if known.id in first:
-        raise ClipProblem("duplicate", f"has the same bytes as {first[known.id]}")
-    laid = lay(known.facts, settings.windows, rules)
-    if laid.reason is not None:
-        raise ClipProblem(laid.reason, laid.detail or "")
-    captions = tuple(with_trigger(caption, source.trigger) for caption in _captions(file, settings.missing_caption))
-    size = choose_size(known.facts.width, known.facts.height, resolution, rules)
-    name = source_name(file.path, Path(source.path))
-    return _Draft(str(file.path), name, known.id, known.facts, captions, laid, size)
-
-
-def _captions(file: ClipFile, missing: str) -> tuple[str, ...]:
-    """The caption's variants; the empty caption where none is there and that is allowed."""
-    try:
-        if file.caption is None:
-            raise ClipProblem("missing_caption", f"{file.expected} is not there")
-        return read_caption(file.caption)
-    except ClipProblem as problem:
-        if missing == "empty" and problem.reason in ("missing_caption", "empty_caption"):
-            return ("",)
-        raise
-
-
-def _caption_message(refused: Sequence[tuple[str, ClipProblem]]) -> str:
-    lines = [f"  {path}: {problem.detail}" for path, problem in refused[:10]]
-    if len(refused) > 10:
-        lines.append(f"  … and {len(refused) - 10} more")
-    undecodable = any(problem.reason == "undecodable_caption" for _, problem in refused)
-    encoding = " Save those that are not UTF-8 as UTF-8." if undecodable else ""
-    clips = "1 clip has" if len(refused) == 1 else f"{len(refused)} clips have"
-    return (
-        f"{clips} no usable caption:\n" + "\n".join(lines) + "\n"
-        f"Write the missing captions.{encoding} Or set missing_caption to "
-        '"skip" (these clips are left out) or "empty" (they train with an empty caption).'
-    )
-
-
-def source_name(path: Path, root: Path) -> str:
-    """The video that a file was cut from: its name without trailing scene or part numbers, in the same folder.
-
-    film_scene003.mp4, film-part2.mp4 and film_0003.mp4 are all cuts of "film". Begins with the dataset folder's name.
-    """
-    stem = path.stem
-    while (shorter := _CUT.sub("", stem)) != stem and shorter:
-        stem = shorter
-    return (Path(root.absolute().name) / path.relative_to(root).parent / stem).as_posix()
-
-
-def _held_out(sources: set[str], clips: int, settings: LibrarySettings) -> tuple[set[str], str | None]:
-    """The source videos to hold out, by the smallest keys of (seed, name), and a note where none can be."""
-    if settings.validation_fraction == 0:
-        return set(), None
-    if len(sources) < SOURCES_NEEDED:
-        note = f"no validation: {len(sources)} source videos, {SOURCES_NEEDED} are needed"
-        if len(sources) < clips:
-            note += (
-                f" ({clips} clips: names that differ only in a trailing number, such as _0003, -part2 or _scene003, "
-                "are taken for cuts of one video)"
-            )
-        return set(), note
-    count = max(2, math.floor(settings.validation_fraction * len(sources) + 0.5))
-    ordered = sorted(sources, key=lambda name: (key(settings.seed, "held out", name), name))
-    return set(ordered[:count]), None
-
-
-def _assemble(outcomes: Sequence[_Draft | _Skip], held_out: set[str], notes: Sequence[str]) -> Library:
+    datasets: Sequence[Dataset],
+) -> Library:
+    """The library of these outcomes; ``names`` and ``held_out`` are those of the drafts, in order."""
     clips: list[Clip] = []
     windows: dict[bool, list[Window]] = {False: [], True: []}
     accounts: list[ClipAccount] = []
+    drafts = iter(zip(names, held_out, strict=True))
     for outcome in outcomes:
-        if isinstance(outcome, _Skip):
+        if isinstance(outcome, Skip):
             accounts.append(skipped_account(outcome.path, outcome.reason, outcome.detail, outcome.facts))
             continue
-        held = outcome.source in held_out
-        clips.append(Clip(outcome.id, outcome.path, outcome.source, outcome.captions, held))
-        for laid in outcome.laid.windows:
-            shape = ClipShape(laid.frames, *outcome.size, outcome.laid.fps)
-            windows[held].append(Window(outcome.id, laid.start, laid.start + laid.frames / shape.fps, shape))
-        accounts.append(
-            clip_account(
-                outcome.path, outcome.id, held, outcome.facts, outcome.laid, outcome.size, list(outcome.captions)
-            )
-        )
+        name, held = next(drafts)
+        clip = _clip(outcome, name, held)
+        laid = list(_windows(outcome, clip, settings))
+        clips.append(clip)
+        windows[held] += laid
+        accounts.append(clip_account(outcome, clip, laid, settings.resize, twins.get(clip.path)))
     return Library(
         clips=tuple(clips),
         windows=tuple(windows[False]),
         held_out_windows=tuple(windows[True]),
-        skipped=tuple((o.path, o.reason, o.detail) for o in outcomes if isinstance(o, _Skip)),
+        skipped=tuple((o.path, o.reason, o.detail) for o in outcomes if isinstance(o, Skip)),
         accounts=tuple(accounts),
         notes=tuple(notes),
-        facts={outcome.id: outcome.facts for outcome in outcomes if isinstance(outcome, _Draft)},
+        facts={outcome.found.known.id: outcome.facts for outcome in outcomes if isinstance(outcome, Draft)},
+        roots=tuple(dataset.layout.root for dataset in datasets),
     )
 
 
+def _clip(draft: Draft, name: str, held_out: bool) -> Clip:
+    source = draft.found.dataset.source
+    return Clip(
+        id=draft.found.known.id,
+        path=draft.path,
+        source=name,
+        captions=draft.captions,
+        held_out=held_out,
+        kind=source.kind,
+        repeats=source.repeats,
+        loss_weight=source.loss_weight,
+        target=source.target if source.kind == "regularization" else "clip",
+        still=draft.facts.still,
+    )
+
+
+def _windows(draft: Draft, clip: Clip, settings: LibrarySettings) -> Iterator[Window]:
+    """The clip's windows; nothing is drawn at random for those held out."""
+    resize = "center" if clip.held_out and settings.resize == "random" else settings.resize
+    laid_clip = draft.plainly if clip.held_out else draft.laid
+    for laid in laid_clip.windows:
+        shape = ClipShape(laid.frames, *draft.size, laid_clip.fps)
+        yield Window(clip.id, laid.start, laid.end, shape, laid.sampling, laid.swaps, resize)
+
+
 def buckets(library: Library) -> dict[ClipShape, list[Window]]:
-    """The training windows by shape, the dearest shape (frames · height · width) first, windows in path order."""
+    """The training windows by shape, the dearest shape (frames · height · width) first, in path order.
+
+    A window of a dataset with repeats stands in its bucket so many times: all windows, then those with a second copy, ….
+    """
+    repeats = {clip.id: clip.repeats for clip in library.clips}
     shapes = {window.shape for window in library.windows}
     ordered = sorted(shapes, key=lambda shape: (-shape.frames * shape.height * shape.width, shape))
-    return {shape: [window for window in library.windows if window.shape == shape] for shape in ordered}
+    entries: dict[ClipShape, list[Window]] = {shape: [] for shape in ordered}
+    for copy in range(max(repeats.values(), default=1)):
+        for window in library.windows:
+            if copy < repeats[window.clip_id]:
+                entries[window.shape].append(window)
+    return entries

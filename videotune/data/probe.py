@@ -11,15 +11,30 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from .facts import REASONS, ClipProblem, Facts, seconds_of, shown_at
+from .facts import MOST_PIXELS, REASONS, ClipProblem, Facts, seconds_of, shown_at
+from .images import IMAGE_SUFFIXES, probe_image
 
-__all__ = ["OPEN_OPTIONS", "REASONS", "VIDEO_SUFFIXES", "ClipProblem", "Facts", "probe", "shown_at", "video_stream"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "OPEN_OPTIONS",
+    "REASONS",
+    "VIDEO_SUFFIXES",
+    "ClipProblem",
+    "Facts",
+    "limit_pixels",
+    "probe",
+    "shown_at",
+    "video_stream",
+]
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".webm", ".mkv")
 """What counts as a video in a dataset folder (compared in lower case)."""
 
 OPEN_OPTIONS = {"format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg", "protocol_whitelist": "file"}
 """Only containers that hold the video themselves: a playlist renamed .mp4 must not make the reader open other files."""
+
+_WOVEN = (2, 3, 4, 5)
+"""FFmpeg's numbers of the field orders in which a frame is two fields; 1 is progressive."""
 
 
 class _Row(NamedTuple):
@@ -42,11 +57,13 @@ class _Packets:
 
 
 def probe(path: str | os.PathLike[str]) -> Facts:
-    """Read a file's facts; raises ClipProblem, whatever is in the file."""
+    """Read the facts of a video or, by its suffix, of an image; raises ClipProblem, whatever is in the file."""
     import av
 
     file = Path(path)
     head = _head(file)
+    if file.suffix.lower() in IMAGE_SUFFIXES:
+        return probe_image(file)
     try:
         # an absolute path, since "a:b.mp4" would be taken for a protocol
         with av.open(os.path.abspath(file), options=OPEN_OPTIONS, metadata_errors="replace") as container:
@@ -81,6 +98,7 @@ def _read(path: str, container: Any) -> Facts:
     stream = video_stream(container)
     if stream.codec_context is None:
         raise ClipProblem("unreadable", "its codec has no decoder in this build of FFmpeg")
+    limit_pixels(stream.codec_context)
     packets = _demux(container, stream)
     counted = "avi" in container.format.name.split(",") or any(row.pts is None for row in packets.rows)
     placed = _place(packets, stream, counted)
@@ -109,7 +127,13 @@ def _read(path: str, container: Any) -> Facts:
         first_tick=ticks[0],
         time_base=time_base,
         unusable=placed.unusable,
+        interlaced=packets.first_frame.interlaced_frame or stream.codec_context.field_order in _WOVEN,
     )
+
+
+def limit_pixels(codec_context: Any) -> None:
+    """Have the decoder refuse frames beyond ``MOST_PIXELS``, before it is opened."""
+    codec_context.options = {"max_pixels": str(MOST_PIXELS)}
 
 
 def video_stream(container: Any) -> Any:

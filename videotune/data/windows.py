@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from videotune.errors import VideotuneError
-from videotune.types import VideoRules, Window
+from videotune.randomness import draws
+from videotune.types import PLAIN, Take, VideoRules, Window
 
-from .facts import Facts, shown_at
+from .facts import Facts
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+SWAP_PROBABILITY = 0.1
+"""How likely two neighbouring frames change places under temporal augmentation."""
+
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "windows": ("chunks", "head", "slide"),
+    "frame_sample_strategy": ("uniform", "random", "keyframe"),
+    "keyframe_source": ("container", "scenes"),
+    "pad_short": ("freeze", None),
+}
+"""The settings that are words, with what each may be."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +32,9 @@ class WindowSettings:
     """How windows are laid; the names are the config's own.
 
     ``frames`` (else ``max_frames``) is the count a window should have; ``target_fps`` None means the model's own;
-    at most ``max_duration`` seconds of each clip are used; ``windows`` is "chunks" or "head".
+    at most ``max_duration`` seconds of each clip are used; ``windows`` is "chunks", "head" or "slide", by ``window_stride``
+    frames (None: half a window). ``keep_every`` k keeps every k-th frame, so that windows have a k-th of the frames and of
+    the rate. ``pad_short`` is None or "freeze".
     """
 
     max_frames: int = 16
@@ -27,42 +44,24 @@ class WindowSettings:
     target_fps: float | None = None
     max_duration: float = 10.0
     windows: str = "chunks"
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A window on a clip: its start and the time of each frame, in seconds of the clip."""
-
-    start: float
-    times: tuple[float, ...]
-    frames: int
-
-
-@dataclass(frozen=True)
-class LaidClip:
-    """The windows of one clip, or the reason why there are none.
-
-    ``seconds_cut`` no window shows (the tail's rest, and what lies beyond the maximal duration); ``repeats_share`` is the
-    share of the windows' frames that show the same source frame as the one before.
-    """
-
-    windows: tuple[Laid, ...]
-    fps: float
-    seconds_cut: float
-    repeats_share: float
-    reason: str | None = None
-    detail: str | None = None
+    window_stride: int | None = None
+    frame_sample_strategy: str = "uniform"
+    keyframe_source: str = "container"
+    stretch: bool = False
+    pad_short: str | None = None
+    temporal_augmentation: bool = False
+    keep_every: int = 1
 
 
 def fps_of(settings: WindowSettings, rules: VideoRules) -> float:
     """The frame rate at which clips are shown to the model."""
-    return rules.fps if settings.target_fps is None else settings.target_fps
+    return (rules.fps if settings.target_fps is None else settings.target_fps) / settings.keep_every
 
 
 def snap_frames(requested: int, rules: VideoRules) -> int:
     """The valid frame count nearest to ``requested``, ties upward (4n+1: 16 -> 17, 19 -> 21)."""
-    below = _valid_at_most(requested, rules)
-    above = _valid_at_least(requested, rules)
+    below = valid_at_most(requested, rules)
+    above = valid_at_least(requested, rules)
     if below is None or above is None:
         nearest = above if below is None else below
         assert nearest is not None
@@ -70,14 +69,14 @@ def snap_frames(requested: int, rules: VideoRules) -> int:
     return below if requested - below < above - requested else above
 
 
-def _valid_at_most(frames: int, rules: VideoRules) -> int | None:
+def valid_at_most(frames: int, rules: VideoRules) -> int | None:
     """The largest valid count up to ``frames``, or None."""
     step, rest = rules.frame_step, rules.frame_rest
     count = rest if step == 0 else rest + (frames - rest) // step * step
     return count if max(1, rest) <= count <= frames else None
 
 
-def _valid_at_least(frames: int, rules: VideoRules) -> int | None:
+def valid_at_least(frames: int, rules: VideoRules) -> int | None:
     """The smallest valid count from ``frames`` on, or None where the model takes one count only."""
     step, rest = rules.frame_step, rules.frame_rest
     if step == 0:
@@ -95,25 +94,36 @@ def planned_frames(settings: WindowSettings, rules: VideoRules) -> tuple[int, st
     key = "max_frames" if settings.frames is None else "frames"
     requested = settings.max_frames if settings.frames is None else settings.frames
     frames = snap_frames(requested, rules)
-    if frames == requested:
-        return frames, None
-    if rules.frame_step:
-        rule = f"{rules.frame_step}n+{rules.frame_rest} frames"
-    else:
-        rule = "single frames" if rules.frame_rest == 1 else f"exactly {rules.frame_rest} frames"
-    if settings.strict_frames:
-        pair = (_valid_at_most(requested, rules), _valid_at_least(requested, rules))
+    if frames != requested and settings.strict_frames:
+        pair = (valid_at_most(requested, rules), valid_at_least(requested, rules))
         nearest = " or ".join(str(count) for count in pair if count is not None)
         raise VideotuneError(
-            f"video_config.{key} is {requested}, but this model takes {rule}. "
+            f"video_config.{key} is {requested}, but this model takes {frame_rule(rules)}. "
             f"Set it to {nearest}, or leave out strict_frames to have it changed to {frames}."
         )
-    return frames, f"{key} {requested} becomes {frames}: this model takes {rule}"
+    note = None if frames == requested else f"{key} {requested} becomes {frames}: this model takes {frame_rule(rules)}"
+    if settings.keep_every == 1:
+        return frames, note
+    kept = snap_frames((frames - 1) // settings.keep_every + 1, rules)
+    less = f"of {frames} frames every {_nth(settings.keep_every)} is kept: a window has {kept} (temporal_compression_ratio)"
+    return kept, f"{note}; {less}" if note else less
+
+
+def frame_rule(rules: VideoRules) -> str:
+    """The counts that a model takes, in words."""
+    if rules.frame_step:
+        return f"{rules.frame_step}n+{rules.frame_rest} frames"
+    return "single frames" if rules.frame_rest == 1 else f"exactly {rules.frame_rest} frames"
+
+
+def _nth(number: int) -> str:
+    return {2: "second", 3: "third"}.get(number, f"{number}th")
 
 
 def _check(settings: WindowSettings) -> None:
     """VideotuneError for settings outside their range."""
     at_least_one = {"max_frames": settings.max_frames, "frames": settings.frames, "min_frames": settings.min_frames}
+    at_least_one["window_stride"] = settings.window_stride
     for name, count in at_least_one.items():
         if count is not None and count < 1:
             raise VideotuneError(f"video_config.{name} is {count}; it must be 1 or more.")
@@ -121,8 +131,14 @@ def _check(settings: WindowSettings) -> None:
     for name, value in above_zero.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise VideotuneError(f"video_config.{name} is {value}; it must be a number above 0.")
-    if settings.windows not in ("chunks", "head"):
-        raise VideotuneError(f'video_config.windows is "{settings.windows}"; it must be "chunks" or "head".')
+    for name, choices in CHOICES.items():
+        if getattr(settings, name) not in choices:
+            words = ", ".join(f'"{choice}"' for choice in choices if choice)
+            raise VideotuneError(f'video_config.{name} is "{getattr(settings, name)}"; it must be one of {words}.')
+    if settings.stretch and settings.frame_sample_strategy == "keyframe":
+        raise VideotuneError(
+            "video_config.stretch squeezes the whole clip into one window: it has no keyframe to begin at."
+        )
 
 
 def smallest_window(settings: WindowSettings, rules: VideoRules) -> int:
@@ -133,8 +149,8 @@ def smallest_window(settings: WindowSettings, rules: VideoRules) -> int:
             raise VideotuneError(
                 f"video_config.min_frames is {settings.min_frames}, above the {planned} frames of a window. Lower it."
             )
-        return _valid_at_least(settings.min_frames, rules) or rules.frame_rest
-    return min(planned, _valid_at_least(5, rules) or rules.frame_rest)
+        return valid_at_least(settings.min_frames, rules) or rules.frame_rest
+    return min(planned, valid_at_least(5, rules) or rules.frame_rest)
 
 
 def frames_at(facts: Facts, fps: float, max_duration: float) -> int:
@@ -147,36 +163,38 @@ def frame_times(start: float, frames: int, fps: float) -> tuple[float, ...]:
     return tuple(start + i / fps for i in range(frames))
 
 
-def window_times(window: Window) -> tuple[float, ...]:
-    """The times to decode for a window of the library."""
-    return frame_times(window.start, window.shape.frames, window.shape.fps)
+def take(window: Window, variant: int, seed: int) -> Take:
+    """What variant ``variant`` of a window shows, a pure function of (seed, window, variant); PLAIN draws nothing.
 
-
-def lay(facts: Facts, settings: WindowSettings, rules: VideoRules) -> LaidClip:
-    """Lay windows over a clip.
-
-    "chunks": windows of the planned count one after the other, and the rest at the tail is cut; "head": the first alone.
-    A clip shorter than that takes one window of the largest valid count that it fills, down to ``smallest_window``.
+    A window that does not vary shows the same in every variant.
     """
-    planned, _ = planned_frames(settings, rules)
-    smallest = smallest_window(settings, rules)
-    fps = fps_of(settings, rules)
-    there = frames_at(facts, fps, settings.max_duration)
-    frames = planned if there >= planned else _valid_at_most(there, rules)
-    if frames is None or frames < smallest:
-        detail = f"has {there} frames at {fps:g} fps; the smallest window is {smallest}"
-        return LaidClip((), fps, facts.seconds, 0.0, "too_short", detail)
-    count = there // frames if settings.windows == "chunks" and there >= planned else 1
-    starts = [k * frames / fps for k in range(count)]
-    windows = tuple(Laid(start, frame_times(start, frames, fps), frames) for start in starts)
-    cut = max(0.0, facts.seconds - count * frames / fps)
-    return LaidClip(windows, fps, cut, _repeats_share(facts, windows))
+    shape, length = window.shape, window.shape.frames / window.shape.fps
+    plain = variant == PLAIN or not window.varies
+    random = draws(seed, "take", window.id, f"{window.end:.6f}", variant)
+    if window.sampling == "start":
+        room = max(0.0, window.end - window.start - length)
+        times = frame_times(window.start + room * (0.5 if plain else random.random()), shape.frames, shape.fps)
+    elif window.sampling == "hold":
+        last = window.end
+        times = tuple(min(time, last) for time in frame_times(window.start, shape.frames, shape.fps))
+    elif window.sampling == "frames" and not plain:
+        times = tuple(sorted(window.start + (window.end - window.start) * random.random(shape.frames)))
+    else:
+        times = frame_times(window.start, shape.frames, shape.frames / (window.end - window.start))
+    if window.swaps and not plain:
+        times = _swapped(times, random)
+    place = (0.5, 0.5)
+    if window.resize == "random" and not plain:
+        place = (float(random.random()), float(random.random()))
+    return Take(window, 0 if not window.varies else variant, tuple(float(time) for time in times), place)
 
 
-def _repeats_share(facts: Facts, windows: tuple[Laid, ...]) -> float:
-    repeats = total = 0
-    for window in windows:
-        shown = shown_at(facts, window.times)
-        repeats += sum(a == b for a, b in itertools.pairwise(shown))
-        total += len(shown)
-    return repeats / total
+def _swapped(times: tuple[float, ...], random: Generator) -> tuple[float, ...]:
+    """Each frame changes places with its right neighbour with SWAP_PROBABILITY, no frame twice."""
+    shown, i = list(times), 0
+    while i + 1 < len(shown):
+        if random.random() < SWAP_PROBABILITY:
+            shown[i], shown[i + 1] = shown[i + 1], shown[i]
+            i += 1
+        i += 1
+    return tuple(shown)

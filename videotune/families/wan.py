@@ -259,6 +259,23 @@ def native(path: str) -> str:
     return path
 
 
+def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
+    """How many tokens each caption has, the end mark included, without torch; None without a tokenizer.json."""
+    path = folder / "tokenizer" / "tokenizer.json"
+    if not path.is_file():
+        return None
+    import html
+
+    import ftfy
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    cleaned = [" ".join(html.unescape(html.unescape(ftfy.fix_text(caption))).split()) for caption in captions]
+    return [len(encoding.ids) for encoding in tokenizer.encode_batch(cleaned)]
+
+
 def open_family(folder: Path, device: torch.device, dtype: torch.dtype) -> Wan:
     """The family over a checkpoint folder."""
     return Wan(folder, device, dtype)

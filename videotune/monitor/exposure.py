@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,37 +17,55 @@ LOW_RATE = 4e-5
 
 @dataclass(frozen=True)
 class Exposure:
-    """Views of each window and of each clip (the sum over its windows)."""
+    """Views of each window and of each clip (the sum over its windows); ``regularization`` names windows and clips.
+
+    Those are counted but decide no band: they are shown to keep the model as it is, and often.
+    """
 
     windows: Mapping[str, int]
     clips: Mapping[str, int]
+    regularization: frozenset[str] = frozenset()
 
     def to_json(self, learning_rate: float) -> dict[str, Any]:
-        """The plan's ``views``."""
-        return {
-            "per_window": _range(self.windows.values()) | {"band": band(max(self.windows.values(), default=0))},
-            "per_clip": _range(self.clips.values()),
+        """The plan's ``views``; ranges, band and advice are those of the training windows alone."""
+        windows, clips = self._trained(self.windows), self._trained(self.clips)
+        most = max(windows.values(), default=0)
+        out = {
+            "per_window": _range(windows.values()) | {"band": band(most)},
+            "per_clip": _range(clips.values()),
             "clips": dict(self.clips),
-            "advice": advice(max(self.windows.values(), default=0), learning_rate),
+            "advice": advice(most, learning_rate),
         }
+        aside = [views for name, views in self.windows.items() if name in self.regularization]
+        return out | {"regularization": _range(aside)} if aside else out
+
+    def _trained(self, views: Mapping[str, int]) -> dict[str, int]:
+        return {name: count for name, count in views.items() if name not in self.regularization}
 
 
-def _range(values: Any) -> dict[str, float]:
-    values = list(values)
+def _range(values: Collection[int]) -> dict[str, Any]:
     if not values:
         return {"min": 0, "mean": 0.0, "max": 0}
     return {"min": min(values), "mean": round(sum(values) / len(values), 2), "max": max(values)}
 
 
-def exposure(views: Sequence[Sequence[int]], buckets: Sequence[Sequence[Window]]) -> Exposure:
-    """Draws of each window by the schedule -> views by window and by clip."""
+def exposure(
+    views: Sequence[Sequence[int]], buckets: Sequence[Sequence[Window]], regularization: Collection[str] = ()
+) -> Exposure:
+    """Draws of each entry by the schedule -> views by window (over all its entries) and by clip.
+
+    ``regularization``: the ids of the clips that are shown to keep the model as it is.
+    """
+    keeping, aside = frozenset(regularization), set[str]()
     windows: dict[str, int] = {}
     clips: dict[str, int] = {}
     for counts, bucket in zip(views, buckets, strict=True):
         for count, window in zip(counts, bucket, strict=True):
-            windows[window.id] = count
+            windows[window.id] = windows.get(window.id, 0) + count
             clips[window.clip_id] = clips.get(window.clip_id, 0) + count
-    return Exposure(windows, clips)
+            if window.clip_id in keeping:
+                aside |= {window.id, window.clip_id}
+    return Exposure(windows, clips, frozenset(aside))
 
 
 def band(views: float) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 Html = NewType("Html", str)
 
 NOTHING = Html("")
-VOID = ("meta", "path", "line", "rect")
+VOID = ("meta", "img", "path", "line", "rect")
 """Elements written without an end tag; the ones of SVG close themselves."""
 
 

@@ -1,23 +1,141 @@
-"""``cache``: encode clips and captions now, so that a training starts at once."""
+"""``cache``: encode clips and captions now, so that a training starts at once; list, verify and prune what is encoded."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from videotune.cache import care
+from videotune.cache.encode import wanted
+from videotune.cache.shards import LOCK
 from videotune.cache.store import Store
-from videotune.errors import DONE
-from videotune.run.console import bar, say
-from videotune.run.job import Words, open_job, refuse_skips, settle
-from videotune.run.models import fill_cache, open_models, prompts_of
+from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.run.console import bar, print_table, say, size
+from videotune.run.job import CACHE_NAME, Job, Words, open_job, refuse_skips, settle
+from videotune.run.models import captions_of, fill_cache, open_models, prompts_of, takes_of
 
 
 def cache(words: Words, *, allow_skips: str | None = None) -> int:
     """Fill the cache with everything that a run of these words would need."""
-    resolved, spec, base = settle(words)
-    with bar("reading clips") as progress:
-        job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
+    job = _job(words)
     refuse_skips(job, allow_skips)
     for note in job.notes:
         say(f"note: {note}")
-    family = open_models(spec, base, job.config)
+    family = open_models(job.spec, job.base, job.config)
     fill_cache(job, family, Store(job.cache), prompts_of(job))
     print(f"{len(job.library.windows) + len(job.library.held_out_windows)} windows are cached in {job.cache}")
+    return DONE
+
+
+def _job(words: Words) -> Job:
+    resolved, spec, base = settle(words)
+    with bar("reading clips") as progress:
+        return open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
+
+
+def cache_at(place: Path) -> Path:
+    """The cache folder that ``place`` is, or that the dataset folder ``place`` holds.
+
+    Raises VideotuneError where there is none.
+    """
+    if (place / CACHE_NAME).is_dir():
+        return place / CACHE_NAME
+    if place.name == CACHE_NAME or any((place / name).is_file() for name in ("manifest.jsonl", LOCK)):
+        return place
+    if not place.is_dir():
+        raise VideotuneError(f"{place}: there is no such folder. Name a cache folder, or a dataset that was encoded.")
+    raise VideotuneError(
+        f"{place}: neither a cache nor a dataset that holds one ({CACHE_NAME}). `videotune cache --data DIR …` makes one; "
+        "if cache_dir was set, name that folder."
+    )
+
+
+def _open(place: Path) -> Store:
+    store = Store(cache_at(place))
+    _say_notes(store)
+    return store
+
+
+def _say_notes(store: Store, first: int = 0) -> None:
+    for note in dict.fromkeys(store.notes[first:]):
+        say(f"note: {note}")
+
+
+def verify_cache(place: Path) -> int:
+    """Read every entry again; those that are damaged are dropped and listed, and the exit code is 2.
+
+    Raises VideotuneError where ``place`` holds no cache, or another process is filling it.
+    """
+    store = _open(place)
+    count = len(store.entries())
+    with bar("verifying") as progress:
+        damaged = care.verify(store, progress.update)
+    for row in damaged:
+        print(f"{row.file}: {row.kind} of {row.of[:80]!r} {row.why}")
+    if damaged:
+        print(f"{len(damaged)} of {count} entries are damaged and were dropped; the next run makes them anew")
+        return SKIPPED
+    print(f"all {count} entries in {store.folder} are as they were written")
+    return DONE
+
+
+def prune_cache(words: Words, *, yes: bool = False) -> int:
+    """Say what of the cache a run of these words would not read; with ``yes``, remove it.
+
+    Raises VideotuneError where there is no cache yet, or another process is filling it.
+    """
+    job = _job(words)
+    store = _open(job.cache)
+    if job.library.skipped:
+        say(f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed")
+    prints = open_models(job.spec, job.base, job.config).fingerprints()
+    captions = captions_of(job, prompts_of(job))
+    names = wanted(prints, job.spec.text_tokens, captions, takes_of(job), job.config.seed)
+    said = len(store.notes)
+    pruned = care.prune(store, names, yes=yes)
+    _say_notes(store, said)
+    for entry in pruned.entries[:20]:
+        print(f"{entry.kind} of {care.what(entry)[:80]!r}: {size(entry.bytes)}")
+    if len(pruned.entries) > 20:
+        print(f"… and {len(pruned.entries) - 20} more")
+    for file in pruned.files[:20]:
+        print(f"{file}: no entry")
+    freed = f"{len(pruned.entries)} entries of {size(pruned.entry_bytes)}"
+    freed += f" and {len(pruned.files)} other files of {size(pruned.file_bytes)}" if pruned.files else ""
+    if yes:
+        print(f"removed {freed}; {pruned.kept} entries stay in {store.folder}")
+    elif pruned.entries or pruned.files:
+        print(f"would remove {freed}; {pruned.kept} entries would stay. --yes does it")
+    else:
+        print(f"nothing to remove: all {pruned.kept} entries in {store.folder} are needed")
+    return DONE
+
+
+def list_cache(place: Path, *, as_json: bool = False) -> int:
+    """What a cache holds, an entry a row.
+
+    Raises VideotuneError where ``place`` holds no cache.
+    """
+    store = _open(place)
+    rows = care.listing(store)
+    if as_json:
+        print(json.dumps({"folder": str(store.folder), "entries": [row.to_json() for row in rows]}, indent=2))
+        return DONE
+    cells = [
+        [
+            row.kind,
+            row.of[:60],
+            row.clip and Path(row.clip).name,
+            ", ".join(f"{name} {what}" for name, what in row.tensors.items()),
+            size(row.bytes),
+            row.encoder and row.encoder[:8],
+            row.made,
+            row.key[:8] if row.whole else f"{row.key[:8]} (damaged)",
+        ]
+        for row in rows
+    ]
+    print_table(
+        str(store.folder), ["kind", "of", "clip", "holds", "bytes", "encoder", "made", "key"], cells, right=(4,)
+    )
+    print(f"{len(rows)} entries, {size(sum(row.bytes for row in rows))}")
     return DONE

@@ -5,15 +5,19 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from videotune.cache.schedule import Schedule, views
+from videotune.cache.schedule import Schedule, steps_a_pass, views
 from videotune.config.load import merge, parse_sets, read_config, read_preset
 from videotune.config.resolve import Resolved, resolve, total_steps
-from videotune.config.schema import Config
+from videotune.config.schema import Config, Dataset
 from videotune.data.library import Library, LibrarySettings, Source, buckets, scan
 from videotune.data.windows import WindowSettings
 from videotune.errors import DoesNotFit, VideotuneError
@@ -21,6 +25,9 @@ from videotune.families.find import place, spec_for
 from videotune.files import digest
 from videotune.monitor.exposure import Exposure, exposure
 from videotune.types import BasePlace, ClipShape, FamilySpec, Window
+
+CACHE_NAME = ".videotune-cache"
+"""The folder in or beside a dataset that keeps what was encoded."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +61,24 @@ class Job:
         """The resolved config."""
         return self.resolved.config
 
+    @property
+    def effective_batch(self) -> int:
+        """Samples of a step; of videos among images fewer, as the schedule says."""
+        return self.config.batch_size * self.config.gradient_accumulation_steps
+
     def exposure(self, steps: int) -> Exposure:
         """Views of every window and clip after so many steps."""
-        return exposure(views(self.schedule, steps), self.buckets)
+        others = frozenset(clip.id for clip in self.library.clips if clip.kind == "regularization")
+        return exposure(views(self.schedule, steps), self.buckets, others)
+
+    def views_at(self, step: int) -> float:
+        """How often a window has been shown on average."""
+        return step / float(steps_a_pass(self.schedule))
 
     def data_digest(self) -> str:
         """Names what is trained on: windows, captions and the held-out clips."""
-        clips = sorted((clip.id, list(clip.captions), clip.held_out) for clip in self.library.clips)
-        windows = [window.id for window in (*self.library.windows, *self.library.held_out_windows)]
+        clips = sorted(json.dumps({**asdict(clip), "path": "", "source": ""}) for clip in self.library.clips)
+        windows = [astuple(window) for window in (*self.library.windows, *self.library.held_out_windows)]
         return digest({"clips": clips, "windows": windows})
 
 
@@ -81,7 +98,7 @@ def anchored(layer: dict[str, Any]) -> dict[str, Any]:
     out = dict(layer)
     if isinstance(out.get("datasets"), list):
         out["datasets"] = [
-            {**row, "path": absolute(row["path"])}
+            {**row, "path": local_or_id(row["path"])}
             if isinstance(row, dict) and isinstance(row.get("path"), str)
             else row
             for row in out["datasets"]
@@ -91,6 +108,12 @@ def anchored(layer: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, str) and (name != "base_model_name" or Path(value).expanduser().is_dir()):
             out[name] = absolute(value)
     return out
+
+
+def local_or_id(path: str) -> str:
+    """A dataset's path made absolute; a Hub dataset's id, where nothing of that name is here, as it is."""
+    is_id = re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path) and not Path(path).expanduser().exists()
+    return path if is_id else absolute(path)
 
 
 def absolute(path: str) -> str:
@@ -131,9 +154,74 @@ def open_job(
     config = resolved.config
     if not config.datasets:
         raise VideotuneError("datasets: which clips? Give --data DIR, or datasets in the config.")
-    cache = Path(config.cache_dir or Path(config.datasets[0].path) / ".videotune-cache").expanduser()
-    video = config.video_config
-    settings = LibrarySettings(
+    cache = cache_folder(config)
+    try:
+        library = scan(
+            [source_of(dataset) for dataset in config.datasets],
+            spec.rules,
+            library_settings(config, spec, to_look),
+            cache / "index.json",
+            progress,
+        )
+    except OSError as error:
+        raise VideotuneError(f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere.") from error
+    if not library.windows and not to_look:
+        reasons = "\n".join(f"  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10])
+        raise DoesNotFit(f"no clip can be trained on:\n{reasons}")
+    shaped = buckets(library)
+    schedule, notes = make_schedule(config, shaped)
+    key = "video_config.video_batch_size_multiplier"
+    if resolved.origins[key] == "user" and not mixes(shaped):
+        notes.append(f"{key} is unused: images and videos are not mixed here")
+    steps, arithmetic = total_steps(config, sum(schedule.sizes), float(steps_a_pass(schedule)))
+    return Job(
+        resolved=resolved,
+        spec=spec,
+        base=base,
+        library=library,
+        shapes=tuple(shaped),
+        buckets=tuple(tuple(bucket) for bucket in shaped.values()),
+        schedule=schedule,
+        steps=steps,
+        cache=cache,
+        notes=(*library.notes, *notes, *((arithmetic,) if arithmetic else ())),
+    )
+
+
+def cache_folder(config: Config) -> Path:
+    """Where the cache lies: as the config says, or in or beside the first dataset; for a Hub dataset in the user's cache."""
+    if config.cache_dir is not None:
+        return Path(config.cache_dir).expanduser()
+    first = Path(config.datasets[0].path).expanduser()
+    if first.is_dir():
+        return first / CACHE_NAME
+    if first.is_file():
+        return first.parent / CACHE_NAME
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "videotune" / re.sub(r"[^A-Za-z0-9._-]+", "--", config.datasets[0].path)
+
+
+def source_of(dataset: Dataset) -> Source:
+    """What the data room is told of a dataset."""
+    return Source(
+        path=dataset.path,
+        trigger=dataset.trigger,
+        kind=dataset.kind,
+        repeats=dataset.repeats,
+        loss_weight=dataset.loss_weight,
+        target=dataset.target or "base",
+        resolution=dataset.resolution,
+        windows=dataset.windows,
+    )
+
+
+def library_settings(config: Config, spec: FamilySpec, to_look: bool) -> LibrarySettings:
+    """What the data room is told of the config.
+
+    Raises VideotuneError for compression ratios that the VAE cannot have.
+    """
+    video, rules = config.video_config, spec.rules
+    return LibrarySettings(
         windows=WindowSettings(
             max_frames=video.max_frames,
             frames=video.frames,
@@ -142,36 +230,63 @@ def open_job(
             target_fps=video.target_fps,
             max_duration=video.max_duration,
             windows=video.windows,
+            window_stride=video.window_stride,
+            frame_sample_strategy=video.frame_sample_strategy,
+            keyframe_source=video.keyframe_source,
+            stretch=video.stretch,
+            pad_short=video.pad_short,
+            temporal_augmentation=video.temporal_augmentation,
+            keep_every=multiple_of("temporal", video.temporal_compression_ratio, rules.temporal_stride, spec),
         ),
         resolution=config.resolution if config.resolution is not None else spec.default_resolution,
+        resize=config.resize,
+        shrink=multiple_of("spatial", video.spatial_compression_ratio, rules.spatial_stride, spec),
         missing_caption="skip" if to_look and config.missing_caption == "error" else config.missing_caption,
+        missing_caption_text=config.missing_caption_text,
         validation_fraction=config.validation_fraction,
         seed=config.seed,
     )
-    sources = [Source(dataset.path, dataset.trigger) for dataset in config.datasets]
-    try:
-        library = scan(sources, spec.rules, settings, cache / "index.json", progress)
-    except OSError as error:
-        raise VideotuneError(f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere.") from error
-    if not library.windows and not to_look:
-        reasons = "\n".join(f"  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10])
-        raise DoesNotFit(f"no clip can be trained on:\n{reasons}")
-    shaped = buckets(library)
+
+
+def multiple_of(kind: str, ratio: int | None, own: int, spec: FamilySpec) -> int:
+    """How many times the VAE's own compression ratio the config asks for; 1 where it asks for none.
+
+    Raises VideotuneError below the VAE's own, and where it is no whole multiple.
+    """
+    if ratio is None:
+        return 1
+    if ratio < own or ratio % own:
+        what = "below it" if ratio < own else "no whole multiple of it"
+        raise VideotuneError(
+            f"video_config.{kind}_compression_ratio: the VAE of {spec.title} has {own}, and {ratio} is {what}. "
+            f"Leave it out, or set {own}, {2 * own}, {3 * own} …"
+        )
+    return ratio // own
+
+
+def mixes(shaped: Mapping[ClipShape, Sequence[Window]]) -> bool:
+    """Whether there are images and videos."""
+    return len({shape.frames == 1 for shape in shaped}) == 2
+
+
+def make_schedule(config: Config, shaped: Mapping[ClipShape, Sequence[Window]]) -> tuple[Schedule, list[str]]:
+    """The schedule over the buckets, and what is to be said of the batch.
+
+    Where images and videos are mixed, a step of a video bucket takes fewer samples, as the multiplier says.
+    """
+    given = config.video_config.video_batch_size_multiplier
+    mixed = mixes(shaped)
+    fewer = max(1, math.floor(config.batch_size * given))
+    each = [fewer if mixed and shape.frames > 1 else config.batch_size for shape in shaped]
+    batches = tuple(batch * config.gradient_accumulation_steps for batch in each)
     sizes = tuple(len(bucket) for bucket in shaped.values())
-    batch = config.batch_size * config.gradient_accumulation_steps
-    steps, arithmetic = total_steps(config, sum(sizes))
-    return Job(
-        resolved=resolved,
-        spec=spec,
-        base=base,
-        library=library,
-        shapes=tuple(shaped),
-        buckets=tuple(tuple(bucket) for bucket in shaped.values()),
-        schedule=Schedule(config.seed, sizes or (1,), batch, config.shuffle),
-        steps=steps,
-        cache=cache,
-        notes=(*library.notes, *((arithmetic,) if arithmetic else ())),
-    )
+    notes = []
+    if mixed and fewer != config.batch_size:
+        notes.append(
+            f"images and videos are mixed: a step takes {config.batch_size} images or {fewer} videos "
+            f"(video_batch_size_multiplier {given:g})"
+        )
+    return Schedule(config.seed, sizes or (1,), batches or (config.batch_size,), config.shuffle), notes
 
 
 def refuse_skips(job: Job, allow: str | None) -> None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 
 from videotune.adapters.lora import LoraSettings
 from videotune.cache.batches import Source, assemble
-from videotune.cache.encode import cut_captions, fill, missing
+from videotune.cache.encode import FillReport, cut_captions, fill, frames_of, missing, to_model
 from videotune.cache.store import Store
 from videotune.config.schema import Config
+from videotune.data.facts import Facts
+from videotune.data.workers import Workers
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.families.find import find, place
-from videotune.run.console import bar, say
+from videotune.monitor.ruler import spread
+from videotune.run.console import bar, clock, say
 from videotune.run.job import Job
 from videotune.sampling.preview import SampleSettings
-from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, Window
+from videotune.types import PLAIN, BasePlace, Batch, ClipShape, Family, FamilySpec, Moments, Take, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
@@ -71,29 +75,61 @@ def prompts_of(job: Job) -> list[str]:
     return [captions[i * len(captions) // count] for i in range(count)]
 
 
-def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:
-    """Encode what the cache lacks: every caption, the empty one, ``extra`` prompts, every window."""
+def takes_of(job: Job) -> list[tuple[Window, int]]:
+    """The (window, variant) pairs that a run reads from the cache.
+
+    A training window that varies has as many as ``variants`` says (none for 0: then each view is encoded anew); what
+    validation and the ruler's probe look at has nothing drawn.
+    """
+    variants, pairs = job.config.video_config.variants, []
+    for window in job.library.windows:
+        pairs += [(window, variant) for variant in (range(variants) if window.varies else (0,))]
+    plain = (*spread(job.library.windows), *job.library.held_out_windows)
+    return [*pairs, *((window, PLAIN) for window in plain)]
+
+
+def captions_of(job: Job, extra: Sequence[str] = ()) -> list[str]:
+    """Every text that a run feeds: the clips' captions, the empty one, and ``extra`` prompts."""
     captions = [caption for clip in job.library.clips for caption in clip.captions]
-    windows = (*job.library.windows, *job.library.held_out_windows)
-    prints, tokens = family.fingerprints(), job.spec.text_tokens
-    todo = missing(store, prints, tokens, [*captions, "", *extra], windows)
+    return list(dict.fromkeys([*captions, "", *extra]))
+
+
+def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:
+    """Encode what the cache lacks: every caption, the empty one, ``extra`` prompts, every take of every window."""
+    prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
+    captions = captions_of(job, extra)
+    todo = missing(store, prints, tokens, captions, takes_of(job), seed)
     if todo:
-        with bar("encoding") as progress:
-            fill(
+        threads = job.config.dataloader_threads
+        with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
+            report = fill(
                 family,
                 store,
                 todo,
                 job.library.facts,
-                job.config.dataloader_threads,
+                seed,
+                workers,
                 lambda what, done, total: progress.update(done, total, what),
             )
-        say(f"encoded {len(todo.captions)} captions and {len(todo.windows)} windows into {store.folder}")
-    cut = cut_captions(store, prints["text_encoder"], tokens, list(dict.fromkeys([*captions, *extra])))
+        say(f"encoded {report.captions} captions and {report.takes} windows into {store.folder} {waiting(report)}")
+    for note in store.notes:
+        say(f"note: {note}")
+    cut = [text for text in cut_captions(store, prints["text_encoder"], tokens, captions) if text]
     if cut:
         say(
             f"warning: {len(cut)} captions are longer than the {tokens} tokens that {job.spec.title} reads and are cut,"
         )
         say(f"  the first begins {cut[0][:60]!r}")
+
+
+def waiting(report: FillReport) -> str:
+    """How long it took, and whether it waited for frames; dataloader_threads is the remedy."""
+    text = f"in {clock(report.seconds)}"
+    if report.seconds > 5 and report.waited > 0.2 * report.seconds:
+        return (
+            f"{text}; {report.waited / report.seconds:.0%} of it waiting for frames: more dataloader_threads would help"
+        )
+    return text
 
 
 def make_source(job: Job, family: Family, store: Store, loss: Objective) -> Source:
@@ -108,12 +144,22 @@ def make_source(job: Job, family: Family, store: Store, loss: Objective) -> Sour
         schedule=job.schedule,
         objective=loss,
         caption_dropout=job.config.caption_dropout,
+        variants=job.config.video_config.variants,
+        frame_dropout=job.config.video_config.frame_dropout_probability,
+        patch_frames=job.spec.patch[0],
+        sizes={name: (facts.width, facts.height) for name, facts in job.library.facts.items()},
+        encode=lambda take: encode_take(family, take, job.library.facts),
     )
+
+
+def encode_take(family: Family, take: Take, facts: Mapping[str, Facts]) -> Moments:
+    """A take's latents, decoded and encoded now: what ``variants`` 0 does for each view."""
+    return family.encode_video(to_model(frames_of(take, facts)))
 
 
 def plain_batch(source: Source, window: Window) -> Batch:
     """A window alone with its first caption, nothing dropped: what the ruler reads."""
-    return assemble(source, [window], [source.clips[window.clip_id].captions[0]], [source.latents(window, window.id)])
+    return assemble(source, [window], [source.clips[window.clip_id].captions[0]], [source.plain(window)])
 
 
 def sample_settings(config: Config, spec: FamilySpec, usual: ClipShape) -> SampleSettings:

@@ -48,7 +48,7 @@ def make_plan(job: Job) -> dict[str, Any]:
         "device": None,
         "host": None,
         "remedies": [],
-        "effective_batch": job.schedule.batch,
+        "effective_batch": job.effective_batch,
         "micro_batch": config.batch_size,
         "steps": job.steps,
         "clips": totals(job.library),

@@ -199,7 +199,7 @@ def announce(trainer: Trainer, resume: bool) -> None:
         trainer.journal.event(
             "start",
             steps=job.steps,
-            effective_batch=job.schedule.batch,
+            effective_batch=job.effective_batch,
             device=str(next(trainer.net.parameters()).device),
             versions=versions(),
             clips=totals(job.library),
@@ -264,7 +264,9 @@ def make_records(trainer: Trainer) -> Iterator[StepRecord]:
         stream(trainer.source, trainer.first, job.steps, config.dataloader_threads),
         list(trainer.parameters.values()),
         trainer.optimizer,
-        StepSettings(config.batch_size, config.max_grad_norm, config.seed if config.lora.dropout else None),
+        StepSettings(
+            config.gradient_accumulation_steps, config.max_grad_norm, config.seed if config.lora.dropout else None
+        ),
         RateSettings(config.learning_rate, config.learning_rate_scheduler, warmup, job.steps),
     )
 
@@ -307,7 +309,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
             )
     else:
         trainer.skipped_in_a_row = 0
-    views = record.step * trainer.job.schedule.batch / len(trainer.job.library.windows)
+    views = trainer.job.views_at(record.step)
     progress.update(record.step, trainer.job.steps, f"loss {line['loss']:.4f}  {views:.1f} views a window")
 
 
@@ -321,7 +323,7 @@ def save(trainer: Trainer, step: int) -> None:
     """A checkpoint, and its line in the journal."""
     begun = time.perf_counter()
     trainer.journal.sync()
-    state = {"seed": trainer.job.config.seed, "effective_batch": trainer.job.schedule.batch}
+    state = {"seed": trainer.job.config.seed, "effective_batch": trainer.job.effective_batch}
     moments = optimizer_state(trainer.optimizer, trainer.parameters)
     saved = save_checkpoint(trainer.run, step, trainer.parameters, moments, state)
     seconds = round(time.perf_counter() - begun, 3)

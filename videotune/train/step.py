@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from videotune.adapters.lora import adapter_off
 from videotune.cache.batches import Prepared
-from videotune.diffusion.loss import denoising_loss
+from videotune.diffusion.loss import anchored_target, denoising_loss
 from videotune.diffusion.objective import Objective
 from videotune.randomness import seed32
 from videotune.types import Family
@@ -93,9 +94,12 @@ def by_t(t: Sequence[float], mse: Sequence[float], bands: int = 9) -> list[float
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Samples of one forward, the norm to clip to, and the seed of draws inside the network (None: it makes none)."""
+    """Micro-batches of a step, the norm to clip to, and the seed of draws inside the network (None: it makes none).
 
-    micro_batch: int
+    A count and no size, since buckets differ in the samples of a step.
+    """
+
+    accumulation: int
     max_grad_norm: float
     network_seed: int | None
 
@@ -113,16 +117,22 @@ def train_step(
 ) -> StepRecord:
     """Each micro-batch adds its sum over the step's sample count, so any split is the same step to rounding.
 
-    A non-finite gradient leaves weights and optimizer as they were.
+    Anchored samples first run through ``net`` without its adapter. A non-finite gradient leaves weights and optimizer as
+    they were.
     """
     device, total = parameters[0].device, len(prepared.batch)
     losses, mses, first = [], [], 0
-    for batch in prepared.batch.split(settings.micro_batch):
-        part = slice(first, first + len(batch))
+    for part in prepared.batch.split(-(-total // settings.accumulation)):
+        rows = slice(first, first + len(part))
+        t, noise = _to(prepared.t[rows], device), _to(prepared.noise[rows], device)
+        anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes]  # still on the host: nothing waits
+        batch, target = part.map(lambda x: _to(x, device)), None
+        if anchored:
+            with adapter_off(net):
+                target = anchored_target(family, net, objective, batch, t, noise, anchored)
         if settings.network_seed is not None:
             torch.manual_seed(seed32(settings.network_seed, "network", prepared.step, first))
-        t, noise = _to(prepared.t[part], device), _to(prepared.noise[part], device)
-        out = denoising_loss(family, net, objective, batch.map(lambda x: _to(x, device)), t, noise)
+        out = denoising_loss(family, net, objective, batch, t, noise, target)
         clock.mark("forward")
         share = out.loss * (len(batch) / total)
         share.backward()

@@ -1,0 +1,198 @@
+"""What the keys of a dataset do: its kind, its repeats, its weight in the loss, its own sizes and windows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from clips import noise, write_dataset
+from effects_kit import Lab, gradients, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
+
+from videotune.cache.batches import prepare
+from videotune.errors import VideotuneError
+from videotune.monitor.journal import read_journal
+from videotune.run.train import measure
+
+
+def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:
+    """So many clips of 32 x 32 that no other folder has."""
+    clips = {f"{name}-{chr(97 + i)}.mp4": noise(frames, 32, 32, seed=100 * ord(name[0]) + i) for i in range(count)}
+    return write_dataset(lab.tmp / name, clips, {}, fps=16)
+
+
+@pytest.mark.effect("datasets.repeats")
+def test_a_dataset_with_repeats_is_drawn_so_many_times(lab: Lab) -> None:
+    one, two = folder(lab, "one"), folder(lab, "two")
+
+    def drawn(repeats: int) -> dict[str, int]:
+        rows = [{"path": str(one), "repeats": repeats}, {"path": str(two)}]
+        trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "epochs": 1})
+        names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
+        seen = Counter(names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"])
+        exposure = trainer.job.exposure(trainer.job.steps)
+        assert max(exposure.windows.values()) == repeats
+        return dict(seen)
+
+    assert drawn(1) == {"one": 2, "two": 2}
+    assert drawn(3) == {"one": 6, "two": 2}
+
+
+@pytest.mark.effect("datasets.kind")
+def test_a_validation_dataset_is_measured_and_never_trained(lab: Lab) -> None:
+    one, two = folder(lab, "one"), folder(lab, "two")
+
+    def run(kind: str) -> tuple[set[str], int]:
+        rows = [{"path": str(one)}, {"path": str(two), "kind": kind}]
+        trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "epochs": 1})
+        names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
+        trained = {names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"]}
+        measure(trainer, 0)
+        reading = next(line for line in read_journal(trainer.run) if line["kind"] == "ruler")
+        return trained, (reading["held_out"] or {"windows": 0})["windows"]
+
+    assert run("train") == ({"one", "two"}, 0)
+    assert run("validation") == ({"one"}, 2)
+    trained, _ = run("regularization")
+    assert trained == {"one", "two"}
+
+
+@pytest.mark.effect("datasets.kind", "datasets.target")
+def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> None:
+    """Before the first step the adapter is nothing: held to the base the loss is exactly 0, held to the clips it is not."""
+    one = folder(lab, "one", 1)
+
+    def first_loss(row: dict[str, Any]) -> float:
+        trainer = trainer_of(in_cache(lab, "own"), {"datasets": [{"path": str(one), **row}], "steps": 2})
+        return run_steps(trainer, 1)[0]["loss"]
+
+    as_training = first_loss({})
+    assert as_training > 0.1
+    assert first_loss({"kind": "regularization"}) == 0
+    assert first_loss({"kind": "regularization", "target": "base"}) == 0
+    assert first_loss({"kind": "regularization", "target": "clip"}) == as_training
+    with pytest.raises(VideotuneError, match=r"datasets\.target.*regularization"):
+        first_loss({"target": "base"})
+
+
+@pytest.mark.effect("datasets.loss_weight")
+def test_a_samples_loss_is_multiplied(lab: Lab) -> None:
+    one = folder(lab, "one", 1)
+
+    def first_gradient(weight: float) -> torch.Tensor:
+        rows = [{"path": str(one), "loss_weight": weight}]
+        trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "max_grad_norm": 1e9})
+        with gradients(trainer) as seen:
+            run_steps(trainer, 1)
+        return torch.cat([gradient.flatten() for gradient in seen[0].values()])
+
+    torch.testing.assert_close(first_gradient(2.5), 2.5 * first_gradient(1.0), rtol=1e-3, atol=1e-8)
+    with pytest.raises(VideotuneError, match=r"datasets\.loss_weight.*never trained"):
+        job_of(lab, {"datasets": [{"path": str(one), "kind": "validation", "loss_weight": 2}]})
+
+
+@pytest.mark.effect("datasets.resolution")
+def test_a_dataset_has_its_own_resolution(lab: Lab) -> None:
+    one, two = folder(lab, "one", 1), folder(lab, "two", 1)
+
+    def sizes(resolution: str | None) -> list[tuple[int, ...]]:
+        rows = [{"path": str(one)}, {"path": str(two), "resolution": resolution}]
+        return [frames.shape[1:3] for frames in pixels(job_of(in_cache(lab, "own"), {"datasets": rows})).values()]
+
+    assert sizes(None) == [(32, 32), (32, 32)]
+    assert sizes("16x32") == [(32, 32), (16, 32)]
+
+
+@pytest.mark.effect("datasets.windows")
+def test_a_dataset_has_its_own_windows(lab: Lab) -> None:
+    one, two = folder(lab, "one", 1, 27), folder(lab, "two", 1, 27)
+
+    def counts(windows: str | None) -> list[int]:
+        rows = [{"path": str(one)}, {"path": str(two), "windows": windows}]
+        job = job_of(in_cache(lab, "own"), {"datasets": rows})
+        return [account.windows for account in job.library.accounts]
+
+    assert counts(None) == [3, 3]
+    assert counts("head") == [3, 1]
+
+
+@pytest.mark.effect("missing_caption_text")
+def test_clips_without_a_caption_take_the_text_that_is_given(lab: Lab) -> None:
+    data = write_dataset(lab.tmp / "data", {"a.mp4": noise(9, 32, 32)}, {"a.mp4": None}, fps=16)
+
+    def text(words: str) -> torch.Tensor:
+        knobs = {"missing_caption": "text", "missing_caption_text": words}
+        return prepare(source_of(in_cache(lab, "own"), knobs, data), 1).batch.cond.text
+
+    assert torch.equal(text("a film"), text_of(lab, "a film"))
+    assert torch.equal(text("a cartoon"), text_of(lab, "a cartoon"))
+    with pytest.raises(VideotuneError, match="belong together"):
+        job_of(lab, {"missing_caption": "text"}, data)
+
+
+@pytest.mark.effect("resize")
+def test_frames_are_cropped_padded_or_distorted(lab: Lab) -> None:
+    """A wide clip, its left half white, at a square size: what is seen of both halves."""
+    frames = np.zeros((9, 32, 64, 3), np.uint8)
+    frames[:, :, :32] = 255
+    data = write_dataset(lab.tmp / "data", {"a.mp4": frames}, {}, fps=16)
+
+    def seen(resize: str, variant: int = 0) -> np.ndarray:
+        job = job_of(in_cache(lab, "own"), {"resize": resize}, data)
+        (clip,) = pixels(job, variant).values()
+        assert clip.shape == (9, 32, 32, 3)
+        return clip[4, :, :, 0] > 127
+
+    assert seen("center").mean() == pytest.approx(0.5, abs=0.04)
+    assert seen("stretch").mean() == pytest.approx(0.5, abs=0.04)
+    padded = seen("pad")
+    assert not padded[:8].any()
+    assert not padded[24:].any()
+    assert padded[10:22, :15].all()
+    shares = {round(seen("random", variant).mean(), 2) for variant in range(4)}
+    assert len(shares) > 2, "a crop somewhere else for each variant"
+
+
+@pytest.mark.effect("resize")
+def test_what_is_padding_does_not_count(lab: Lab) -> None:
+    data = write_dataset(lab.tmp / "data", {"a.mp4": noise(9, 32, 64)}, {}, fps=16)
+    weights = {
+        resize: prepare(source_of(in_cache(lab, resize), {"resize": resize}, data), 1).batch.weight
+        for resize in ("pad", "center")
+    }
+    assert float(weights["center"].expand(1, 1, 3, 4, 4).mean()) == 1
+    assert weights["pad"][0, 0, 0].tolist() == [[0.0] * 4, [1.0] * 4, [1.0] * 4, [0.0] * 4]
+
+
+def still(path: Path, colour: int) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((32, 32, 3), colour, np.uint8)).save(path)
+    path.with_suffix(".txt").write_text("a picture", encoding="utf-8")
+
+
+@pytest.mark.effect("video_config.video_batch_size_multiplier")
+def test_videos_among_images_come_in_smaller_batches(lab: Lab) -> None:
+    data = folder(lab, "one", 3)
+    for i in range(6):
+        still(data / f"still{i}.png", 40 * i)
+
+    def batches(multiplier: float) -> dict[int, set[int]]:
+        knobs = {"batch_size": 4, "video_config.video_batch_size_multiplier": multiplier, "epochs": 4}
+        source = source_of(in_cache(lab, "own"), knobs, data)
+        found: dict[int, set[int]] = {}
+        for step in range(1, 13):
+            batch = prepare(source, step).batch
+            found.setdefault(batch.x0.shape[2], set()).add(len(batch))
+        return found
+
+    assert batches(0.5) == {3: {2}, 1: {4}}
+    assert batches(0.1) == {3: {1}, 1: {4}}
+    assert batches(1.0) == {3: {4}, 1: {4}}
+    alone = job_of(lab, {"batch_size": 4, "video_config.video_batch_size_multiplier": 0.25}, folder(lab, "two"))
+    assert alone.schedule.batches == (4,)
+    assert any("unused" in note for note in alone.notes)

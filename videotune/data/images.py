@@ -1,0 +1,153 @@
+"""An image file's facts and its pixels, upright and in sRGB, by Pillow."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .facts import MOST_PIXELS, ClipProblem, Facts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image as Picture
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+"""What counts as an image in a dataset folder (compared in lower case). A GIF may be one still picture."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+"""Pillow's readers that may look at a file: others (PostScript) run programs."""
+
+
+def probe_image(path: str | os.PathLike[str]) -> Facts:
+    """Read an image's facts; all of it is decoded once, so that a file cut short is found here. Raises ClipProblem."""
+    pixels, codec = _read(Path(path))
+    height, width = pixels.shape[:2]
+    return Facts(
+        path=str(path),
+        codec=codec,
+        width=width,
+        height=height,
+        rotation=0,
+        timestamps=(0.0,),
+        frame_seconds=0.0,
+        fps=0.0,
+        keyframes=(0,),
+        container="image",
+        still=True,
+    )
+
+
+def still_frame(facts: Facts) -> Any:
+    """The picture of a still clip as a PyAV frame (rgb24), upright; ClipProblem (decode_error) where it has changed."""
+    import av
+
+    try:
+        pixels, _ = _read(Path(facts.path))
+    except ClipProblem as problem:
+        raise ClipProblem("decode_error", f"frame 0 of 1: {problem.detail}") from problem
+    if pixels.shape[:2] != (facts.height, facts.width):
+        now = f"{pixels.shape[1]} × {pixels.shape[0]}"
+        raise ClipProblem("decode_error", f"frame 0 of 1 is {now} now, not {facts.width} × {facts.height}")
+    return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+
+
+def _read(path: Path) -> tuple[NDArray[np.uint8], str]:
+    """uint8 (H, W, 3) and the name of the format; ClipProblem, whatever is in the file."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's warnings of bombs: the limit here is our own
+            with Image.open(path, formats=FORMATS) as picture:
+                _refuse(picture)
+                picture.load()
+                return _pixels(picture), "jpeg" if picture.format == "MPO" else str(picture.format).lower()
+    except ClipProblem:
+        raise
+    except UnidentifiedImageError as error:
+        raise _unidentified(path) from error
+    except Image.DecompressionBombError as error:
+        raise ClipProblem(
+            "unreadable", f"it says that it has more than {MOST_PIXELS // 10**6} million pixels"
+        ) from error
+    except (OSError, MemoryError) as error:
+        raise ClipProblem("decode_error", f"the image is damaged or cut short ({_words(error)})") from error
+    except Exception as error:
+        # Pillow's readers are Python that meets bytes of any kind: SyntaxError, struct.error, KeyError, IndexError …
+        raise ClipProblem("decode_error", f"the image is damaged ({_words(error)})") from error
+
+
+def _words(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _unidentified(path: Path) -> ClipProblem:
+    """Why a file with an image's name is none."""
+    with path.open("rb") as stream:
+        head = stream.read(16)
+    if head[4:8] == b"ftyp" or head.startswith(b"\x1a\x45\xdf\xa3"):
+        return ClipProblem("not_a_video", "it is no image, whatever its name says; if it is a video, rename it to .mp4")
+    starts = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM", b"II*\0", b"MM\0*", b"GIF8")
+    if head.startswith(starts):
+        return ClipProblem("unreadable", "the image's header is damaged or cut short")
+    return ClipProblem("not_a_video", "its bytes are no image, whatever its name says")
+
+
+def _refuse(picture: Picture) -> None:
+    """ClipProblem for what is several pictures, and for what is too large, before a pixel is decoded."""
+    if picture.width * picture.height > MOST_PIXELS:
+        size = f"{picture.width} × {picture.height}"
+        raise ClipProblem(
+            "unreadable", f"it says that it has {size} pixels; at most {MOST_PIXELS // 10**6} million are read"
+        )
+    count = getattr(picture, "n_frames", 1)
+    if count > 1 and picture.format == "TIFF":
+        raise ClipProblem("not_a_video", f"it holds {count} pages; save the one that is meant as a file of its own")
+    if count > 1 and picture.format != "MPO":  # cameras' MPO is a JPEG with further views behind the picture
+        hint = "convert it to an .mp4 (ffmpeg -i NAME NAME.mp4) to train on its motion"
+        raise ClipProblem("not_a_video", f"it is an animation of {count} frames; {hint}")
+
+
+def _pixels(picture: Picture) -> NDArray[np.uint8]:
+    """uint8 (H, W, 3): upright by the EXIF orientation, in sRGB; an alpha channel is left out, as a video's is."""
+    from PIL import ImageOps
+
+    profile = picture.info.get("icc_profile")
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I;16"):  # Pillow's own way to 8 bits cuts brightness off
+        grey = np.asarray(picture).astype(np.uint32)
+        return np.repeat(((grey * 255 + 32767) // 65535).astype(np.uint8)[..., None], 3, axis=2)
+    if picture.mode in ("I", "F"):
+        raise ClipProblem("decode_error", "its 32-bit brightness has no defined white; save it with 8 or 16 bits")
+    if picture.mode in ("P", "PA", "RGBa", "RGBA", "RGBX"):
+        picture = picture.convert("RGBA").convert("RGB")
+    elif picture.mode in ("1", "LA"):
+        picture = picture.convert("L")
+    return np.asarray(_to_srgb(picture, profile).convert("RGB"))
+
+
+def _to_srgb(picture: Picture, profile: bytes | None) -> Picture:
+    """The picture in sRGB; a profile that is damaged or belongs to other channels is passed over, as browsers do."""
+    from PIL import ImageCms
+
+    if not profile:
+        return picture
+    try:
+        return (
+            ImageCms.profileToProfile(
+                picture,
+                ImageCms.ImageCmsProfile(BytesIO(profile)),
+                ImageCms.createProfile("sRGB"),
+                renderingIntent=ImageCms.Intent.RELATIVE_COLORIMETRIC,
+                outputMode="RGB",
+                flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
+            )
+            or picture
+        )
+    except (ImageCms.PyCMSError, OSError, ValueError):
+        return picture

@@ -1,0 +1,132 @@
+"""``check --contact-sheet``: pictures of every clip as it is trained, on sheets and on a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from videotune.data.facts import ClipProblem
+from videotune.data.windows import take
+from videotune.data.workers import Workers, default_workers
+from videotune.files import write_text, write_whole
+from videotune.report.dataset import dataset_page
+from videotune.run.console import bar
+from videotune.run.job import Job
+from videotune.types import PLAIN, Clip, Window
+
+THUMB = 160
+"""Height of a picture on the page and on a sheet, in pixels."""
+
+ROWS = 20
+"""Clips on a sheet."""
+
+GAP, LABEL = 6, 360
+"""Pixels between pictures, and for the words beside them."""
+
+
+def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Write index.html, sheet-001.jpg … and the single pictures into ``folder``; returns clips that could not be decoded.
+
+    A clip's three pictures are the first frame of its first window, the middle one of the middle window and the last one
+    of its last window: cropped, resized and at the times that training shows.
+    """
+    (folder / "clips").mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, list[str]] = {}
+    failed: dict[str, str] = {}
+    rows: list[tuple[str, list[Any]]] = []
+    sheet = 0
+    with bar("pictures") as progress:
+        for done, (clip, shots) in enumerate(_shots(job, default_workers()), 1):
+            progress.update(done, len(job.library.clips))
+            if isinstance(shots, ClipProblem):
+                failed[clip.path] = f"{shots.reason}: {shots.detail}"
+                continue
+            images = [_thumb(frame) for frame in shots]
+            pictures[clip.path] = [_save(image, folder, clip, i) for i, image in enumerate(images)]
+            rows.append((_label(clip, account), images))
+            if len(rows) == ROWS:
+                sheet += 1
+                _save_sheet(rows, folder / f"sheet-{sheet:03d}.jpg")
+                rows = []
+    if rows:
+        _save_sheet(rows, folder / f"sheet-{sheet + 1:03d}.jpg")
+    title = f"Clips of {Path(job.config.datasets[0].path).name}"
+    write_text(folder / "index.html", dataset_page(title, account, pictures), durable=False)
+    return failed
+
+
+def _shots(job: Job, workers: Workers) -> Iterator[tuple[Clip, list[np.ndarray] | ClipProblem]]:
+    """Each clip with its three frames uint8 (H, W, 3), decoded a few clips ahead; a ClipProblem where that fails."""
+    windows: dict[str, list[Window]] = {}
+    for window in (*job.library.windows, *job.library.held_out_windows):
+        windows.setdefault(window.clip_id, []).append(window)
+
+    def tasks() -> Iterator[tuple[str, dict[str, Any]]]:
+        for clip in job.library.clips:
+            yield "decode", _words(job, windows[clip.id])
+
+    answers = workers.ordered(tasks(), ahead=2 * workers.count)
+    for clip, answer in zip(job.library.clips, answers, strict=True):
+        yield clip, answer if isinstance(answer, ClipProblem) else list(answer)
+
+
+def _words(job: Job, windows: Sequence[Window]) -> dict[str, Any]:
+    """What to decode of a clip."""
+    first, middle, last = windows[0], windows[len(windows) // 2], windows[-1]
+    times = [take(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
+    shape = first.shape
+    return {
+        "facts": job.library.facts[first.clip_id].to_json(),
+        "times": [times[0][0], times[1][len(times[1]) // 2], times[2][-1]],
+        "height": shape.height,
+        "width": shape.width,
+        "resize": first.resize,
+        "place": [0.5, 0.5],
+    }
+
+
+def _thumb(frame: np.ndarray) -> Any:
+    from PIL import Image
+
+    image = Image.fromarray(frame)
+    wide = max(1, round(image.width * THUMB / image.height))
+    return image.resize((min(wide, 4 * THUMB), THUMB), Image.Resampling.LANCZOS)
+
+
+def _save(image: Any, folder: Path, clip: Clip, index: int) -> str:
+    name = f"clips/{clip.id[:16]}-{('first', 'middle', 'last')[index]}.jpg"
+    write_whole(folder / name, lambda aside: image.save(aside, quality=88), durable=False)
+    return name
+
+
+def _label(clip: Clip, account: Mapping[str, Any]) -> str:
+    row = next(row for row in account["clips"] if row["path"] == clip.path)
+    state = "used" if row["used"] else "held out"
+    rate = "image" if row["source_fps"] is None else f"{row['source_fps']:.4g} fps"
+    words = [
+        Path(clip.path).name,
+        f"{state}, {row['shape']}, {row['windows']} windows",
+        f"source {row['width']}x{row['height']}, {rate}",
+    ]
+    return "\n".join([*words, *row["warnings"][:2]])
+
+
+def _save_sheet(rows: Sequence[tuple[str, Sequence[Any]]], path: Path) -> None:
+    """One picture with a row for each clip: its words, then its frames."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    wide = LABEL + max(sum(image.width + GAP for image in images) for _, images in rows)
+    sheet = Image.new("RGB", (wide, len(rows) * (THUMB + GAP) + GAP), "#1c1e21")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    for number, (label, images) in enumerate(rows):
+        top, left = GAP + number * (THUMB + GAP), LABEL
+        words = "\n".join(part for line in label.split("\n") for part in re.findall(r".{1,48}", line))
+        pen.multiline_text((GAP, top), words, fill="#e8e8e4", font=font)
+        for image in images:
+            sheet.paste(image, (left, top))
+            left += image.width + GAP
+    write_whole(path, lambda aside: sheet.save(aside, quality=90), durable=False)
