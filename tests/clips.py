@@ -113,3 +113,12 @@ def write_dataset(
             (folder / "captions").mkdir(exist_ok=True)
             (folder / "captions" / f"{path.stem}.txt").write_text(caption, encoding="utf-8")
     return folder
+
+
+def write_image(path: Path, pixels: np.ndarray, **how: object) -> Path:
+    """Write uint8 (H, W, 3) as an image of the suffix's format by Pillow, whose ``save`` takes ``how``."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, **how)
+    return path

@@ -97,6 +97,13 @@ def test_a_cut_between_dark_shots_is_found(tmp_path: Path) -> None:
     assert seen(tmp_path / "a.mp4", frames).cuts == (1.0,)
 
 
+def test_bars_and_a_logo_hide_no_cut(tmp_path: Path) -> None:
+    frames = shots([1, 2, 3], 24)
+    frames[:, :14], frames[:, -14:] = 0, 0
+    frames[:, 20:30, 120:150:2] = 255
+    assert seen(tmp_path / "a.mp4", frames).cuts == (1.0, 2.0)
+
+
 def _flash(frames: np.ndarray) -> np.ndarray:
     frames[20:23] = 255
     return frames

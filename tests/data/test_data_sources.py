@@ -3,6 +3,7 @@
 import base64
 import time
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -17,12 +18,24 @@ from videotune.data.sources import NamedClip, group, near_duplicates
 from videotune.toy.dataset import write_dataset
 
 ROOT = Path("/data/set")
+CAMERAS = [
+    "IMG_0001",
+    "DSC_0001",
+    "DSCN-0001",
+    "MVI_1001",
+    "GOPR_0001",
+    "GX_0001",
+    "GH010023_01",
+    "VID_20240101_120001",
+]
+CAMERAS += ["PXL_20240101_1200", "DJI_0001", "MOV_001", "CLIP_001", "video_001", "video_clip_001", "2024-01-01_001"]
+CAMERAS += ["20240101_001", "scene001", "clip_001"]
 
 
 def names(*files: str) -> list[str]:
     """The sources of files by name alone, without the dataset's folder."""
     found, _ = group([NamedClip(ROOT / file, ROOT, 5.0) for file in files])
-    return [name.removeprefix("set/").removeprefix("./") for name in found]
+    return [name.removeprefix("set/") for name in found]
 
 
 def filmed(path: Path, frames: np.ndarray, fps: float = 24, **how: object) -> NamedClip:
@@ -51,8 +64,7 @@ def test_a_camera_clip_that_was_split_keeps_together_and_apart_from_others() -> 
 
 @pytest.mark.parametrize(
     "first",
-    "IMG_0001 DSC_0001 DSCN-0001 MVI_1001 GOPR_0001 GX_0001 GH010023_01 VID_20240101_120001 PXL_20240101_1200 DJI_0001 MOV_001 "
-    "CLIP_001 video_001 video_clip_001 2024-01-01_001 20240101_001 scene001 clip_001".split(),
+    CAMERAS,
 )
 def test_numbers_of_cameras_and_dates_are_no_cuts(first: str) -> None:
     second = first[:-1] + "7"
@@ -106,7 +118,7 @@ def test_back_to_back_chunks_are_one_source_and_no_duplicates(tmp_path: Path) ->
     whole = pan(5, [i * 2.0 for i in range(96)])
     clips = [
         filmed(tmp_path / f"{name}.mp4", whole[i * 24 : i * 24 + 24])
-        for i, name in enumerate("hund katze maus tier".split())
+        for i, name in enumerate(["hund", "katze", "maus", "tier"])
     ]
     assert len(set(group(clips)[0])) == 1
     assert near_duplicates(clips) == []
@@ -172,7 +184,7 @@ def test_a_thousand_unrelated_clips_stay_apart_and_are_compared_within_seconds()
 def test_a_thousand_copies_are_one_source_with_one_pair_each() -> None:
     rows = signatures(np.random.default_rng(0), 3)
     clips = named(np.tile(rows, (300, 1)))
-    assert set(group(clips)[0]) == {"set/./aaaa"} or set(group(clips)[0]) == {"set/aaaa"}
+    assert set(group(clips)[0]) == {"set/aaaa"}
     assert near_duplicates(clips) == [(0, i) for i in range(1, 300)]
 
 
@@ -195,7 +207,7 @@ STEMS = st.text("ab_-0129 ", min_size=1, max_size=8) | st.sampled_from(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEMS, min_size=1, max_size=12, unique=True), st.randoms(), st.integers(0, 2**32 - 1))
-def test_sources_do_not_depend_on_the_order_of_clips(stems: list[str], random, seed: int) -> None:
+def test_sources_do_not_depend_on_the_order_of_clips(stems: list[str], random: Random, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = signatures(rng, 6)[rng.integers(0, 6, 3 * len(stems))]
     plain = named(rows)

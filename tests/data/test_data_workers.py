@@ -64,11 +64,21 @@ def until(true: Callable[[], Any], seconds: float = 20) -> Any:
     return value
 
 
+OTHERS: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Other tests of this process may have started the pool that the process shares."""
+    OTHERS.clear()
+    OTHERS.update(children())
+
+
 def children() -> set[int]:
-    """This process's children that are workers."""
+    """This process's children that are workers, but those that were there before the test."""
     found = set()
     for child in psutil.Process().children():
-        if "videotune.data.worker" in " ".join(child.cmdline()):
+        if child.pid not in OTHERS and "videotune.data.worker" in " ".join(child.cmdline()):
             found.add(child.pid)
     return found
 

@@ -9,10 +9,11 @@ from clips import dot_places, moving_dot, noise, numbered, read_numbers, write_c
 
 from videotune.data.account import totals
 from videotune.data.decode import decode
+from videotune.data.laying import lay
 from videotune.data.library import LibrarySettings, Source, scan
 from videotune.data.probe import probe
-from videotune.data.windows import WindowSettings, frames_at, lay, window_times
-from videotune.types import VideoRules
+from videotune.data.windows import WindowSettings, frames_at, take
+from videotune.types import PLAIN, VideoRules
 
 RULES = VideoRules(4, 1, 16, 16.0, 8, 4)
 RATES = {23.976: Fraction(24000, 1001)}
@@ -69,13 +70,13 @@ def test_diffusion_pipe_113_no_clip_vanishes(tmp_path: Path) -> None:
     for i, count in enumerate([5, 8, 17, 33, 80]):
         write_clip(tmp_path / f"n{i}.mp4", noise(count, 64 + 2 * i, 96, seed=i), 16)
     (tmp_path / "broken.mp4").write_bytes((tmp_path / "n4.mp4").read_bytes()[:200])
-    settings = LibrarySettings(WindowSettings(), 64, "empty", 0.1)
+    settings = LibrarySettings(WindowSettings(), 64, missing_caption="empty")
     library = scan([Source(str(tmp_path))], RULES, settings)
     assert totals(library) == {"found": 6, "used": 5, "held_out": 0, "skipped": 1}
     planned = sum(account.frames for account in library.accounts)
     shapes = [(w.shape.height, w.shape.width) for w in library.windows]
     decoded = [
-        decode(library.facts[w.clip_id], window_times(w), *shape)
+        decode(library.facts[w.clip_id], take(w, PLAIN, 0).times, *shape)
         for w, shape in zip(library.windows, shapes, strict=True)
     ]
     assert sum(len(frames) for frames in decoded) == planned == 5 + 5 + 17 + 17 + 68
@@ -86,10 +87,10 @@ def test_decord_99_rotation_metadata(tmp_path: Path) -> None:
     upright = numbered(20, 96, 64)
     lying = np.rot90(upright, -1, axes=(1, 2))
     write_clip(tmp_path / "a.mp4", lying, 16, rotation=90)
-    library = scan([Source(str(tmp_path))], RULES, LibrarySettings(WindowSettings(), "96x64", "empty"))
+    library = scan([Source(str(tmp_path))], RULES, LibrarySettings(WindowSettings(), "96x64", missing_caption="empty"))
     window = library.windows[0]
     assert (window.shape.height, window.shape.width) == (96, 64)
-    frames = decode(library.facts[window.clip_id], window_times(window), 96, 64)
+    frames = decode(library.facts[window.clip_id], take(window, PLAIN, 0).times, 96, 64)
     assert read_numbers(frames) == list(range(17))
 
 
@@ -103,6 +104,6 @@ def test_simpletuner_2537_broken_files_have_reasons(tmp_path: Path) -> None:
             data[place] = rng.integers(256)
         (tmp_path / f"bad{i}.mp4").write_bytes(bytes(data[: rng.integers(1, len(data))]))
     (tmp_path / "random.mp4").write_bytes(rng.bytes(5000))
-    library = scan([Source(str(tmp_path))], RULES, LibrarySettings(WindowSettings(), 64, "empty"))
+    library = scan([Source(str(tmp_path))], RULES, LibrarySettings(WindowSettings(), 64, missing_caption="empty"))
     assert totals(library)["found"] == 14
     assert [clip.path for clip in library.clips][-1].endswith("good.mp4")

@@ -250,12 +250,13 @@ def _ask(
 
 
 def _covers(row: Any, words: Mapping[str, Any], facts: Facts) -> bool:
-    """Whether an answer in the index holds for these words; a longer stretch of the clip than asked for does."""
+    """Whether an answer in the index holds for these words: of the same stretch of the clip, so that no run before this
+    one decides what is seen."""
     if not isinstance(row, dict) or not {"answer", "problem"} & row.keys():  # damaged
         return False
     then, now = dict(row.get("words", {})), dict(words)
     reached, wanted = then.pop("until", 0.0), now.pop("until", 0.0)
-    return then == now and reached >= min(wanted, facts.seconds)
+    return then == now and min(reached, facts.seconds) == min(wanted, facts.seconds)
 
 
 def _outcome(answer: Any) -> Row:

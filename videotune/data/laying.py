@@ -149,7 +149,8 @@ def _side_by_side(lo: float, hi: float, settings: WindowSettings, rules: VideoRu
     stride = room.seconds(frames)
     if settings.windows == "slide":
         stride = (settings.window_stride or max(1, frames // 2)) / room.fps
-    count = 1 if settings.windows == "head" else math.floor((hi - lo - room.seconds(frames)) / stride + EPSILON) + 1
+    alone = settings.windows == "head" or frames < room.planned
+    count = 1 if alone else math.floor((hi - lo - room.seconds(frames)) / stride + EPSILON) + 1
     if settings.frame_sample_strategy == "random":
         return _random_starts(lo, hi, count, frames, settings, room)
     starts = [lo + k * stride for k in range(count)]

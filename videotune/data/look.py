@@ -48,7 +48,14 @@ CUT_RATIO = 3.0
 """A cut changes the picture so many times as much as the frames around do. A pan begins with 2.0; cuts have 4.6 and more."""
 
 CUT_LIKENESS = 0.3
-"""Shots on both sides of a cut have no details in common: correlation at most 0.14, within a shot at least 0.51 (8 fps)."""
+"""Shots on both sides of a cut have fewer details in common (``likeness``): at most 0.07, with the same bars and logo over
+both 0.27; within a shot 0.56 to 0.94 at 8 fps, 0.31 on a galloping horse."""
+
+BLOCKS = 5
+"""Rows and columns of blocks in which details are compared."""
+
+FLAT_DETAILS = 6.0
+"""A block (36 cells) whose details are shorter than this is flat: one level a cell."""
 
 CUT_SECONDS = 0.25
 """What comes back after so long was never gone: a flash, a flicker, a knock at the camera."""
@@ -118,7 +125,7 @@ def look(facts: Facts, until: float) -> Look:
 class Boundaries:
     """Whether the details of the picture outlive the boundary before a frame, for all frames but the first.
 
-    ``alike[i]`` is the greatest likeness (a correlation) between a frame shortly before frame i and one shortly from it on.
+    ``alike[i]`` is the greatest ``likeness`` between a frame shortly before frame i and one shortly from it on.
     """
 
     def __init__(self, stamps: Sequence[float]) -> None:
@@ -135,9 +142,9 @@ class Boundaries:
         while len(self._recent) > 2 * reach:
             self._recent.popleft()
         for earlier, other in list(self._recent)[:-1]:
-            likeness = float((details * other).sum())
+            alike = likeness(details, other)
             for boundary in range(max(earlier + 1, index - reach + 1), min(index, earlier + reach) + 1):
-                self.alike[boundary] = max(self.alike.get(boundary, -1.0), likeness)
+                self.alike[boundary] = max(self.alike.get(boundary, -1.0), alike)
 
 
 @dataclass
@@ -218,14 +225,27 @@ def shrunk(frame: Any, reformatter: Any) -> Picture:
 
 
 def fine_details(picture: Picture) -> Picture:
-    """The picture without what is broader than five cells, at unit length: independent of light, zero where it is flat."""
-    rows, columns = picture.shape
+    """What of a picture (30, 30) is finer than five cells, in 25 blocks (25, 36) at unit length; zero where it is flat.
+
+    Independent of the light: a lamp that goes out changes nothing.
+    """
     sums = np.pad(np.pad(picture, 2, mode="edge").cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-    broad = (sums[5:, 5:] - sums[:-5, 5:] - sums[5:, :-5] + sums[:-5, :-5])[:rows, :columns] / 25
-    fine = picture - broad
-    fine -= fine.mean()
-    length = float(np.linalg.norm(fine))
-    return np.asarray(fine / length if length > 1 else np.zeros_like(fine), np.float32)
+    fine = picture - (sums[5:, 5:] - sums[:-5, 5:] - sums[5:, :-5] + sums[:-5, :-5]) / 25
+    blocks = fine.reshape(BLOCKS, 6, BLOCKS, 6).transpose(0, 2, 1, 3).reshape(BLOCKS * BLOCKS, 36)
+    blocks -= blocks.mean(1, keepdims=True)
+    length = np.linalg.norm(blocks, axis=1, keepdims=True)
+    return np.asarray(np.where(length > FLAT_DETAILS, blocks / np.maximum(length, 1e-6), 0), np.float32)
+
+
+def likeness(one: Picture, other: Picture) -> float:
+    """How much of the details two pictures share, -1 to 1: the correlation that two thirds of their blocks exceed.
+
+    A third may agree by what lies over the film: bars, a logo, subtitles. Blocks flat in both say nothing; 1 where all are.
+    """
+    products = (one * other).sum(1)[(one.any(1)) | (other.any(1))]
+    if len(products) < 3:
+        return 1.0
+    return float(np.sort(products)[len(products) // 3])
 
 
 def find_cuts(changes: Sequence[float], alike: dict[int, float], gaps: Sequence[float]) -> list[int]:

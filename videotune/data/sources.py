@@ -246,8 +246,8 @@ class _Frames:
                 owner.append(i)
                 place.append(k if len(signatures) == 3 else 1)
         cells = GRID * GRID
-        raw = np.frombuffer(base64.b64decode("".join(texts)), np.uint8).reshape(len(texts), -1).astype(np.float32)
-        raw = raw if len(texts) else np.empty((0, cells * 3 // 2), np.float32)
+        raw = np.frombuffer(base64.b64decode("".join(texts)), np.uint8).astype(np.float32)
+        raw = raw.reshape(len(texts), cells + cells // 2)
         structure, plain = _structure(raw[:, :cells])
         mean = raw[:, :cells].mean(1)
         order = np.argsort(mean, kind="stable")

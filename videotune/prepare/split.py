@@ -288,9 +288,16 @@ def _encode(path: Path, facts: Facts, part: Scene, frames: Iterator[tuple[int, A
     reformatter = VideoReformatter()
     with av.open(str(path), "w") as container:
         rate = Fraction(facts.fps).limit_denominator(1001)
-        options = {"crf": QUALITY, "preset": "fast", **({"x264-params": "tff=1"} if facts.interlaced else {})}
+        # without B-frames each frame's duration in the file is its own, the last one's too
+        options = {"crf": QUALITY, "preset": "fast", "bf": "0"} | ({"x264-params": "tff=1"} if facts.interlaced else {})
         stream = container.add_stream("libx264", rate=rate, options=options)
-        context = stream.codec_context
+        context, shown = stream.codec_context, dict[int, int]()
+
+        def mux(packets: list[Any]) -> None:
+            for packet in packets:
+                packet.duration = shown[packet.pts]
+                container.mux(packet)
+
         for index, frame in frames:
             picture = _upright(frame, facts, reformatter)
             if index == part.first:
@@ -300,10 +307,10 @@ def _encode(path: Path, facts: Facts, part: Scene, frames: Iterator[tuple[int, A
                 context.colorspace, context.color_range = (1, 1) if rgb else (frame.colorspace, frame.color_range)
                 context.color_primaries, context.color_trc = frame.color_primaries, frame.color_trc
             picture.pts, picture.time_base = facts.tick(index) - facts.tick(part.first), context.time_base
-            picture.duration = _ticks_shown(facts, index)
+            shown[picture.pts] = _ticks_shown(facts, index)
             picture.pict_type = av.video.frame.PictureType.NONE  # the source's choice of keyframes is not ours
-            container.mux(stream.encode(picture))
-        container.mux(stream.encode())
+            mux(stream.encode(picture))
+        mux(stream.encode())
 
 
 def _ticks_shown(facts: Facts, index: int) -> int:

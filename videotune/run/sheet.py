@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def _save_sheet(rows: Sequence[tuple[str, Sequence[Any]]], path: Path) -> None:
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for number, (label, images) in enumerate(rows):
         top, left = GAP + number * (THUMB + GAP), LABEL
-        words = "\n".join(part for line in label.split("\n") for part in re.findall(r".{1,48}", line))
+        words = "\n".join(part for line in label.split("\n") for part in textwrap.wrap(line, 48))
         pen.multiline_text((GAP, top), words, fill="#e8e8e4", font=font)
         for image in images:
             sheet.paste(image, (left, top))

@@ -70,6 +70,7 @@ class Trainer:
     source: Source
     ruler: Ruler
     prompts: list[str]
+    captions: dict[str, tuple[str, ...]]
     journal: Journal
     first: int = 1
     skipped_in_a_row: int = 0
@@ -162,11 +163,18 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
         source=make_source(job, family, store, loss),
         ruler=Ruler(spread(job.library.held_out_windows), spread(job.library.windows), config.seed),
         prompts=prompts,
+        captions=captions_by_window(job),
         journal=Journal(run),
         first=first,
     )
     announce(trainer, resume)
     return trainer
+
+
+def captions_by_window(job: Job) -> dict[str, tuple[str, ...]]:
+    """Each training window's captions."""
+    captions = {clip.id: clip.captions for clip in job.library.clips}
+    return {window.id: captions[window.clip_id] for window in job.library.windows}
 
 
 def restore(run: Path, parameters: dict[str, nn.Parameter], optimizer: Any) -> int:
@@ -294,7 +302,7 @@ def due(step: int, every: int, last: int) -> bool:
 
 def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     """A step's line into the journal and the bar; too many non-finite steps in a row end the run."""
-    line = record.read()
+    line = record.read() | {"captions": caption_numbers(trainer, record)}
     trainer.journal.write(line)
     if line.get("skipped"):
         trainer.skipped_in_a_row += 1
@@ -311,6 +319,12 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
         trainer.skipped_in_a_row = 0
     views = trainer.job.views_at(record.step)
     progress.update(record.step, trainer.job.steps, f"loss {line['loss']:.4f}  {views:.1f} views a window")
+
+
+def caption_numbers(trainer: Trainer, record: StepRecord) -> list[int | None]:
+    """Which of its clip's captions each sample was fed, in the order of check.json; None: the empty one, by dropout."""
+    texts = [trainer.captions[name] for name in record.window_ids]
+    return [own.index(text) if text in own else None for own, text in zip(texts, record.captions, strict=True)]
 
 
 def step_of(trainer: Trainer) -> int:

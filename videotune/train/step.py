@@ -31,6 +31,7 @@ class StepRecord:
     t: Tensor
     lr: Mapping[str, float]
     window_ids: tuple[str, ...]
+    captions: tuple[str, ...]
     clock: Clock
 
     def read(self) -> dict[str, object]:
@@ -149,7 +150,9 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
     values, arrived = _send(torch.cat([torch.stack([loss, norm]), *mses]))
-    return StepRecord(prepared.step, values, arrived, prepared.t, lr, prepared.batch.window_ids, clock)
+    return StepRecord(
+        prepared.step, values, arrived, prepared.t, lr, prepared.batch.window_ids, prepared.batch.captions, clock
+    )
 
 
 def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:

@@ -1,0 +1,175 @@
+"""What reading clips costs, as ratios to the ffmpeg program in the same run.
+
+    python benchmarks/data.py decode [--rounds 5] [--threads 2] [--files h264-1080p …] [--json FILE]
+
+Both produce every frame of the same 60-second file at 16 frames a second as RGB24: ours by ``decode`` in windows of 81
+frames one after the other, as a cache is filled (one window in memory at a time); ffmpeg's by its fps, scale and crop
+filters into a pipe that is read to its end. The same number of threads, alternating rounds, the files in the page cache.
+Ratio = ffmpeg's seconds / ours: above 1 we are faster. ``cpu`` is the same of CPU seconds, which other work on the machine
+disturbs less. "640x352" is the size that ``resolution: 480`` gives to 16:9 (both scale); "832x480" of a 480p file is cropped
+only: ffmpeg then takes a converter that repeats colour samples, ours still interpolates them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from videotune.data.decode import Reader, decode
+from videotune.data.facts import Facts
+from videotune.data.probe import probe
+
+SECONDS, FPS, WINDOW = 60, 16, 81
+
+FILES = {
+    "h264-1080p": ("1920x1080", "h264-1080p.mp4", ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23"]),
+    "h264-480p": ("854x480", "h264-480p.mp4", ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23"]),
+    "vp9-480p": (
+        "854x480",
+        "vp9-480p.webm",
+        ["-c:v", "libvpx-vp9", "-deadline", "realtime", "-cpu-used", "8", "-b:v", "2M"],
+    ),
+    "mpeg4-480p": ("854x480", "mpeg4-480p.mp4", ["-c:v", "mpeg4", "-q:v", "4"]),
+}
+"""Name -> size, file name, encoder. The pictures are ffmpeg's test picture with noise, 30 frames a second."""
+
+CASES = [(name, 352, 640) for name in FILES] + [
+    ("h264-480p", 480, 832),
+    ("vp9-480p", 480, 832),
+    ("mpeg4-480p", 480, 832),
+]
+
+
+def make(folder: Path, name: str) -> Path:
+    """Write one of ``FILES``."""
+    size, file_name, encoder = FILES[name]
+    path = folder / file_name
+    picture = f"testsrc2=s={size}:r=30:d={SECONDS},noise=alls=8:allf=t"
+    command = ["ffmpeg", "-v", "error", "-y", "-f", "lavfi", "-i", picture, *encoder, "-pix_fmt", "yuv420p", str(path)]
+    subprocess.run(command, check=True)
+    return path
+
+
+def ours(facts: Facts, height: int, width: int, threads: int) -> int:
+    """Every frame by the product's own reader; how many."""
+    count = int(facts.seconds * FPS + 1e-6)
+    reader = Reader(facts, threads)
+    for first in range(0, count, WINDOW):
+        times = [i / FPS for i in range(first, min(count, first + WINDOW))]
+        decode(facts, times, height, width, reader=reader)
+    reader.close()
+    return count
+
+
+def theirs(path: Path, height: int, width: int, threads: int) -> int:
+    """Every frame by the ffmpeg program; how many."""
+    cover = f"fps={FPS},scale={width}:{height}:force_original_aspect_ratio=increase,crop={width}:{height}"
+    command = ["ffmpeg", "-v", "error", "-threads", str(threads), "-i", str(path)]
+    command += ["-filter_threads", str(threads), "-vf", cover, "-pix_fmt", "rgb24", "-f", "rawvideo", "-"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
+    assert process.stdout is not None
+    held, total = bytearray(1 << 20), 0
+    while got := process.stdout.readinto(held):  # type: ignore[attr-defined]
+        total += got
+    if process.wait():
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    return total // (height * width * 3)
+
+
+def clocked(work: Callable[[], int]) -> tuple[float, float, int]:
+    """(wall seconds, CPU seconds of this process and its children, what it returned)."""
+
+    def cpu() -> float:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(one.ru_utime + one.ru_stime for one in used)
+
+    begun, spent = time.perf_counter(), cpu()
+    result = work()
+    return time.perf_counter() - begun, cpu() - spent, result
+
+
+def bootstrap(ratios: Sequence[float], draws: int = 4000) -> tuple[float, float]:
+    """95 % interval of the median of the rounds' ratios."""
+    pick = random.Random(0)
+    medians = sorted(statistics.median(pick.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return medians[draws // 40], medians[-draws // 40]
+
+
+def decode_case(path: Path, height: int, width: int, rounds: int, threads: int) -> dict[str, Any]:
+    """One file at one size: seconds and ratios of alternating rounds; the first of each only warms."""
+    facts = probe(path)
+    sides: dict[str, Callable[[], int]] = {
+        "ours": lambda: ours(facts, height, width, threads),
+        "ffmpeg": lambda: theirs(path, height, width, threads),
+    }
+    walls, cpus = [], []
+    for index in range(rounds + 1):
+        order = list(sides) if index % 2 else list(reversed(sides))
+        took = {side: clocked(sides[side]) for side in order}
+        if took["ours"][2] != took["ffmpeg"][2]:
+            raise RuntimeError(f"{path.name}: {took['ours'][2]} frames are ours, {took['ffmpeg'][2]} ffmpeg's")
+        if index:
+            walls.append((took["ours"][0], took["ffmpeg"][0]))
+            cpus.append((took["ours"][1], took["ffmpeg"][1]))
+    ratios = [their / our for our, their in walls]
+    low, high = bootstrap(ratios)
+    return {
+        "size": f"{width}x{height}",
+        "ours_s": statistics.median(our for our, _ in walls),
+        "ffmpeg_s": statistics.median(their for _, their in walls),
+        "ratio": {"median": statistics.median(ratios), "low": low, "high": high, "allowed": 0.9, "rounds": ratios},
+        "cpu_ratio": statistics.median(their / our for our, their in cpus),
+    }
+
+
+def decode_part(words: argparse.Namespace) -> dict[str, Any]:
+    """Every file and size that was asked for."""
+    if shutil.which("ffmpeg") is None:
+        sys.exit("the ffmpeg program is not installed, and is what this compares with: apt-get install ffmpeg")
+    figures: dict[str, Any] = {"threads": words.threads, "rounds": words.rounds, "cases": {}}
+    with tempfile.TemporaryDirectory() as name:
+        paths = {file: make(Path(name), file) for file in words.files}
+        for file, height, width in CASES:
+            if file not in paths:
+                continue
+            case = decode_case(paths[file], height, width, words.rounds, words.threads)
+            figures["cases"][f"{file} to {case['size']}"] = case
+            ratio = case["ratio"]
+            print(
+                f"{file:>11} to {case['size']}: ours {case['ours_s']:6.2f} s, ffmpeg {case['ffmpeg_s']:6.2f} s, "
+                f"ratio {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}), cpu {case['cpu_ratio']:.2f}",
+                flush=True,
+            )
+    return figures
+
+
+PARTS = {"decode": decode_part}
+
+
+def main() -> None:
+    """Run one part and print its ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--files", nargs="+", choices=FILES, default=list(FILES))
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    words = parser.parse_args()
+    figures = PARTS[words.part](words)
+    if words.json:
+        words.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
