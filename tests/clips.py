@@ -27,11 +27,13 @@ def write_clip(
     times: Sequence[float] | None = None,
     colorspace: int | None = None,
     container_options: Mapping[str, str] | None = None,
+    field_order: int | None = None,
 ) -> Path:
     """Write uint8 frames (T, H, W, 3) at ``fps``, or at the given ``times`` in seconds (to 1/24000 s); returns ``path``.
 
     ``rotation`` is the container's counter-clockwise turn in degrees, ``aspect`` that of a pixel, ``colorspace`` swscale's
-    number of the matrix (1 is BT.709) that is used and declared.
+    number of the matrix (1 is BT.709) that is used and declared; ``field_order`` FFmpeg's number (2: the upper field first)
+    of frames that are two fields.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     rate = RATES[fps] if fps in RATES else Fraction(fps).limit_denominator(1001)
@@ -44,6 +46,8 @@ def write_clip(
             stream.codec_context.sample_aspect_ratio = aspect
         if colorspace is not None:
             stream.codec_context.colorspace = colorspace
+        if field_order is not None:
+            stream.codec_context.field_order = field_order
         if rotation is not None or hflip:
             stream.set_display_rotation(rotation or 0, hflip=hflip)
         if times is not None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from clips import noise, numbered, read_numbers, write_clip
 
-from videotune.data.decode import decode
+from videotune.data import decode as decode_module
+from videotune.data.decode import Reader, decode
 from videotune.data.probe import ClipProblem, probe
 
 FILES = {
@@ -218,3 +219,231 @@ def test_frames_that_are_not_there_are_an_error(tmp_path: Path) -> None:
         decode(facts, [0.0], 64, 96)
     with pytest.raises(ClipProblem, match="outside the clip"):
         decode(facts, [2.0], 64, 96)
+
+
+def gradient(height: int, width: int) -> np.ndarray:
+    """Red grows to the right, green downward: a pixel says where it comes from."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0] = np.linspace(0, 255, width)
+    pixels[..., 1] = np.linspace(0, 255, height)[:, None]
+    return pixels
+
+
+LOSSLESS: dict[str, Any] = {"codec": "png", "pix_fmt": "rgb24"}
+
+
+@pytest.mark.parametrize("resize", ["center", "random"])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (32, 96), (64, 128), (63, 51)])
+@pytest.mark.parametrize("place", [(0.5, 0.5), (0.0, 0.0), (1.0, 1.0), (0.25, 0.8)])
+def test_a_crop_lies_at_its_place(
+    tmp_path: Path, resize: str, height: int, width: int, place: tuple[float, float]
+) -> None:
+    whole = gradient(64, 128)
+    facts = probe(write_clip(tmp_path / "a.mov", np.stack([whole] * 2), **LOSSLESS))
+    shown = decode(facts, [0.0], height, width, resize=resize, place=place)[0].astype(float)
+    scale = max(height / 64, width / 128)
+    room = round(64 * scale) - height, round(128 * scale) - width
+    left, top = shown[height // 2, :4, 0].mean(), shown[:4, width // 2, 1].mean()
+    assert left == pytest.approx(255 * (place[1] * room[1] + 1.5) / (128 * scale - 1), abs=3)
+    assert top == pytest.approx(255 * (place[0] * room[0] + 1.5) / (64 * scale - 1), abs=4.5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (96, 128), (32, 96), (50, 71), (64, 128)])
+def test_pad_shows_all_of_it_on_black(tmp_path: Path, height: int, width: int) -> None:
+    white = np.full((2, 64, 128, 3), 255, np.uint8)
+    facts = probe(write_clip(tmp_path / "a.mov", white, **LOSSLESS))
+    shown = decode(facts, [0.0, 0.01], height, width, resize="pad")
+    scale = min(height / 64, width / 128)
+    high, wide = round(64 * scale), round(128 * scale)
+    light = shown[1, :, :, 0] == 255
+    assert (shown[1, :, :, 0][~light] == 0).all()
+    assert (light.any(1).sum(), light.any(0).sum(), light.sum()) == (high, wide, high * wide)
+    assert np.argmax(light.any(1)) == (height - high) // 2
+    assert np.argmax(light.any(0)) == (width - wide) // 2
+
+
+def test_stretch_gives_the_aspect_up(tmp_path: Path) -> None:
+    facts = probe(write_clip(tmp_path / "a.mp4", numbered(5, 64, 128)))
+    assert read_numbers(decode(facts, facts.timestamps, 96, 64, resize="stretch")) == list(range(5))
+    with pytest.raises(ValueError, match="it is one of center, random, pad, stretch"):
+        decode(facts, [0.0], 96, 64, resize="squeeze")
+
+
+@pytest.mark.parametrize("rotation", [90, 180, 270])
+@pytest.mark.parametrize("hflip", [False, True])
+@pytest.mark.parametrize("resize", ["center", "pad", "stretch"])
+def test_a_turned_picture_is_cropped_and_padded_upright(
+    tmp_path: Path, rotation: int, hflip: bool, resize: str
+) -> None:
+    upright = gradient(64, 128)
+    stored = np.rot90(np.fliplr(upright) if hflip else upright, -rotation // 90)
+    plain = probe(write_clip(tmp_path / "plain.mov", np.stack([upright] * 2), **LOSSLESS))
+    turned = probe(
+        write_clip(tmp_path / "turned.mov", np.stack([stored] * 2), rotation=rotation, hflip=hflip, **LOSSLESS)
+    )
+    expected = decode(plain, [0.0], 48, 64, resize=resize, place=(0.1, 0.9))
+    shown = decode(turned, [0.0], 48, 64, resize=resize, place=(0.1, 0.9))
+    assert np.abs(shown.astype(int) - expected).max() <= 3
+
+
+def test_any_order_and_repeats_in_one_pass(tmp_path: Path) -> None:
+    facts = probe(write_clip(tmp_path / "a.mp4", numbered(60), options={"bf": "2", "g": "12"}))
+    wish = [40, 3, 3, 59, 0, 17, 40, 16, 3]
+    assert read_numbers(decode(facts, [facts.timestamps[i] for i in wish], 64, 96)) == wish
+
+
+class Counting:
+    """Stands between the reader and the decoder and counts the frames that are decoded; the frames are real."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.frames, self.starts = 0, []
+        from_here, start = Reader._from_here, Reader._start
+
+        def counted(reader: Reader, stream: Any) -> Any:
+            for one in from_here(reader, stream):
+                self.frames += 1
+                yield one
+
+        def started(reader: Reader, key: int) -> None:
+            self.starts.append(key)
+            start(reader, key)
+
+        monkeypatch.setattr(Reader, "_from_here", counted)
+        monkeypatch.setattr(Reader, "_start", started)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.mov", "vp9.webm"])
+def test_frames_far_apart_are_reached_by_seeking(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = {"cpu-used": "8", "deadline": "realtime"} if name.endswith("webm") else {"bf": "2", "sc_threshold": "0"}
+    facts = probe(write_clip(tmp_path / name, numbered(400, 32, 48), options={"g": "20", **fast}))
+    count = Counting(monkeypatch)
+    wish = [395, 2, 121, 128, 250]
+    assert read_numbers(decode(facts, [facts.timestamps[i] for i in wish], 32, 48)) == wish
+    keys = facts.keyframes
+    assert count.starts == [max(k for k in keys if k <= i) for i in (2, 121, 250, 395)]
+    assert count.frames < 80
+
+
+def test_counted_files_are_decoded_from_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = probe(write_clip(tmp_path / "a.avi", numbered(100, 32, 48), options={"g": "10"}))
+    assert facts.counted
+    count = Counting(monkeypatch)
+    assert read_numbers(decode(facts, [facts.timestamps[i] for i in (3, 90)], 32, 48)) == [3, 90]
+    assert (count.starts, count.frames) == ([0], 91)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.avi", "a.webm"])
+def test_a_reader_goes_on_where_the_last_window_ended(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows one after the other cost one pass, also where the next begins with the frame that the last ended with."""
+    facts = probe(write_clip(tmp_path / name, numbered(90, 32, 48), options={"g": "90"}))
+    count = Counting(monkeypatch)
+    reader = Reader(facts, threads=1)
+    for first, last in [(0, 20), (20, 40), (39, 60), (62, 90)]:
+        shown = decode(facts, facts.timestamps[first:last], 32, 48, reader=reader)
+        assert read_numbers(shown) == list(range(first, last))
+    assert (count.starts, count.frames) == ([0], 90)
+    assert read_numbers(decode(facts, facts.timestamps[5:8], 32, 48, reader=reader)) == [5, 6, 7]
+    reader.close()
+    assert read_numbers(decode(facts, facts.timestamps[:2], 32, 48, reader=reader)) == [0, 1]
+    reader.close()
+    other = probe(write_clip(tmp_path / "b.mp4", numbered(3)))
+    with pytest.raises(ValueError, match="not "):
+        decode(other, [0.0], 32, 48, reader=reader)
+
+
+def test_a_reader_survives_a_frame_that_is_not_there(tmp_path: Path) -> None:
+    facts = probe(write_clip(tmp_path / "a.mp4", numbered(60), options={"g": "10"}))
+    write_clip(tmp_path / "a.mp4", numbered(40), options={"g": "10"})
+    reader = Reader(facts)
+    with pytest.raises(ClipProblem, match="frame 40 of 60 is not there"):
+        decode(facts, facts.timestamps[30:50], 64, 96, reader=reader)
+    assert read_numbers(decode(facts, facts.timestamps[20:30], 64, 96, reader=reader)) == list(range(20, 30))
+    reader.close()
+
+
+def test_an_index_that_leads_past_the_keyframe_is_no_obstacle(tmp_path: Path) -> None:
+    """Facts that call every frame a keyframe: decoding from there shows nothing or rubbish, the whole way is right."""
+    facts = probe(write_clip(tmp_path / "a.mp4", numbered(60), options={"g": "60", "bf": "0"}))
+    misled = decode_module.Facts(**(vars(facts) | {"keyframes": tuple(range(60))}))
+    assert read_numbers(decode(misled, facts.timestamps[40:45], 64, 96)) == list(range(40, 45))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_threads_give_the_same_pixels(tmp_path: Path, name: str) -> None:
+    facts = probe(write_clip(tmp_path / name, noise(30, 64, 96), **(FILES[name] | {"times": None})))
+    one = decode(facts, facts.timestamps[4:], 48, 80, threads=1)
+    for threads in (2, 4):
+        assert np.array_equal(one, decode(facts, facts.timestamps[4:], 48, 80, threads=threads))
+
+
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv420p10le", "yuv444p12le"])
+def test_a_declared_range_is_followed(tmp_path: Path, pix_fmt: str, limited: bool) -> None:
+    """The levels of a grey picture, written as they are and declared as limited or full."""
+    bits = 12 if "12" in pix_fmt else 10 if "10" in pix_fmt else 8
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        stream = container.add_stream("ffv1", rate=24)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, pix_fmt
+        stream.codec_context.color_range = 1 if limited else 2
+        for i in range(2):
+            frame = av.VideoFrame(64, 48, pix_fmt)
+            for plane, level in zip(frame.planes, (126, 128, 128), strict=True):
+                words = np.full(plane.buffer_size // (1 if bits == 8 else 2), level << (bits - 8))
+                plane.update(words.astype(np.uint8 if bits == 8 else np.uint16).tobytes())
+            frame.pts, frame.color_range = i, 1 if limited else 2
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    expected = (126 - 16) * 255 / 219 if limited else 126 * (256 / 255 if bits > 8 else 1)
+    shown = decode(probe(tmp_path / "a.mkv"), [0.0], 48, 64)
+    assert np.abs(shown.astype(float) - expected).max() <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qtrle.mov", {"codec": "qtrle", "pix_fmt": "rgb24"}),
+        ("twelve_bit.mkv", {"codec": "ffv1", "pix_fmt": "yuv444p12le"}),
+        ("hevc_twelve.mp4", {"codec": "libx265", "pix_fmt": "yuv420p12le", "options": {"x265-params": "log-level=none"}}),
+        ("sixteen.mkv", {"codec": "ffv1", "pix_fmt": "yuv422p16le"}),
+        ("rgb16.mov", {"codec": "png", "pix_fmt": "rgb48be"}),
+        ("alpha_vp9.webm", {"codec": "libvpx-vp9", "pix_fmt": "yuva420p", "options": {"cpu-used": "8"}}),
+        ("full_444.mp4", {"codec": "libx264", "pix_fmt": "yuvj444p"}),
+        ("mjpeg.mov", {"codec": "mjpeg", "pix_fmt": "yuvj422p"}),
+        ("nv12.mp4", {"codec": "libx264", "pix_fmt": "nv12"}),
+        ("av1.mp4", {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "lp=1"}}),
+    ],
+)
+def test_colours_of_rarer_formats(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    frames = np.broadcast_to(COLOUR, (3, 64, 64, 3))
+    facts = probe(write_clip(tmp_path / name, frames, **options))
+    assert np.abs(decode(facts, [0.0], 64, 64)[0].astype(int) - COLOUR).max() <= 4
+
+
+def test_a_palette_is_followed(tmp_path: Path) -> None:
+    indices = np.tile(np.arange(64, dtype=np.uint8) // 32, (48, 1))
+    palette = np.zeros((256, 4), np.uint8)
+    palette[0], palette[1] = (255, *COLOUR), (255, 10, 220, 90)
+    with av.open(str(tmp_path / "a.mov"), "w") as container:
+        stream = container.add_stream("png", rate=24)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "pal8"
+        for i in range(2):
+            frame = av.VideoFrame.from_ndarray((indices, palette), format="pal8")
+            frame.pts = i
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    shown = decode(probe(tmp_path / "a.mov"), [0.0], 48, 64)[0].astype(int)
+    assert np.abs(shown[:, :32] - COLOUR).max() <= 1
+    assert np.abs(shown[:, 32:] - (10, 220, 90)).max() <= 1
+
+
+def test_colour_is_interpolated_between_its_samples(tmp_path: Path) -> None:
+    """A slow ramp of colour in 4:2:0 comes back as a ramp at its own size, and not as pairs of equal columns."""
+    ramp = np.zeros((2, 64, 128, 3), np.uint8)
+    ramp[..., 0], ramp[..., 2] = np.linspace(40, 220, 128), np.linspace(220, 40, 128)
+    facts = probe(write_clip(tmp_path / "a.mkv", ramp, codec="ffv1"))
+    shown = decode(facts, [0.0], 64, 128)[0].astype(float)
+    assert np.abs(shown - ramp[0])[:, 4:-4].max() <= 3

@@ -1,14 +1,17 @@
 """Facts of real files: timestamps, sizes, rotation, and a reason code for everything that is no clip."""
 
 import json
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
-from clips import noise, numbered, write_clip
+from clips import RATES, noise, numbered, read_numbers, write_clip, write_image
 
+from videotune.data.decode import decode
 from videotune.data.probe import ClipProblem, Facts, probe, shown_at
 
 
@@ -150,3 +153,87 @@ def test_the_frame_on_screen() -> None:
     for outside in (-0.01, 0.2):
         with pytest.raises(ClipProblem, match="outside the clip"):
             shown_at(facts, [outside])
+
+
+def remux(source: Path, target: Path, change: Callable[[int, av.Packet], None]) -> Path:
+    """The same packets in another file, each changed."""
+    with av.open(str(source)) as old, av.open(str(target), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        for i, packet in enumerate(p for p in old.demux(video=0) if p.size):
+            packet.stream = stream
+            change(i, packet)
+            new.mux(packet)
+    return target
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+@pytest.mark.parametrize("fps", [8, 12, 15, 25, 29.97, 30, 50, 59.94, 60])
+def test_every_usual_rate(tmp_path: Path, suffix: str, fps: float) -> None:
+    rate = float(RATES.get(fps, Fraction(fps)))
+    facts = probe(write_clip(tmp_path / f"a{suffix}", numbered(40, 32, 48), fps, options={"bf": "2"}))
+    assert len(facts.timestamps) == 40
+    assert np.abs(np.array(facts.timestamps) - np.arange(40) / rate).max() <= 5.1e-4
+    assert facts.seconds == pytest.approx(40 / rate, abs=1e-6)
+
+
+@pytest.mark.parametrize("offset", [-7, -1, 5, 1000])
+def test_times_count_from_the_first_frame_wherever_the_clock_starts(tmp_path: Path, offset: int) -> None:
+    """Cuts that copy the stream begin below zero or far above it."""
+    write_clip(tmp_path / "a.mp4", numbered(30), options={"bf": "0", "g": "10"})
+
+    def shift(index: int, packet: av.Packet) -> None:
+        step = round(1 / 24 / packet.time_base)
+        packet.pts += offset * step
+        packet.dts += offset * step
+
+    facts = probe(remux(tmp_path / "a.mp4", tmp_path / "b.mkv", shift))
+    assert facts.timestamps[0] == 0
+    assert np.abs(np.array(facts.timestamps) - np.arange(30) / 24).max() < 2e-3
+    assert read_numbers(decode(facts, [i / 24 for i in (0, 7, 15, 29)], 64, 96)) == [0, 7, 15, 29]
+
+
+def test_a_stream_without_timestamps_is_counted(tmp_path: Path) -> None:
+    """MPEG-4 with B-frames in an AVI carries no times of presentation at all."""
+    facts = probe(write_clip(tmp_path / "a.avi", numbered(30), options={"bf": "2", "g": "10"}))
+    assert facts.counted
+    assert facts.timestamps == pytest.approx([i / 24 for i in range(30)])
+    assert read_numbers(decode(facts, [i / 24 for i in (0, 7, 15, 29)], 64, 96)) == [0, 7, 15, 29]
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv444p", "yuv420p10le", "yuv444p12le", "gray", "yuva420p", "bgra"])
+@pytest.mark.parametrize("size", [(63, 97), (64, 96), (2, 3), (1, 1)])
+def test_any_size_and_depth(tmp_path: Path, pix_fmt: str, size: tuple[int, int]) -> None:
+    path = write_clip(tmp_path / "a.mkv", np.full((2, *size, 3), 90, np.uint8), codec="ffv1", pix_fmt=pix_fmt)
+    facts = probe(path)
+    assert (facts.height, facts.width) == size
+    assert np.abs(decode(facts, [0.0], 16, 16).astype(int) - 90).max() <= 3
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "prores.mov", "mpeg4.avi", "raw.mov"])
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_two_fields_in_a_frame_are_said_and_stay_woven(tmp_path: Path, name: str, interlaced: bool) -> None:
+    """Odd lines white, even ones black, as two fields of a flashing light: the frame is shown as it is stored."""
+    frames = np.zeros((4, 64, 96, 3), np.uint8)
+    frames[:, 1::2] = 255
+    how: dict[str, Any] = {
+        "h264.mp4": {"options": {"x264-params": "tff=1" if interlaced else "interlaced=0", "crf": "1"}},
+        "prores.mov": {"codec": "prores", "pix_fmt": "yuv422p10le", "options": {"flags": "+ildct"} if interlaced else {}},
+        "mpeg4.avi": {"codec": "mpeg4", "options": {"flags": "+ildct+ilme"} if interlaced else {}},
+        "raw.mov": {"codec": "rawvideo", "pix_fmt": "uyvy422"},
+    }[name]
+    path = write_clip(tmp_path / name, frames, 25, **how, field_order=2 if interlaced else None)
+    facts = probe(path)
+    assert facts.interlaced is interlaced
+    assert Facts.from_json(facts.to_json()).interlaced is interlaced
+    shown = decode(facts, [0.0], 64, 96)[0].astype(int)
+    assert shown[1::2].mean() - shown[::2].mean() > 150
+
+
+@pytest.mark.parametrize("suffix", [".png", ".mp4", ".mov", ".webm"])
+def test_what_the_name_says_is_not_believed(tmp_path: Path, suffix: str) -> None:
+    """A video under an image's name and an image under a video's are refused, and said to be so."""
+    if suffix == ".png":
+        (tmp_path / "a.png").write_bytes(write_clip(tmp_path / "a.mp4", numbered(3)).read_bytes())
+    else:
+        (tmp_path / f"a{suffix}").write_bytes(write_image(tmp_path / "b.png", numbered(1)[0]).read_bytes())
+    assert reason_of(tmp_path / f"a{suffix}") == "not_a_video"

@@ -73,7 +73,8 @@ def scan(
 def _named(draft: Draft) -> NamedClip:
     look = draft.found.look
     assert not isinstance(look, ClipProblem)
-    return NamedClip(draft.found.file.path, draft.found.dataset.layout.root, draft.facts.seconds, look)
+    layout = draft.found.dataset.layout
+    return NamedClip(draft.found.file.path, layout.root, draft.facts.seconds, look, layout.name)
 
 
 def _twins(named: Sequence[NamedClip]) -> dict[str, str]:

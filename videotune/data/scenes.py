@@ -1,4 +1,4 @@
-"""Where a clip's scenes begin, exactly: every frame decoded, cuts found by PySceneDetect's adaptive detector, flashes left out."""
+"""Where a clip's scenes begin, exactly: every frame decoded, cuts by PySceneDetect's adaptive detector, flashes left out."""
 
 from __future__ import annotations
 

@@ -55,12 +55,16 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class NamedClip:
-    """A file of the dataset at ``root``, how long it plays, and a look at it where there was one."""
+    """A file of the dataset at ``root``, how long it plays, and a look at it where there was one.
+
+    ``dataset`` is the dataset's name wherever it lies (default: its folder's).
+    """
 
     path: Path
     root: Path
     seconds: float
     look: Look | None = None
+    dataset: str | None = None
 
 
 def group(clips: Sequence[NamedClip]) -> tuple[list[str], list[str]]:
@@ -159,7 +163,7 @@ def _folder(clip: NamedClip) -> str:
     """Where a clip lies, from the name of its dataset's folder on."""
     parent = clip.path.parent
     inside = parent.relative_to(clip.root) if parent.is_relative_to(clip.root) else parent
-    return (Path(clip.root.absolute().name) / inside).as_posix()
+    return (Path(clip.dataset or clip.root.absolute().name) / inside).as_posix()
 
 
 def _unmarked(stem: str) -> str:
