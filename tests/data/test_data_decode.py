@@ -313,9 +313,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.mov", "vp9.webm"])
-def test_frames_far_apart_are_reached_by_seeking(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_far_apart_are_reached_by_seeking(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = {"cpu-used": "8", "deadline": "realtime"} if name.endswith("webm") else {"bf": "2", "sc_threshold": "0"}
     facts = probe(write_clip(tmp_path / name, numbered(400, 32, 48), options={"g": "20", **fast}))
     count = Counting(monkeypatch)
@@ -407,7 +405,10 @@ def test_a_declared_range_is_followed(tmp_path: Path, pix_fmt: str, limited: boo
     [
         ("qtrle.mov", {"codec": "qtrle", "pix_fmt": "rgb24"}),
         ("twelve_bit.mkv", {"codec": "ffv1", "pix_fmt": "yuv444p12le"}),
-        ("hevc_twelve.mp4", {"codec": "libx265", "pix_fmt": "yuv420p12le", "options": {"x265-params": "log-level=none"}}),
+        (
+            "hevc_twelve.mp4",
+            {"codec": "libx265", "pix_fmt": "yuv420p12le", "options": {"x265-params": "log-level=none"}},
+        ),
         ("sixteen.mkv", {"codec": "ffv1", "pix_fmt": "yuv422p16le"}),
         ("rgb16.mov", {"codec": "png", "pix_fmt": "rgb48be"}),
         ("alpha_vp9.webm", {"codec": "libvpx-vp9", "pix_fmt": "yuva420p", "options": {"cpu-used": "8"}}),

@@ -32,8 +32,16 @@ def problem_of(path: Path) -> ClipProblem:
 
 @pytest.mark.parametrize(
     ("name", "codec", "tolerance"),
-    [("a.png", "png", 0), ("a.jpg", "jpeg", 12), ("a.JPEG", "jpeg", 12), ("a.webp", "webp", 14)]
-    + [("a.bmp", "bmp", 0), ("a.tif", "tiff", 0), ("a.tiff", "tiff", 0), ("a.gif", "gif", 0)],
+    [
+        ("a.png", "png", 0),
+        ("a.jpg", "jpeg", 12),
+        ("a.JPEG", "jpeg", 12),
+        ("a.webp", "webp", 14),
+        ("a.bmp", "bmp", 0),
+        ("a.tif", "tiff", 0),
+        ("a.tiff", "tiff", 0),
+        ("a.gif", "gif", 0),
+    ],
 )
 def test_every_format_is_one_still_frame(tmp_path: Path, name: str, codec: str, tolerance: int) -> None:
     how = {"quality": 95} if tolerance else {}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from clips import RATES, noise, numbered, read_numbers, write_clip, write_image
 
+from videotune.data import probe as probe_module
 from videotune.data.decode import decode
 from videotune.data.probe import ClipProblem, Facts, probe, shown_at
 
@@ -217,7 +218,11 @@ def test_two_fields_in_a_frame_are_said_and_stay_woven(tmp_path: Path, name: str
     frames[:, 1::2] = 255
     how: dict[str, Any] = {
         "h264.mp4": {"options": {"x264-params": "tff=1" if interlaced else "interlaced=0", "crf": "1"}},
-        "prores.mov": {"codec": "prores", "pix_fmt": "yuv422p10le", "options": {"flags": "+ildct"} if interlaced else {}},
+        "prores.mov": {
+            "codec": "prores",
+            "pix_fmt": "yuv422p10le",
+            "options": {"flags": "+ildct"} if interlaced else {},
+        },
         "mpeg4.avi": {"codec": "mpeg4", "options": {"flags": "+ildct+ilme"} if interlaced else {}},
         "raw.mov": {"codec": "rawvideo", "pix_fmt": "uyvy422"},
     }[name]
@@ -237,3 +242,22 @@ def test_what_the_name_says_is_not_believed(tmp_path: Path, suffix: str) -> None
     else:
         (tmp_path / f"a{suffix}").write_bytes(write_image(tmp_path / "b.png", numbered(1)[0]).read_bytes())
     assert reason_of(tmp_path / f"a{suffix}") == "not_a_video"
+
+
+def test_a_picture_far_too_long_and_narrow_is_refused(tmp_path: Path) -> None:
+    """Covering 512 × 512 with it would take half a gigapixel."""
+    facts = probe(write_clip(tmp_path / "a.mkv", np.zeros((2, 2, 4000, 3), np.uint8), codec="ffv1"))
+    with pytest.raises(ClipProblem, match="4000 × 2 cannot be cut to 512 × 512"):
+        decode(facts, [0.0], 512, 512)
+    assert decode(facts, [0.0], 512, 512, resize="pad").shape == (1, 512, 512, 3)
+
+
+def test_frames_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_clip(tmp_path / "a.mp4", numbered(3))
+    facts = probe(path)
+    monkeypatch.setattr(probe_module, "MOST_PIXELS", 64 * 96 - 1)
+    with pytest.raises(ClipProblem) as caught:
+        probe(path)
+    assert caught.value.reason == "decode_error"
+    with pytest.raises(ClipProblem, match="frame 0 of 3"):
+        decode(facts, [0.0], 64, 96)

@@ -99,7 +99,14 @@ def test_diffusion_pipe_513_49_frames_at_16_fps_are_49(tmp_path: Path, name: str
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "vp9.webm", "mpeg4.avi"])
 @pytest.mark.parametrize(
     ("count", "fps", "target", "expected"),
-    [(113, 23.976, 16, 75), (101, 23.976, 16, 67), (60, 24, 16, 40), (60, 24, 24, 60), (89, 16, 16, 89), (121, 30, 24, 96)],
+    [
+        (113, 23.976, 16, 75),
+        (101, 23.976, 16, 67),
+        (60, 24, 16, 40),
+        (60, 24, 24, 60),
+        (89, 16, 16, 89),
+        (121, 30, 24, 96),
+    ],
 )
 def test_diffusion_pipe_391_the_count_is_the_same_in_every_container(
     tmp_path: Path, name: str, count: int, fps: float, target: int, expected: int
@@ -110,5 +117,8 @@ def test_diffusion_pipe_391_the_count_is_the_same_in_every_container(
     assert frames_at(facts, target, 10) == expected
     shown = shown_at(facts, frame_times(0.0, expected, target))
     rate = float(RATES.get(fps, Fraction(fps)))
-    assert shown == [int(i / target * rate + 0.1 + 1e-6) for i in range(expected)]
+    exact = np.arange(expected) / target * rate + 0.1 + 1e-6  # the frame that has begun, or begins within a tenth
+    rounded = 0.0011 * rate if name.endswith(("mkv", "webm")) else 0.0
+    assert (np.floor(exact - rounded) <= shown).all()
+    assert (shown <= np.floor(exact + rounded)).all()
     assert shown[-1] <= count - 1

@@ -255,7 +255,7 @@ class _Reshape:
             hd = frame.height > 576 or frame.width >= 1280
             matrix = Colorspace.ITU709 if hd else Colorspace.ITU601
         # swscale writes planes with vector instructions and packed RGB without: the same values in a third of the time
-        planes = self.reformatter.reformat(
+        planes: Any = self.reformatter.reformat(
             frame, wide, high, "gbrp", src_colorspace=matrix, interpolation=self.how, threads=1
         ).planes
         first, *others = rows
