@@ -34,7 +34,10 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being encoded and how fast, how many are done, and how many there are."""
 
 AHEAD_BYTES = 512 * 2**20
-"""Frames that may be decoded and wait for the encoder; one take may always."""
+"""Frames that may be decoded and wait for the encoder; one group of takes may always."""
+
+GROUP_BYTES = 96 * 2**20
+"""Frames that are decoded in one pass."""
 
 
 @dataclass(frozen=True)
@@ -202,11 +205,11 @@ def to_model(frames: np.ndarray) -> Tensor:
     return torch.from_numpy(frames).permute(3, 0, 1, 2).float().div_(127.5).sub_(1.0)
 
 
-def decode_words(shown: Take, facts: Facts) -> dict[str, Any]:
-    """What the decoder is told: the words of a worker's task "decode"."""
-    shape = shown.window.shape
-    size = {"height": shape.height, "width": shape.width}
-    return {"facts": facts, "times": shown.times, **size, "resize": shown.window.resize, "place": shown.place}
+def decode_words(group: Sequence[Take], facts: Facts) -> dict[str, Any]:
+    """What the decoder is told of takes that share a picture: the words of a worker's task "decode"."""
+    first, times = group[0], tuple(time for shown in group for time in shown.times)
+    size = {"height": first.window.shape.height, "width": first.window.shape.width}
+    return {"facts": facts, "times": times, **size, "resize": first.window.resize, "place": first.place}
 
 
 def frames_of(shown: Take, facts: Mapping[str, Facts]) -> np.ndarray:
@@ -214,9 +217,7 @@ def frames_of(shown: Take, facts: Mapping[str, Facts]) -> np.ndarray:
 
     Raises VideotuneError that names the clip.
     """
-    clip = facts[shown.window.clip_id]
-    with _clip_named(clip):
-        return decode(**decode_words(shown, clip))
+    return _frames_to_come([shown], facts, None)
 
 
 @contextmanager
@@ -235,40 +236,72 @@ def _clip_named(clip: Facts) -> Iterator[None]:
 def _decoded(
     takes: Iterable[Take], facts: Mapping[str, Facts], workers: Workers | None
 ) -> Iterator[tuple[Take, np.ndarray, float]]:
-    """Each take, in order, its frames, and the seconds waited for them; workers decode ahead, within AHEAD_BYTES."""
-    rest, held = iter(takes), 0
-    ahead: deque[tuple[Take, Future[Any]]] = deque()
+    """Each take, in order, its frames, and the seconds waited for them; workers decode ahead, within AHEAD_BYTES.
+
+    Takes of one clip are decoded together, in one pass over the file: clips of a few seconds mostly have one keyframe, and
+    each window by itself would decode all that comes before it.
+    """
+    rest, held = _groups(takes), 0
+    ahead: deque[tuple[list[Take], Future[Any]]] = deque()
     following = next(rest, None)
     try:
         while ahead or following is not None:
             while following is not None and (not ahead or _room(held, len(ahead), following, workers)):
-                ahead.append((following, _asked(following, facts[following.window.clip_id], workers)))
+                ahead.append((following, _asked(following, facts[following[0].window.clip_id], workers)))
                 held += _frame_bytes(following)
                 following = next(rest, None)
-            shown, future = ahead.popleft()
+            group, future = ahead.popleft()
             begun = time.monotonic()
-            with _clip_named(facts[shown.window.clip_id]):
-                frames = future.result() if workers else frames_of(shown, facts)
-            yield shown, frames, time.monotonic() - begun
-            held -= _frame_bytes(shown)
+            frames = _frames_to_come(group, facts, future if workers else None)
+            waited = time.monotonic() - begun
+            for shown in group:
+                yield shown, frames[: len(shown.times)], waited
+                frames, waited = frames[len(shown.times) :], 0.0
+            held -= _frame_bytes(group)
             del future, frames  # before more are asked for
     finally:
         for _, future in ahead:
             future.cancel()
 
 
-def _room(held: int, waiting: int, following: Take, workers: Workers | None) -> bool:
-    """Whether one more may be decoded ahead."""
+def _groups(takes: Iterable[Take]) -> Iterator[list[Take]]:
+    """Neighbouring takes of one clip that are cropped alike, together within GROUP_BYTES; one take may always."""
+    group: list[Take] = []
+    for shown in takes:
+        alike = group and _picture(group[0]) == _picture(shown)
+        if group and not (alike and _frame_bytes([*group, shown]) <= GROUP_BYTES):
+            yield group
+            group = []
+        group.append(shown)
+    if group:
+        yield group
+
+
+def _picture(shown: Take) -> tuple[Any, ...]:
+    """What the frames of two takes must share to be decoded together."""
+    window = shown.window
+    return window.clip_id, window.shape.height, window.shape.width, window.resize, shown.place
+
+
+def _room(held: int, waiting: int, following: Sequence[Take], workers: Workers | None) -> bool:
+    """Whether one more group may be decoded ahead."""
     return workers is not None and held + _frame_bytes(following) <= AHEAD_BYTES and waiting < 4 * workers.count
 
 
-def _asked(shown: Take, clip: Facts, workers: Workers | None) -> Future[Any]:
+def _asked(group: Sequence[Take], clip: Facts, workers: Workers | None) -> Future[Any]:
     """The frames to come; without workers they are decoded when they are waited for."""
     if workers is None:
         return Future()
-    return workers.ask("decode", decode_words(shown, clip), workers.limit + SLOWEST_DECODER * max(shown.times))
+    last = max(max(shown.times) for shown in group)
+    return workers.ask("decode", decode_words(group, clip), workers.limit + SLOWEST_DECODER * last)
 
 
-def _frame_bytes(shown: Take) -> int:
-    shape = shown.window.shape
-    return 3 * shape.frames * shape.height * shape.width
+def _frames_to_come(group: Sequence[Take], facts: Mapping[str, Facts], future: Future[Any] | None) -> np.ndarray:
+    """The frames of all takes of a group, uint8 (T,H,W,3), one take after the other."""
+    clip = facts[group[0].window.clip_id]
+    with _clip_named(clip):
+        return decode(**decode_words(group, clip)) if future is None else future.result()
+
+
+def _frame_bytes(group: Sequence[Take]) -> int:
+    return sum(3 * shown.window.shape.frames * shown.window.shape.height * shown.window.shape.width for shown in group)

@@ -265,7 +265,7 @@ class _Reshape:
             out[first] = 0
         shown = out[first, down : down + height, right : right + width]
         for channel, plane in enumerate((planes[2], planes[0], planes[1])):
-            pixels = np.frombuffer(plane, np.uint8).reshape(high, plane.line_size)[:, :wide]
+            pixels: Any = np.frombuffer(memoryview(plane), np.uint8).reshape(high, plane.line_size)[:, :wide]
             upright = np.rot90(np.flipud(pixels) if self.mirrored else pixels, self.turns)
             shown[..., channel] = upright[top : top + height, left : left + width]
         for row in others:
