@@ -1,8 +1,9 @@
 """What reading clips costs, as ratios to the ffmpeg program in the same run.
 
     python benchmarks/data.py decode [--rounds 5] [--threads 2] [--files h264-1080p …] [--json FILE]
+    python benchmarks/data.py encode [--rounds 5] [--json FILE]
 
-Both produce every frame of the same 60-second file at 16 frames a second as RGB24: ours by ``decode`` in windows of 81
+decode: both produce every frame of the same 60-second file at 16 frames a second as RGB24: ours by ``decode`` in windows of 81
 frames one after the other, as a cache is filled (one window in memory at a time); ffmpeg's by its fps, scale and crop
 filters into a pipe that is read to its end. The same number of threads, alternating rounds, the files in the page cache.
 Ratio = ffmpeg's seconds / ours: above 1 we are faster. ``cpu`` is the same of CPU seconds, which other work on the machine
@@ -154,7 +155,54 @@ def decode_part(words: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-PARTS = {"decode": decode_part}
+def encode_part(words: argparse.Namespace) -> dict[str, Any]:
+    """The share of the encoding time that the VAE waits for frames: clips of 480p into the toy base's cache, at 64 x 64.
+
+    Its VAE is far faster than a real one, so the share is an upper bound: a real VAE gives the decoders more time.
+    """
+    import torch
+
+    from videotune.cache.encode import fill, missing
+    from videotune.cache.store import Store
+    from videotune.data.library import LibrarySettings, Source, scan
+    from videotune.data.windows import WindowSettings
+    from videotune.data.workers import Workers
+    from videotune.families.find import find, of_base, place
+
+    folder = place("asset:toy").folder
+    figures: dict[str, Any] = {"rounds": words.rounds, "workers": {}}
+    with tempfile.TemporaryDirectory() as name:
+        paths = [make(Path(name), "h264-480p")]
+        paths += [Path(shutil.copy(paths[0], paths[0].with_name(f"{i}.mp4"))) for i in range(3)]
+        for number, path in enumerate(paths):
+            path.with_suffix(".txt").write_text(f"clip {number}")
+            with path.open("ab") as file:  # other bytes, so that it is another clip
+                file.write(b"\x00\x00\x00\x08free" * (number + 1))
+        spec = of_base(folder).read_spec(folder)
+        settings = LibrarySettings(WindowSettings(max_duration=20.0), 64, validation_fraction=0)
+        library = scan([Source(name)], spec.rules, settings, Path(name) / "index.json")
+        takes = [(window, 0) for window in library.windows]
+        for count in (0, 1, 2):
+            rounds = []
+            for index in range(words.rounds):
+                family = find(spec.name).open_family(folder, torch.device("cpu"), torch.float32)
+                store = Store(Path(name) / f"cache-{count}-{index}")
+                todo = missing(store, family.fingerprints(), spec.text_tokens, (), takes, 0)
+                workers = Workers(count) if count else None
+                report = fill(family, store, todo, library.facts, 0, workers, lambda what, done, total: None)
+                if workers is not None:
+                    workers.close()
+                rounds.append((report.seconds, report.waited / report.seconds))
+            seconds, share = (statistics.median(column) for column in zip(*rounds, strict=True))
+            figures["workers"][str(count)] = {"seconds": seconds, "waited_share": share, "takes": len(takes)}
+            print(
+                f"{count} workers: {len(takes)} windows in {seconds:.1f} s, {share:.0%} of it waiting for frames",
+                flush=True,
+            )
+    return figures
+
+
+PARTS = {"decode": decode_part, "encode": encode_part}
 
 
 def main() -> None:

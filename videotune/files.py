@@ -30,12 +30,18 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
+
 def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = True) -> None:
     """Let ``write`` fill a file beside ``path``, then rename it there, so that a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".part-{os.getpid()}-{path.name}")  # the suffix stays: readers go by it
     try:
         write(aside)
+        if os.name != "nt":
+            os.chmod(aside, 0o666 & ~_UMASK)  # safetensors gives its files to their owner alone
         if durable:
             sync_file(aside)
         os.replace(aside, path)

@@ -61,7 +61,7 @@ def test_a_changed_bit_is_found_and_only_its_entry_is_made_anew(tmp_path: Path) 
         spoil(store.path("latents", f"k{i}"), bytes_of(i))
     assert all(store.has("latents", f"k{i}") for i in range(8)), "its size says nothing"
     found = verify(store, silent)
-    assert [(row.key, row.of) for row in found] == [("k7", "w7"), ("k1", "w1")]
+    assert [(row.key, row.of) for row in found] == [("k7", "7.mp4 w7"), ("k1", "1.mp4 w1")]
     assert all(row.why == "holds other bytes than were written" for row in found)
     for again in (store, Store(tmp_path)):
         assert [i for i in range(8) if not again.has("latents", f"k{i}")] == [1, 7]
@@ -181,7 +181,7 @@ def test_the_list_says_what_each_entry_is(tmp_path: Path) -> None:
     filled(tmp_path, 3, shard=2, alone=1)
     rows = {row.key: row for row in listing(Store(tmp_path))}
     assert [row.kind for row in rows.values()] == ["latents"] * 3 + ["text"]
-    assert [rows[f"k{i}"].of for i in range(3)] == ["w0 plain", "w1", "w2 variant 1"]
+    assert [rows[f"k{i}"].of for i in range(3)] == ["0.mp4 w0 plain", "1.mp4 w1", "2.mp4 w2 variant 1"]
     assert (rows["k0"].clip, rows["k0"].encoder, rows["k0"].bytes) == ("/clips/0.mp4", "vae-print", 128)
     assert rows["k0"].tensors == {"mean": "float32 8x4"}
     assert (rows["t"].of, rows["t"].tensors) == ("a cat", {"text": "bfloat16 2x3"})

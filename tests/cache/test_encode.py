@@ -148,7 +148,7 @@ def test_progress_report_and_what_is_freed(
     assert 0 < report.waited < report.seconds
     assert [row[1:] for row in told] == [(1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 4)]
     assert told[0][0].startswith("captions, ")
-    assert told[-1][0].startswith("clips, ")
+    assert told[-1][0].startswith("windows, ")
     assert told[-1][0].endswith(" a second")
     assert watched.freed == ["text_encoder", "vae"]
     files = sorted(path.parent.name for path in tmp_path.rglob("*.safetensors"))
@@ -351,7 +351,7 @@ def test_killed_while_filling_and_run_again_no_entry_is_encoded_twice(
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("clips") and line.split()[-1] == "3":
+        if line.startswith("windows") and line.split()[-1] == "3":
             os.kill(process.pid, signal.SIGKILL)
             break
     assert process.wait() == -signal.SIGKILL
@@ -482,6 +482,7 @@ def facts_of_one(clips: Path) -> dict[str, Facts]:
 
 def test_frames_wait_within_bounds_of_bytes_and_of_number(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = facts_of_one(clips)
+    monkeypatch.setattr(encode, "GROUP_BYTES", 1)
     for bound, most in ((10**9, 16), (5 * 3 * 9 * 32 * 32, 5), (1, 1)):
         monkeypatch.setattr(encode, "AHEAD_BYTES", bound)
         pool: Any = Slow(0.0)
@@ -499,6 +500,18 @@ def test_frames_wait_within_bounds_of_bytes_and_of_number(clips: Path, monkeypat
             assert pulled - done <= most + 1, "no list of all takes is made"
         assert len(ahead) == 40
         assert max(ahead) == most
+
+
+def test_takes_of_one_clip_are_decoded_in_one_pass(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, takes = facts_of_one(clips), many(10)
+    others = [replace(shown, window=replace(shown.window, resize="pad")) for shown in many(3)]
+    for bound, passes in ((10**9, 2), (4 * 3 * 9 * 32 * 32, 4), (1, 13)):
+        monkeypatch.setattr(encode, "GROUP_BYTES", bound)
+        pool: Any = Slow(0.0)
+        got = list(encode._decoded([*takes, *others], facts, pool))
+        assert pool.asked == passes
+        assert [shown for shown, _, _ in got] == [*takes, *others]
+        assert {frames.shape for _, frames, _ in got} == {(9, 32, 32, 3)}
 
 
 def test_the_time_without_frames_is_what_is_reported(

@@ -75,7 +75,7 @@ def test_account_as_json(tmp_path: Path) -> None:
     assert (short["reason"], short["source_frames"], short["windows"]) == ("too_short", 3, 0)
     assert (empty["reason"], empty["source_fps"]) == ("empty", None)
     assert Path(empty["path"]).name == "c.mp4"
-    assert any(note.startswith("no validation: 1 source videos") for note in value["notes"])
+    assert any(note.startswith("no validation: 1 source video") for note in value["notes"])
 
 
 def test_a_crop_that_loses_much_is_said(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_what_its_pictures_show_is_said(tmp_path: Path) -> None:
     assert warnings(tmp_path, noise(1).repeat(34, 0), 16) == ("100% of it is frozen: the picture does not change",)
     scenes = np.concatenate([noise(1, seed=1).repeat(20, 0), noise(1, seed=2).repeat(14, 0)])
     cut = next(w for w in warnings(tmp_path, scenes, 16) if "cut" in w)
-    assert cut.startswith("1 cuts inside its windows (at 1.25 s)")
+    assert cut.startswith("1 cut inside its windows (at 1.25 s)")
     settings = WindowSettings(frame_sample_strategy="keyframe", keyframe_source="scenes")
-    assert not any("cuts inside" in w for w in warnings(tmp_path, scenes, 16, windows=settings))
+    assert not any("inside its windows" in w for w in warnings(tmp_path, scenes, 16, windows=settings))
 
 
 def test_how_fast_motion_plays_is_said(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def test_captions_that_are_none(tmp_path: Path) -> None:
         ("a", None, "missing_caption", "No such file"),
         ("b", b" \n\t\n", "empty_caption", "has no text"),
         ("c", b"\xff\xfea\x00", "undecodable_caption", "looks like UTF-16"),
-        ("d", "ein Bär".encode("latin-1"), "undecodable_caption", "byte 5.*Windows-1252"),
+        ("d", "ein Bär".encode("latin-1"), "undecodable_caption", "byte 5.*Windows-1252.*; save it as UTF-8"),
         ("e", "a cat".encode("utf-16"), "undecodable_caption", "looks like UTF-16"),
         ("f", "a cat".encode("utf-16-le"), "undecodable_caption", "holds a NUL .*UTF-16 without its mark"),
         ("g", "a cät".encode("utf-16-be"), "undecodable_caption", "UTF-16 without its mark"),
@@ -139,6 +140,24 @@ def test_the_text_column(tmp_path: Path) -> None:
     listed, notes = read_metadata(file)
     assert listed[0].text == ("yes",)
     assert notes[0].endswith("captions are taken from the column text, not from caption")
+
+
+def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.csv"
+    file.write_text('file_name,text\na.mp4,"one\ntwo"\nb.mp4,"one\r\n\r\ntwo"\nc.mp4,"one\n"\nd.mp4,one\n', newline="")
+    listed, notes = read_metadata(file)
+    assert [row.text for row in listed] == [("one", "two"), ("one", "two"), ("one",), ("one",)]
+    assert notes == [f"2 captions of {file} hold line breaks; each line is a variant"]
+    file = tmp_path / "metadata.jsonl"
+    file.write_text('{"file_name": "a.mp4", "text": ["one", "two"]}\n')
+    assert read_metadata(file)[1] == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
+def test_a_pipe_is_no_caption_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(ClipProblem, match=r"missing_caption: .*is no regular file"):
+        read_caption(tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize(

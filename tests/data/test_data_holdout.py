@@ -16,7 +16,8 @@ def test_whole_videos_are_held_out_from_twenty_on() -> None:
     few, notes = hold_out(sources[:57], ["train"] * 57, 0.1, seed=0)
     assert not any(few)
     assert notes == [
-        "no validation: 19 source videos, 20 are needed (57 clips: some are cuts of one video, by their names or their pictures)"
+        "no validation: 19 source videos, 20 are needed "
+        "(57 clips: some are cuts of one video, by their names or their pictures)"
     ]
 
 
@@ -26,9 +27,7 @@ def test_a_validation_dataset_takes_the_place_of_the_split() -> None:
     assert held == [False] * 30 + [True] * 2
     assert notes == []
     _, notes = hold_out([*names(30), "set/video3", "set/video40"], kinds, 0.1, seed=0)
-    assert notes == [
-        "validation and training share 1 source videos (set/video3): the ruler will look better than it is"
-    ]
+    assert notes == ["validation and training share 1 source video (set/video3): the ruler will look better than it is"]
 
 
 def test_regularization_clips_are_never_held_out() -> None:

@@ -135,6 +135,38 @@ def test_sixteen_bits_keep_their_brightness(tmp_path: Path, name: str) -> None:
     assert np.abs(shown - np.round(ramp / 257)[..., None]).max() <= 1
 
 
+def test_pictures_that_are_not_opaque_are_said_to_be_so(tmp_path: Path) -> None:
+    solid = Image.fromarray(picture())
+    clear, veiled = solid.convert("RGBA"), solid.convert("RGBA")
+    veiled.putpixel((3, 5), (1, 2, 3, 254))
+    palette = solid.quantize(4)
+    key = palette.getpixel((0, 0))
+    grey = Image.fromarray(np.full((48, 64), 30000, np.uint16))
+    how: dict[str, tuple[Image.Image, dict[str, Any], bool]] = {
+        "solid.png": (solid, {}, False),
+        "solid.jpg": (solid, {}, False),
+        "clear.png": (clear, {}, False),
+        "clear.webp": (clear, {"lossless": True}, False),
+        "veiled.png": (veiled, {}, True),
+        "veiled.webp": (veiled, {"lossless": True}, True),
+        "veiled.tif": (veiled, {}, True),
+        "veiled_grey.png": (veiled.convert("LA"), {}, True),
+        "palette.png": (palette, {}, False),
+        "palette_key.png": (palette, {"transparency": key}, True),
+        "palette_key.gif": (palette, {"transparency": key}, True),
+        "palette_bytes.png": (palette, {"transparency": bytes([255, 255, 255, 255])}, False),
+        "key.png": (solid, {"transparency": (200, 0, 0)}, True),
+        "other_key.png": (solid, {"transparency": (1, 2, 3)}, False),
+        "grey_key.png": (grey, {"transparency": 30000}, True),
+        "other_grey_key.png": (grey, {"transparency": 5}, False),
+    }
+    for name, (made, words, _) in how.items():
+        made.save(tmp_path / name, **words)
+    facts = {name: probe(tmp_path / name) for name in how}
+    assert {name: one.transparent for name, one in facts.items()} == {name: want for name, (_, _, want) in how.items()}
+    assert all(Facts.from_json(one.to_json()) == one and one.hdr is None for one in facts.values())
+
+
 def test_sixteen_bit_colour(tmp_path: Path) -> None:
     """Written by hand: Pillow reads such files and writes none."""
     row = struct.pack(">3H", *(value * 257 for value in COLOUR)) * 64
@@ -223,7 +255,7 @@ def test_junk_has_reason_codes(tmp_path: Path) -> None:
     assert problem_of(tmp_path / "text.png").reason == "not_a_video"
     assert "rename it to .mp4" in problem_of(tmp_path / "film.png").detail
     assert problem_of(tmp_path / "script.jpg").reason == "not_a_video"
-    assert problem_of(tmp_path / "absent.png").reason == "unreadable"
+    assert problem_of(tmp_path / "absent.png").reason == "missing_file"
 
 
 def test_an_image_that_changed_is_an_error(tmp_path: Path) -> None:

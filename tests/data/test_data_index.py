@@ -288,14 +288,32 @@ def test_a_scan_killed_outright_leaves_a_whole_index(made: Path, tmp_path: Path,
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
-def test_a_hang_is_told_and_not_remembered(folder: Path, tmp_path: Path) -> None:
+def test_a_hang_is_told_and_not_remembered(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(folder / "aa.mp4")  # whoever reads it waits for ever
+    monkeypatch.setattr(index_module, "stat_of", Path.stat)  # which would refuse it
     with Workers(2, limit=1.0) as workers:
         known = scan(folder, tmp_path / "index.json", workers)
     assert known["aa.mp4"] == Known("", problem=("unreadable", "no answer within 1 s"))
     assert known["a.mp4"].facts
     assert known["c.mp4"].facts
     assert {Path(name).name for name in read(tmp_path / "index.json")["files"]} == {"a.mp4", "b.mp4", "c.mp4"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
+def test_what_is_no_file_is_told_without_a_worker(tmp_path: Path, no_workers: None) -> None:
+    os.mkfifo(tmp_path / "pipe.mp4")
+    os.symlink("/dev/null", tmp_path / "device.mp4")
+    os.symlink("nowhere.mp4", tmp_path / "link.mp4")
+    assert scan(tmp_path, None) == {
+        "device.mp4": Known("", problem=("not_a_video", "is no regular file")),
+        "link.mp4": Known("", problem=("missing_file", "link to nowhere.mp4, which is missing")),
+        "pipe.mp4": Known("", problem=("not_a_video", "is no regular file")),
+    }
+    for name in ("pipe.mp4", "device.mp4"):
+        with pytest.raises(ClipProblem, match="not_a_video: is no regular file"):
+            probe(tmp_path / name)
+    with pytest.raises(ClipProblem, match=r"missing_file: link to nowhere\.mp4"):
+        probe(tmp_path / "link.mp4")
 
 
 def test_what_cannot_be_read_is_told_and_not_remembered(folder: Path, tmp_path: Path, workers: Workers) -> None:

@@ -100,10 +100,55 @@ def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
     assert [name for name, _ in listing(tmp_path / "set")] == ["b.mp4", "linked/a.mp4"]
 
 
+def test_a_captions_suffix_may_be_in_any_case(tmp_path: Path) -> None:
+    touch(tmp_path, "a.MP4", "a.TXT", "b.mp4", "b.Txt", "b.txt", "c.mp4", "C.txt")
+    touch(tmp_path, "x/videos/d.mp4", "x/captions/d.TXT", "x/videos/e/f.mp4", "x/captions/e/f.TXT", "x/videos/e/f.txt")
+    touch(tmp_path, "x/videos/g.mp4", "x/videos/g.TXT")
+    wanted = [
+        ("a.MP4", "a.TXT"),
+        ("b.mp4", "b.txt"),
+        ("c.mp4", None),
+        ("x/videos/d.mp4", "x/captions/d.TXT"),
+        ("x/videos/e/f.mp4", "x/captions/e/f.TXT"),
+        ("x/videos/g.mp4", "x/videos/g.TXT"),
+    ]
+    assert listing(tmp_path) == wanted
+    captions = [
+        clip.caption and clip.caption.relative_to(tmp_path).as_posix() for clip in find_clips(tmp_path / "x/videos")
+    ]
+    assert captions == [caption for _, caption in wanted[3:]]
+
+
+def test_media_that_are_not_read_are_told_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "b.m4v", "x.heic", "sub/y.HEIC", "z.avif", ".w.avif", "notes.md", "sub/song.mp3")
+    clips, notes = read_folder(tmp_path)
+    assert [clip.path.name for clip in clips] == ["a.mp4", "b.m4v"]
+    assert notes == ["3 files look like media and are not read: .heic (2), .avif (1)"]
+    touch(tmp_path / "only", "x.heic")
+    with pytest.raises(VideotuneError, match=r"found 1 \.heic\. .* of the kind \.heic are not read: convert"):
+        read_folder(tmp_path / "only")
+
+
+def test_captions_of_no_clip_are_told(tmp_path: Path) -> None:
+    touch(
+        tmp_path, "videos/a.mp4", "images/b.png", "captions/a.txt", "captions/b.txt", "videos/README.txt", "notes.txt"
+    )
+    assert read_folder(tmp_path)[1] == []
+    touch(tmp_path, *(f"captions/{name}.txt" for name in "wxyz"))
+    assert read_folder(tmp_path)[1] == [
+        "4 captions belong to no clip, since none bears their name: captions/w.txt, captions/x.txt, captions/y.txt "
+        "and 1 more"
+    ]
+    side = tmp_path / "side"
+    touch(side, "a.mp4", "a.txt", "b.mp4", "typo.txt", "few/c.mp4", "few/d.mp4", "few/e.mp4", "few/c.txt", "few/f.txt")
+    assert read_folder(side)[1] == ["1 captions belong to no clip, since none bears their name: typo.txt"]
+
+
 def test_a_folder_without_clips_says_what_was_there(tmp_path: Path) -> None:
     touch(tmp_path, "a.txt", "b.txt", "c.psd", "d")
-    with pytest.raises(VideotuneError, match=r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 "):
+    with pytest.raises(VideotuneError, match=r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 ") as caught:
         find_clips(tmp_path)
+    assert ".gif" not in str(caught.value)
     with pytest.raises(VideotuneError, match="does not exist"):
         find_clips(tmp_path / "nowhere")
     with pytest.raises(VideotuneError, match="is a file"):

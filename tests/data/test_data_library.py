@@ -196,7 +196,7 @@ def test_too_few_sources_hold_nothing_out_and_say_so(many: Path, made: Path, tmp
     library = scan(dataset(made, tmp_path, {f"a_part{i}.mp4": f"good{i}" for i in range(3)}), RULES, SETTINGS)
     assert not library.held_out_windows
     note = next(note for note in library.notes if "validation" in note)
-    assert note.startswith("no validation: 1 source videos, 20 are needed (3 clips")
+    assert note.startswith("no validation: 1 source video, 20 are needed (3 clips")
 
 
 def test_notes_on_frames_and_rate(made: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from clips import RATES, noise, numbered, read_numbers, write_clip, write_image
 
 from videotune.data import probe as probe_module
 from videotune.data.decode import decode
-from videotune.data.probe import ClipProblem, Facts, probe, shown_at
+from videotune.data.probe import VIDEO_SUFFIXES, ClipProblem, Facts, probe, shown_at
 
 
 def reason_of(path: Path) -> str:
@@ -90,7 +90,7 @@ def test_junk_has_reason_codes(tmp_path: Path) -> None:
     assert reason_of(tmp_path / "no_header.mp4") == "unreadable"
     assert reason_of(tmp_path / "short.mkv") == "unreadable"
     assert reason_of(tmp_path / "one.mp4") == "one_frame"
-    assert reason_of(tmp_path / "absent.mp4") == "unreadable"
+    assert reason_of(tmp_path / "absent.mp4") == "missing_file"
     assert reason_of(tmp_path) == "unreadable"
 
 
@@ -208,6 +208,61 @@ def test_any_size_and_depth(tmp_path: Path, pix_fmt: str, size: tuple[int, int])
     facts = probe(path)
     assert (facts.height, facts.width) == size
     assert np.abs(decode(facts, [0.0], 16, 16).astype(int) - 90).max() <= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        *(("a.m4v", "libx264"), ("a.MPG", "mpeg2video"), ("a.mpeg", "mpeg1video"), ("a.ts", "libx264")),
+        *(("a.mts", "mpeg2video"), ("a.m2ts", "libx264"), ("a.3gp", "libx264"), ("a.wmv", "wmv2"), ("a.flv", "flv")),
+    ],
+)
+def test_rarer_containers_give_exact_frames(tmp_path: Path, name: str, codec: str) -> None:
+    assert Path(name).suffix.lower() in VIDEO_SUFFIXES
+    facts = probe(write_clip(tmp_path / name, numbered(60), 25, codec=codec, options={"g": "12"}))
+    assert (len(facts.timestamps), facts.unusable, facts.seconds) == (60, 0, pytest.approx(2.4, abs=0.002))
+    wanted = [*range(60), 55, 3, 30, 30, 59, 0, 20]
+    assert read_numbers(decode(facts, [facts.timestamps[i] for i in wanted], 64, 96)) == wanted
+    assert read_numbers(decode(facts, [facts.timestamps[57]], 64, 96)) == [57]
+
+
+def test_text_that_begins_like_a_transport_stream_is_no_video(tmp_path: Path) -> None:
+    for name, text in {"a.ts": "Get the G of it\n", "b.m2ts": "The Great\n"}.items():
+        (tmp_path / name).write_text(text * 40)
+        assert reason_of(tmp_path / name) == "not_a_video"
+    whole = write_clip(tmp_path / "c.m2ts", numbered(30), codec="libx264").read_bytes()
+    (tmp_path / "c.m2ts").write_bytes(whole[:400])
+    assert reason_of(tmp_path / "c.m2ts") in ("unreadable", "no_video_stream", "one_frame", "decode_error")
+
+
+@pytest.mark.parametrize(
+    ("transfer", "hdr"), [("smpte2084", "PQ"), ("arib-std-b67", "HLG"), ("bt709", None), ("bt2020-10", None)]
+)
+def test_high_dynamic_range_is_said(tmp_path: Path, transfer: str, hdr: str | None) -> None:
+    parameters = f"colorprim=bt2020:transfer={transfer}:colormatrix=bt2020nc"
+    how: dict[str, Any] = {"pix_fmt": "yuv420p10le", "options": {"x264-params": parameters}}
+    for name in ("a.mp4", "a.mkv", "a.ts"):
+        facts = probe(write_clip(tmp_path / name, noise(20), codec="libx264", **how))
+        assert facts.hdr == hdr
+        assert Facts.from_json(facts.to_json()) == facts
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pix_fmt", "transparent"),
+    [
+        ("a.mov", "prores_ks", "yuva444p10le", True),
+        ("a.mov", "qtrle", "argb", True),
+        ("a.mkv", "ffv1", "bgra", True),
+        ("a.webm", "libvpx-vp9", "yuva420p", True),
+        ("a.mov", "qtrle", "rgb24", False),
+        ("a.mkv", "ffv1", "gray", False),
+        ("a.webm", "libvpx-vp9", "yuv420p", False),
+    ],
+)
+def test_an_alpha_channel_is_said(tmp_path: Path, name: str, codec: str, pix_fmt: str, transparent: bool) -> None:
+    facts = probe(write_clip(tmp_path / name, numbered(3), codec=codec, pix_fmt=pix_fmt))
+    assert facts.transparent is transparent
+    assert Facts.from_json(facts.to_json()) == facts
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "prores.mov", "mpeg4.avi", "raw.mov"])

@@ -13,7 +13,8 @@ from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.monitor.exposure import advice, band, exposure
 from videotune.monitor.journal import Journal, cut_journal, read_journal
-from videotune.monitor.ruler import Ruler, normalised, read_ruler, spread
+from videotune.monitor.probe import spread
+from videotune.monitor.ruler import Ruler, normalised, read_ruler
 from videotune.types import Batch, ClipShape, Condition, Window
 
 SHAPE = ClipShape(5, 32, 32, 16.0)

@@ -240,6 +240,29 @@ def test_two_files_of_one_stem_do_not_meet(tmp_path: Path) -> None:
     assert sorted(hashes(tmp_path / "out"))[1:] == [f"film-{s}-scene-00{i}.mp4" for s in ("mkv", "mp4") for i in (1, 2)]
 
 
+def test_scenes_of_a_file_called_like_a_scene_stay(tmp_path: Path) -> None:
+    """film-scene-002.mp4 is a film of its own: its scenes begin with the same letters as those of film.mp4."""
+    out = tmp_path / "out"
+    split(film(tmp_path / "one" / "film-scene-002.mp4", (4, 5)), out, min_seconds=0.5)
+    (out / "film-scene-001.notes.txt").write_text("mine")
+    (out / "film-scene-1.mp4").write_text("mine")
+    before = {name: value for name, value in hashes(out).items() if name != JOURNAL}
+    path = film(tmp_path / "two" / "film.mp4", (1, 2))
+    split(path, out, min_seconds=0.5)  # what is there is not in its way
+    split(path, out, min_seconds=0.6, overwrite=True)
+    after = hashes(out)
+    assert {name: after.get(name) for name in before} == before
+    assert after.keys() - before.keys() == {JOURNAL, "film-scene-001.mp4", "film-scene-002.mp4"}
+
+
+def test_files_whose_scenes_would_bear_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("film.mp4", "film.mkv", "film-mp4.mp4"):
+        film(tmp_path / "in" / name, (1, 2))
+    with pytest.raises(VideotuneError, match="Rename one"):
+        split(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_scenes_may_not_go_among_the_originals(tmp_path: Path) -> None:
     film(tmp_path / "in" / "film.mp4", (1, 2))
     with pytest.raises(VideotuneError, match="elsewhere"):

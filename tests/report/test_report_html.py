@@ -387,3 +387,58 @@ def test_the_report_loads_neither_torch_nor_numpy() -> None:
     code = "import sys, videotune.report.html; print(sorted({'torch', 'numpy', 'av', 'pydantic'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def with_regularization(run: Path, kind: str | None = "regularization") -> None:
+    """The clip of two windows keeps the model as it is; a run of 4 steps, of which 2 and 4 show it alone."""
+    checked = account()
+    for row, name in zip(checked["clips"], ("train", "train", kind), strict=False):
+        row |= {"kind": name} if kind else {}
+    put(run, "check.json", checked)
+    train, keep = [WINDOWS[0]] * 2, WINDOWS[2:]
+    shown = zip((1.0, 90.0, 3.0, 70.0), (train, keep, [WINDOWS[0], keep[0]], keep), strict=True)
+    write_journal(run, [start(), *(step(n, mse, window_ids=ids) for n, (mse, ids) in enumerate(shown, 1))])
+
+
+def test_regularization_clips_are_in_no_band(run: Path) -> None:
+    with_regularization(run)
+    said = part(report(run), "exposure")
+    assert "3 samples drawn so far from 2 windows: each shown 0 to 3 times." in said
+    assert "1 regularization clip, in no band: 5 samples drawn so far, 120 by the end." in said
+    assert "conservative 0 to 9: 2 clips" in said
+    assert "two windows.mov" not in said
+    assert "two windows.mov used (regularization) 64" in part(report(run), "clips")
+
+
+def test_an_account_without_kinds_counts_all_clips(run: Path) -> None:
+    with_regularization(run, kind=None)
+    page = report(run)
+    assert "8 samples drawn so far from 4 windows: each shown 0 to 3 times." in part(page, "exposure")
+    assert "conservative 0 to 9: 3 clips" in part(page, "exposure")
+    assert "regularization" not in part(page, "exposure") + part(page, "loss") + part(page, "clips")
+    assert "1 at the first step, 70 at the last" in part(page, "loss")
+
+
+def test_the_loss_leaves_out_steps_of_regularization_alone(run: Path) -> None:
+    with_regularization(run)
+    said = part(report(run), "loss")
+    assert "1 at the first step, 3 at the last." in said
+    assert "2 steps of regularization clips alone are left out." in said
+    assert not re.search(r"\b(90|70)\b", said)
+
+
+def test_what_is_switched_off_is_not_awaited(tmp_path: Path) -> None:
+    write_journal(tmp_path, [start(), step(1)])
+    for settings, ruler, samples in (
+        (
+            {"ruler_after": 0, "sample_after": 0},
+            "Switched off (ruler_after is 0).",
+            "Switched off (sample_after is 0).",
+        ),
+        ({"ruler_after": 250, "sample_after": 250}, "Not there yet", "Not there yet"),
+        ({}, "Not there yet", "Not there yet"),
+    ):
+        put(tmp_path, "config.json", {"settings": settings})
+        page = report(tmp_path)
+        assert ruler in part(page, "ruler")
+        assert samples in part(page, "samples")

@@ -1,6 +1,7 @@
 """What ``videotune check`` prints, draws and returns."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from clips import noise, numbered, read_numbers, write_clip
 from PIL import Image
 
+from videotune.errors import VideotuneError
 from videotune.families.find import find
+from videotune.run import sheet as sheet_module
 from videotune.run.check import check
 from videotune.run.job import Words
 
@@ -36,7 +39,7 @@ def test_the_row_of_a_clip(
     row = next(line for line in out.splitlines() if "a.mp4" in line)
     cells = [cell.strip() for cell in row.strip("│ ").split("│")]
     assert cells[:8] == ["a.mp4", "used", "40 @ 16 = 2.50 s", "96x64", "40", "9x64x96", "4", "36 (4 cut)"]
-    assert "found 3 = used 2 + held out 0 + skipped 1;  6 windows in 1 buckets" in out
+    assert "found 3 = used 2 + held out 0 + skipped 1;  6 windows in 1 bucket\n" in out
     monkeypatch.setenv("COLUMNS", "80")
     assert check(words(data, tiny_bases("wan")), allow_skips="1") == 0
     narrow = capsys.readouterr().out
@@ -88,10 +91,56 @@ def test_the_contact_sheet_shows_what_is_trained(data: Path, tiny_bases: Callabl
     assert "skipped: too_short" in page
     import numpy as np
 
-    read = {}
+    read: dict[str, dict[str, np.ndarray]] = {}
     for path in pictures:
         read.setdefault(path.name.rsplit("-", 1)[0], {})[path.stem.rsplit("-", 1)[1]] = np.asarray(Image.open(path))
     numbers = [[read_numbers(shots[k][None])[0] for k in ("first", "middle", "last")] for shots in read.values()]
     assert [0, 22, 35] in numbers
     with Image.open(sheet / "sheet-001.jpg") as image:
         assert image.height > 2 * 160
+
+
+def test_a_contact_sheet_among_the_clips_is_refused(
+    data: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its pictures would be clips of the next run; hidden folders, as the cache is, are never read."""
+    wanted = words(data, tiny_bases("wan"))
+    (tmp_path / "link").symlink_to(data, target_is_directory=True)
+    for folder in (data, data / "sheet", tmp_path / "link" / "deep" / "sheet"):
+        with pytest.raises(VideotuneError, match=r"inside the dataset .*taken for clips.*data-sheet"):
+            check(wanted, contact_sheet=folder)
+    assert not list(data.rglob("*.jpg"))
+    cached = data / ".videotune-cache" / "sheet"
+    assert check(wanted, contact_sheet=cached, allow_skips="all") == 0
+    assert (cached / "index.html").is_file()
+
+
+def test_a_still_is_drawn_once_and_regularization_is_named(
+    data: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    Image.fromarray(noise(1, 128, 192, seed=9)[0]).save(keep / "one.png")
+    (keep / "one.txt").write_text("a still\nthe same, otherwise\nonce more")
+    config = tmp_path / "config.json"
+    sets = [{"path": str(data)}, {"path": str(keep), "kind": "regularization"}]
+    config.write_text(json.dumps({"datasets": sets}))
+    labels: list[str] = []
+    save = sheet_module._save_sheet
+
+    def listen(rows: list, path: Path) -> None:
+        labels.extend(label for label, _ in rows)
+        save(rows, path)
+
+    monkeypatch.setattr(sheet_module, "_save_sheet", listen)
+    asked = Words(config=config, sets=(f"base_model_name={tiny_bases('wan')}", *SETS))
+    sheet = tmp_path / "sheet"
+    assert check(asked, contact_sheet=sheet, allow_skips="all") == 0
+    pictures = [path.name.rsplit("-", 1)[1] for path in (sheet / "clips").iterdir()]
+    assert sorted(pictures) == ["first.jpg"] * 3 + ["last.jpg"] * 2 + ["middle.jpg"] * 2
+    label = next(label for label in labels if "one.png" in label)
+    assert "used (regularization), 1x64x96, 1 window\n" in label
+    assert label.splitlines()[3] == '"a still"'
+    page = " ".join(re.sub(r"<[^>]+>", " ", (sheet / "index.html").read_text(encoding="utf-8")).split())
+    assert "keep/one.png a still +2 more the same, otherwise once more used (regularization)" in page
+    assert f"{keep}/" not in page

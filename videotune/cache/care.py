@@ -135,10 +135,11 @@ def listing(store: Store) -> list[Row]:
 
 
 def what(entry: Entry) -> str:
-    """What an entry was made of, in a few words: the caption, or the window and its variant."""
+    """What an entry was made of, in a few words: the caption, or the clip, the window and its variant."""
     about = entry.about
     if entry.kind == "text":
         return str(about.get("caption", ""))
     variant = about.get("variant", 0)
     drawn = "" if variant == 0 else " plain" if variant == -1 else f" variant {variant}"
-    return f"{about.get('window', '')}{drawn}"
+    clip = str(about.get("clip", "")).replace("\\", "/").rpartition("/")[2]
+    return f"{clip} {about.get('window', '')}{drawn}".strip()

@@ -22,7 +22,7 @@ from videotune.data.index import SLOWEST_DECODER
 from videotune.data.windows import take
 from videotune.data.workers import Lost
 from videotune.errors import VideotuneError
-from videotune.types import Family, Take, Window
+from videotune.types import Family, Moments, Take, Window
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,19 +147,32 @@ def _fill_takes(
     try:
         for done, (shown, frames, wait) in enumerate(_decoded((take(*pair, seed) for pair in left), facts, workers), 1):
             clip, window = facts[shown.window.clip_id], shown.window
-            with _named(f"{clip.path}: window {window.id}", "Fewer frames or a lower resolution need less memory."):
-                moments = family.encode_video(to_model(frames))
-                tensors = {"mean": moments.mean} | ({} if moments.logvar is None else {"logvar": moments.logvar})
-                _finite(tensors)
+            moments = _encoded(family, shown, frames, clip)
+            tensors = {"mean": moments.mean} | ({} if moments.logvar is None else {"logvar": moments.logvar})
             about = {"clip": _printable(clip.path), "window": window.id, "variant": shown.variant, "encoder": vae}
             store.put("latents", latent_key(shown, vae), tensors, about)
             if store.full("latents") or done == len(left):
                 store.pack("latents")
             waited += wait
-            progress(_rate("clips", done, begun), done, len(left))
+            progress(_rate("windows", done, begun), done, len(left))
     finally:
         family.free("vae")
     return len(left), waited
+
+
+def encode_take(family: Family, shown: Take, facts: Mapping[str, Facts]) -> Moments:
+    """A take's latents, decoded in this process and encoded now.
+
+    Raises VideotuneError that names the clip.
+    """
+    return _encoded(family, shown, frames_of(shown, facts), facts[shown.window.clip_id])
+
+
+def _encoded(family: Family, shown: Take, frames: np.ndarray, clip: Facts) -> Moments:
+    with _named(f"{clip.path}: window {shown.window.id}", "Fewer frames or a lower resolution need less memory."):
+        moments = family.encode_video(to_model(frames))
+        _finite({"mean": moments.mean} | ({} if moments.logvar is None else {"logvar": moments.logvar}))
+    return moments
 
 
 def _rate(what: str, made: int, begun: float) -> str:

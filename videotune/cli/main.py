@@ -64,6 +64,8 @@ def check(
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
     from videotune.run.check import check as run
 
+    if folder and data:
+        raise VideotuneError(f"check takes one set of clips: {folder}, or --data {data}?")
     words = _words(preset, config, family, folder or data, sets)
     raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet))
 
@@ -96,6 +98,8 @@ def cache(
 ) -> None:
     """Encode clips and captions ahead of a training; or look after what was encoded."""
     if context.invoked_subcommand is not None:
+        if preset or config or family or data or sets or allow_skips:
+            raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
         return
     from videotune.run.cache import cache as run
 
@@ -275,6 +279,7 @@ def main() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Typer ends in silence at a Ctrl-C
         signal.signal(signal.SIGINT, _interrupted)
+        signal.signal(signal.SIGTERM, _interrupted)
     try:
         sys.exit(app(standalone_mode=False) or DONE)
     except TyperException as error:  # a word that the command does not know; 2 would say that something was skipped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from pydantic import ValidationError
@@ -88,6 +89,9 @@ def _explain(item: Any) -> str:
         name = name.rpartition(".")[0]
     if item["type"] == "literal_error":
         return f"{name}: {item['input']!r} is not supported (yet); today: {item['ctx']['expected']}"
+    if item["type"] == "model_type":
+        one = next(key for key in leaves() if key.startswith(f"{name}."))
+        return f"{name}: takes keys of its own, such as {one}, not {item['input']!r}"
     text = f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, not {item['input']!r}"
     field = leaves().get(name)
     return f"{text} ({field.description})" if field and field.description else text
@@ -98,15 +102,15 @@ def _without_none(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in layer.items() if v is not None}
 
 
-def total_steps(config: Config, windows: int, a_pass: float) -> tuple[int, str | None]:
+def total_steps(config: Config, windows: int, a_pass: Fraction) -> tuple[int, str | None]:
     """The number of optimizer updates, and the arithmetic in words where ``epochs`` was given.
 
     ``windows`` are in a pass over the data, repeats counted, and ``a_pass`` steps show each of them once.
     """
     if config.epochs is None:
         return config.steps, None
-    steps = max(1, math.ceil(config.epochs * a_pass))
+    steps = max(1, math.ceil(Fraction(str(config.epochs)) * a_pass))
     return (
         steps,
-        f"epochs {config.epochs:g}: {config.epochs:g} × {windows} windows in {a_pass:g} steps a pass = {steps} steps",
+        f"epochs {config.epochs:g}: {config.epochs:g} × {windows} windows in {float(a_pass):g} steps a pass = {steps} steps",
     )

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 REPEATS_LIMIT = 0.2
 """Above this share of repeated frames a clip is warned about."""
 
+JITTER_LIMIT = 0.1
+"""Above this share of uneven frames a clip is said to have a variable rate."""
+
 CROP_LIMIT = 0.65
 """Below this share of the picture that a crop keeps, a clip is warned about."""
 
@@ -102,7 +105,7 @@ def clip_account(draft: Draft, clip: Clip, windows: Sequence[Window], resize: st
         windows=len(windows),
         frames=sum(window.shape.frames for window in windows),
         shape=f"{windows[0].shape.frames}x{high}x{wide}",
-        frames_cut=round(laid.seconds_cut * laid.fps),
+        frames_cut=laid.frames_cut,
         seconds_cut=laid.seconds_cut,
         repeats_share=laid.repeats_share,
         speed=laid.speed,
@@ -151,8 +154,12 @@ def _time_warnings(draft: Draft) -> list[str]:
         )
     if abs(laid.speed - 1) > 0.005:
         warnings.append(f"stretch: motion plays {laid.speed:.2g}x as fast as filmed")
-    if laid.seconds_cut * laid.fps > 1 + 1e-6:
-        warnings.append(f"{laid.seconds_cut:.2f} of its {facts.seconds:.2f} s are cut")
+    most = draft.found.dataset.windows.max_duration
+    beyond = max(0.0, facts.seconds - most)
+    if beyond > 0:
+        warnings.append(f"{beyond:.2f} of its {facts.seconds:.2f} s lie beyond max_duration {most:g}")
+    if (laid.seconds_cut - beyond) * laid.fps > 1 + 1e-6:
+        warnings.append(f"{laid.seconds_cut - beyond:.2f} of its {facts.seconds:.2f} s are cut")
     if facts.unusable:
         warnings.append(f"{facts.unusable} frames before its first keyframe cannot be decoded and are left out")
     return warnings
@@ -171,11 +178,14 @@ def _picture_warnings(draft: Draft, twin: str | None) -> list[str]:
         warnings.append(f"{look.black:.0%} of it is black or one flat colour")
     elif look.frozen > STILL_LIMIT:
         warnings.append(f"{look.frozen:.0%} of it is frozen: the picture does not change")
-    inside = [cut for cut in look.cuts if any(w.start < cut < w.end for w in draft.laid.windows)]
+    inside = [cut for cut in look.cuts if any(w.start < cut < w.until for w in draft.laid.windows)]
     if inside:
         at = ", ".join(f"{cut:.2f}" for cut in inside[:4]) + (", …" if len(inside) > 4 else "")
+        cuts = "1 cut" if len(inside) == 1 else f"{len(inside)} cuts"
+        warnings.append(f"{cuts} inside its windows (at {at} s): `videotune dataset split` makes a clip of each scene")
+    if look.jitter > JITTER_LIMIT:
         warnings.append(
-            f"{len(inside)} cuts inside its windows (at {at} s): `videotune dataset split` makes a clip of each scene"
+            f"its frame rate varies: {look.jitter:.0%} of its frames stay longer or shorter; shown by their times"
         )
     if look.damaged_at is not None:
         warnings.append(f"its pictures are damaged from {look.damaged_at:.2f} s on; no window reaches there")
@@ -187,10 +197,16 @@ def _hints(draft: Draft) -> list[str]:
     return list(dict.fromkeys(hint for caption in draft.written for hint in lint(caption, name)))
 
 
-def dataset_notes(drafts: Sequence[Draft]) -> list[str]:
-    """What is to be said of the clips as a whole: mixed or far-off frame rates, and captions that do not differ."""
+def dataset_notes(drafts: Sequence[Draft], planned: int) -> list[str]:
+    """What is to be said of the clips as a whole: windows that none fills, frame rates, captions that do not differ."""
     notes = []
     moving = [draft for draft in drafts if not draft.facts.still]
+    longest = max((window.frames for draft in moving for window in draft.laid.windows), default=planned)
+    if longest < planned:
+        notes.append(
+            f"no clip is long enough for {planned} frames: the longest window has {longest} "
+            "(video_config.pad_short freeze holds the last frame instead)"
+        )
     rates = Counter(round(draft.facts.fps, 2) for draft in moving)
     if len(rates) > 1:
         shown = ", ".join(f"{rate:g} fps ({count})" for rate, count in rates.most_common(5))

@@ -49,10 +49,12 @@ class Listed:
 
 def read_caption(path: Path) -> tuple[str, ...]:
     """The variants of a caption: the lines of a UTF-8 file, trimmed, without blank ones; ClipProblem where there is none."""
+    if path.exists() and not path.is_file():  # a pipe's reader would wait for ever
+        raise ClipProblem("missing_caption", f"{path} is no regular file")
     try:
         text = _decoded(path.read_bytes())
     except _NoText as error:
-        raise ClipProblem("undecodable_caption", f"{path} {error}") from error
+        raise ClipProblem("undecodable_caption", f"{path} {error}; save it as UTF-8") from error
     except OSError as error:
         raise ClipProblem("missing_caption", f"{path}: {error.strerror}") from error
     lines = variants(text)
@@ -113,7 +115,11 @@ def read_metadata(path: Path) -> tuple[list[Listed], list[str]]:
     if not rows:
         raise VideotuneError(f"{path} lists nothing. Write a row a clip, or delete the file.")
     column, notes = _text_column(path, columns)
-    return [_listed(path, line, row, column) for line, row in rows], notes
+    listed = [_listed(path, line, row, column) for line, row in rows]
+    broken = sum(isinstance(row.get(column), str) and len(variants(row[column])) > 1 for _, row in rows)
+    if broken:
+        notes.append(f"{broken} captions of {path} hold line breaks; each line is a variant")
+    return listed, notes
 
 
 def _text_column(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:

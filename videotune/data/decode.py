@@ -45,8 +45,8 @@ def decode(
     A frame is turned upright, its pixels made square, and resized (antialiased bicubic): "center" and "random" until it
     covers height × width, cropped at ``place``, fractions of the room that the crop has down and right; "pad" until all
     of it fits, centred on black; "stretch" to the size, its aspect given up. Colours follow the matrix and the range
-    that the frame declares; undeclared, BT.709 for HD and BT.601 below, as players do. An alpha channel is left out, and
-    the two fields of an interlaced frame stay woven.
+    that the frame declares; undeclared, BT.709 for HD and BT.601 below, as players do. An alpha channel is left out,
+    the two fields of an interlaced frame stay woven, and HDR (PQ, HLG) keeps its stored values: nothing is tone mapped.
 
     ``threads`` 0 means as many as serve frames of this size. With a ``reader`` of these facts, windows one after the
     other are decoded in one pass. ClipProblem (decode_error) where a frame cannot be had.
@@ -242,7 +242,10 @@ class _Reshape:
         self.turns = facts.rotation // 90
         self.mirrored = facts.mirrored
         self.reformatter = VideoReformatter()
-        self.how = Interpolation.BICUBIC | Interpolation.ACCURATE_RND
+        # where nothing is scaled, colour alone is spread to every pixel: linearly, as players do, in half the time
+        same = self.size == (facts.height, facts.width)
+        self.how = Interpolation.BILINEAR if same else Interpolation.BICUBIC
+        self.how |= Interpolation.ACCURATE_RND
         self.how |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP  # colour at every pixel, in and out
 
     def __call__(self, frame: Any, out: Frames, rows: Sequence[int]) -> None:

@@ -130,8 +130,8 @@ def check(sources: Sequence[Source], settings: LibrarySettings) -> None:
         )
 
 
-def notes_on_time(settings: WindowSettings, rules: VideoRules) -> list[str]:
-    """Sentences on a frame count that is changed, and on a frame rate that is not the model's."""
+def notes_on_settings(settings: WindowSettings, shrink: int, rules: VideoRules) -> list[str]:
+    """Sentences on a frame count, a frame rate or a size that is not what one would expect."""
     _, changed = planned_frames(settings, rules)
     notes = [changed] if changed else []
     fps = fps_of(settings, rules)
@@ -140,6 +140,8 @@ def notes_on_time(settings: WindowSettings, rules: VideoRules) -> list[str]:
             f"frames are shown at {fps:g} fps, far from the model's own {rules.fps:g}: "
             f"played at the model's rate, motion is {rules.fps / fps:.2g}x as fast as filmed"
         )
+    if shrink > 1:
+        notes.append(f"spatial_compression_ratio: clips are made {shrink} times smaller than resolution says")
     if settings.temporal_augmentation:
         notes.append("temporal_augmentation changes motion: one neighbouring pair of frames in ten swaps places")
     return notes
@@ -188,7 +190,7 @@ def look_at(
 def examine(found: Sequence[Found], rules: VideoRules, settings: LibrarySettings) -> list[Draft | Skip]:
     """One outcome a file, in order; VideotuneError for all captions that the settings do not allow to be missing."""
     outcomes: list[Draft | Skip] = []
-    first: dict[str, str] = {}
+    first: dict[str, Draft] = {}
     refused: list[tuple[str, ClipProblem]] = []
     for one in found:
         path = str(one.file.path)
@@ -199,15 +201,15 @@ def examine(found: Sequence[Found], rules: VideoRules, settings: LibrarySettings
                 refused.append((path, problem))
             outcomes.append(Skip(path, problem.reason, problem.detail, one.known.facts))
             continue
-        first[one.known.id] = path
+        first[one.known.id] = draft
         outcomes.append(draft)
     if refused:
         raise VideotuneError(_caption_message(refused))
     return outcomes
 
 
-def _draft(found: Found, first: Mapping[str, str], rules: VideoRules, settings: LibrarySettings) -> Draft:
-    """The clip with its windows, size and captions; ClipProblem where it cannot be used. ``first`` are files by id."""
+def _draft(found: Found, first: Mapping[str, Draft], rules: VideoRules, settings: LibrarySettings) -> Draft:
+    """The clip with its windows, size and captions; ClipProblem where it cannot be used. ``first`` are drafts by id."""
     known, dataset = found.known, found.dataset
     if not found.file.there:
         raise ClipProblem("missing_file", f"{found.file.listed} names it, but it is not there")
@@ -215,7 +217,7 @@ def _draft(found: Found, first: Mapping[str, str], rules: VideoRules, settings: 
         assert known.problem is not None
         raise ClipProblem(*known.problem)
     if known.id in first:
-        raise ClipProblem("duplicate", f"has the same bytes as {first[known.id]}")
+        raise ClipProblem("duplicate", _of_twin(found, first[known.id], settings))
     for seen in (found.look, found.cuts):
         if isinstance(seen, ClipProblem):
             raise seen
@@ -224,13 +226,23 @@ def _draft(found: Found, first: Mapping[str, str], rules: VideoRules, settings: 
     if laid.reason is not None:
         raise ClipProblem(laid.reason, laid.detail or "")
     damaged = found.look.damaged_at if isinstance(found.look, Look) else None
-    if damaged is not None and damaged < max(window.end for window in laid.windows):
+    if damaged is not None and damaged < max(window.until for window in laid.windows):
         raise ClipProblem("decode_error", f"its pictures are damaged at {damaged:.2f} s, inside what would be used")
     written = _captions(found.file, settings)
     captions = tuple(with_trigger(caption, dataset.source.trigger) for caption in written)
     size = choose_size(known.facts.width, known.facts.height, dataset.resolution, rules, settings.shrink)
     plainly = lay(known.facts, plain(dataset.windows), rules, found.cuts)
     return Draft(found, known.facts, written, captions, laid, plainly, size)
+
+
+def _of_twin(found: Found, twin: Draft, settings: LibrarySettings) -> str:
+    """What is to be said of a file that another one is, byte by byte: also that its own captions are lost."""
+    text = f"has the same bytes as {twin.path}"
+    try:
+        own = _captions(found.file, settings)
+    except ClipProblem:
+        return text
+    return text if set(own) <= set(twin.written) else f"{text}, whose captions are used; its own differ and are not"
 
 
 def _captions(file: ClipFile, settings: LibrarySettings) -> tuple[str, ...]:

@@ -50,7 +50,9 @@ class Facts:
     ``first_tick`` and ``time_base`` give a frame's pts back: first_tick + timestamp / time_base. ``counted`` files (AVI,
     and streams without pts) have none to go by: their frames are matched by counting. ``unusable`` frames stand before
     the first keyframe; nothing can decode them, and no other field counts them. ``still``: an image, one frame at 0 s
-    that lasts no time, fps 0. ``interlaced``: its frames are declared to be two fields.
+    that lasts no time, fps 0. ``interlaced``: its frames are declared to be two fields. ``hdr`` is "PQ" or "HLG" where the
+    first frame declares that transfer, whose stored values are not those of a standard screen. ``transparent``: an image
+    with a pixel that is not opaque, a video whose pixels have an alpha channel.
     """
 
     path: str
@@ -70,6 +72,8 @@ class Facts:
     unusable: int = 0
     still: bool = False
     interlaced: bool = False
+    hdr: str | None = None
+    transparent: bool = False
 
     @property
     def seconds(self) -> float:

@@ -11,12 +11,17 @@ SOURCES_NEEDED = 20
 """Below this number of source videos nothing is held out: every clip counts more in training than in validation."""
 
 
-def hold_out(sources: Sequence[str], kinds: Sequence[str], fraction: float, seed: int) -> tuple[list[bool], list[str]]:
+def hold_out(
+    sources: Sequence[str], kinds: Sequence[str], fraction: float, seed: int, validated: bool = False
+) -> tuple[list[bool], list[str]]:
     """For each clip whether it is held out, and notes; ``sources`` and ``kinds`` (of their datasets) are the clips'.
 
-    Clips of validation datasets are, and then no others. Without such a dataset it is max(2, fraction) of the source
-    videos of training datasets, those with the smallest keys of (seed, name); regularization clips never are.
+    Clips of validation datasets are, and then no others, also where none of them can be used (``validated``). Without such
+    a dataset it is max(2, fraction) of the source videos of training datasets, those with the smallest keys of (seed, name);
+    regularization clips never are.
     """
+    if validated and "validation" not in kinds:
+        return [False] * len(kinds), ["no validation: no clip of the validation datasets can be used"]
     if "validation" in kinds:
         return [kind == "validation" for kind in kinds], _straddling(sources, kinds)
     names = {source for source, kind in zip(sources, kinds, strict=True) if kind == "train"}
@@ -24,7 +29,7 @@ def hold_out(sources: Sequence[str], kinds: Sequence[str], fraction: float, seed
     if fraction == 0 or not names:
         return none, []
     if len(names) < SOURCES_NEEDED:
-        note = f"no validation: {len(names)} source videos, {SOURCES_NEEDED} are needed"
+        note = f"no validation: {len(names)} source video{'s' * (len(names) != 1)}, {SOURCES_NEEDED} are needed"
         clips = kinds.count("train")
         if len(names) < clips:
             note += f" ({clips} clips: some are cuts of one video, by their names or their pictures)"
@@ -44,4 +49,5 @@ def _straddling(sources: Sequence[str], kinds: Sequence[str]) -> list[str]:
     if not both:
         return []
     shown = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
-    return [f"validation and training share {len(both)} source videos ({shown}): the ruler will look better than it is"]
+    videos = "1 source video" if len(both) == 1 else f"{len(both)} source videos"
+    return [f"validation and training share {videos} ({shown}): the ruler will look better than it is"]

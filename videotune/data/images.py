@@ -25,7 +25,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 
 def probe_image(path: str | os.PathLike[str]) -> Facts:
     """Read an image's facts; all of it is decoded once, so that a file cut short is found here. Raises ClipProblem."""
-    pixels, codec = _read(Path(path))
+    pixels, codec, transparent = _read(Path(path))
     height, width = pixels.shape[:2]
     return Facts(
         path=str(path),
@@ -39,6 +39,7 @@ def probe_image(path: str | os.PathLike[str]) -> Facts:
         keyframes=(0,),
         container="image",
         still=True,
+        transparent=transparent,
     )
 
 
@@ -47,7 +48,7 @@ def still_frame(facts: Facts) -> Any:
     import av
 
     try:
-        pixels, _ = _read(Path(facts.path))
+        pixels, _, _ = _read(Path(facts.path))
     except ClipProblem as problem:
         raise ClipProblem("decode_error", f"frame 0 of 1: {problem.detail}") from problem
     if pixels.shape[:2] != (facts.height, facts.width):
@@ -56,8 +57,8 @@ def still_frame(facts: Facts) -> Any:
     return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
 
 
-def _read(path: Path) -> tuple[NDArray[np.uint8], str]:
-    """uint8 (H, W, 3) and the name of the format; ClipProblem, whatever is in the file."""
+def _read(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
+    """uint8 (H, W, 3), the name of the format, and whether a pixel is not opaque; ClipProblem, whatever is in the file."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -66,7 +67,8 @@ def _read(path: Path) -> tuple[NDArray[np.uint8], str]:
             with Image.open(path, formats=FORMATS) as picture:
                 _refuse(picture)
                 picture.load()
-                return _pixels(picture), "jpeg" if picture.format == "MPO" else str(picture.format).lower()
+                codec = "jpeg" if picture.format == "MPO" else str(picture.format).lower()
+                return _pixels(picture), codec, _is_transparent(picture)
     except ClipProblem:
         raise
     except UnidentifiedImageError as error:
@@ -129,6 +131,20 @@ def _pixels(picture: Picture) -> NDArray[np.uint8]:
     elif picture.mode in ("1", "LA"):
         picture = picture.convert("L")
     return np.asarray(_to_srgb(picture, profile).convert("RGB"))
+
+
+def _is_transparent(picture: Picture) -> bool:
+    """Whether some pixel is not wholly opaque, by an alpha channel, a palette's or one colour that stands for nothing."""
+    key = picture.info.get("transparency")
+    if picture.mode in ("LA", "La", "RGBA", "RGBa"):
+        return bool(np.asarray(picture)[..., -1].min() < 255)
+    if picture.mode == "PA" or (picture.mode == "P" and key is not None):
+        return bool(np.asarray(picture.convert("RGBA"))[..., 3].min() < 255)
+    if key is None or isinstance(key, bytes):
+        return False
+    pixels = np.asarray(picture)
+    same = pixels == np.asarray(key)  # by hand: Pillow refuses colours of 16 bits here
+    return bool((same.all(-1) if pixels.ndim == 3 else same).any())
 
 
 def _to_srgb(picture: Picture, profile: bytes | None) -> Picture:

@@ -23,9 +23,10 @@ from typing import Any
 from videotune import files
 
 from .facts import ClipProblem, Facts
+from .probe import stat_of
 from .workers import Lost, Task, Workers, default_workers
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 """Raised whenever ``probe``, ``look`` or ``scenes`` would say something else of the same file."""
 
 SAVE_EVERY = 60.0
@@ -157,11 +158,9 @@ def _forget_gone(index: _Index, inside: set[str], roots: Sequence[Path]) -> None
 def _remembered(path: Path, index: _Index, index_path: Path | None) -> tuple[Row, Known | None]:
     """The file's stamp, and what it is if the index knows that file unchanged."""
     try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return {}, Known("", problem=("missing_file", "there is no such file"))
-    except OSError as error:
-        return {}, Known("", problem=("unreadable", error.strerror or str(error)))
+        stat = stat_of(path)
+    except ClipProblem as problem:
+        return {}, Known("", problem=(problem.reason, problem.detail))
     stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     row = index.files.get(_name(path), {})
     if stamp != {"size": row.get("size"), "mtime_ns": row.get("mtime_ns")}:

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from videotune.types import PLAIN, ClipShape, VideoRules, Window
 
 from .facts import Facts, shown_at
-from .windows import WindowSettings, fps_of, frame_rule, planned_frames, smallest_window, take, valid_at_most
+from .windows import (
+    WindowSettings,
+    fps_of,
+    frame_rule,
+    frames_at,
+    frames_in,
+    planned_frames,
+    smallest_window,
+    take,
+    valid_at_most,
+)
 
 EPSILON = 1e-6
 """Seconds, or frames, that rounding may be off."""
@@ -21,7 +31,8 @@ EPSILON = 1e-6
 class Laid:
     """A window on a clip, from ``start`` to ``end`` seconds; ``sampling`` and ``swaps`` as in ``types.Window``.
 
-    ``times`` is what it shows when nothing is drawn at random.
+    ``times`` is what it shows when nothing is drawn at random; ``until`` where its last frame ends, which is before ``end``
+    where frames are left out in between.
     """
 
     start: float
@@ -30,15 +41,16 @@ class Laid:
     times: tuple[float, ...]
     sampling: str = "even"
     swaps: bool = False
+    until: float = 0.0
 
 
 @dataclass(frozen=True)
 class LaidClip:
     """The windows of one clip, or the reason why there are none.
 
-    ``there`` frames at ``fps`` fill the clip; ``seconds_cut`` no window shows (the tail's rest, and what lies beyond the
-    maximal duration); ``repeats_share`` is the share of the windows' frames that show the same source frame as the one
-    before; ``speed`` how fast motion plays (1.0: as filmed).
+    ``there`` frames at ``fps`` fill the clip, up to the maximal duration; ``seconds_cut`` and ``frames_cut`` of the whole
+    clip no window shows (the tail's rest, and what lies beyond that duration); ``repeats_share`` is the share of the
+    windows' frames that show the same source frame as the one before; ``speed`` how fast motion plays (1.0: as filmed).
     """
 
     windows: tuple[Laid, ...]
@@ -47,6 +59,7 @@ class LaidClip:
     seconds_cut: float
     repeats_share: float
     speed: float = 1.0
+    frames_cut: int = 0
     reason: str | None = None
     detail: str | None = None
 
@@ -75,7 +88,7 @@ class _Room:
 
     def fits(self, seconds: float) -> int:
         """How many frames so many seconds hold."""
-        return (math.floor(seconds * self.base + EPSILON) - 1) // self.keep + 1
+        return frames_in(seconds, self.base, self.keep)
 
 
 def lay(facts: Facts, settings: WindowSettings, rules: VideoRules, cuts: Sequence[float] = ()) -> LaidClip:
@@ -93,7 +106,7 @@ def lay(facts: Facts, settings: WindowSettings, rules: VideoRules, cuts: Sequenc
         return _still(fps, rules)
     keep, usable = settings.keep_every, min(facts.seconds, settings.max_duration)
     room = _Room(fps * keep, keep, planned, smallest_window(settings, rules), usable)
-    there = room.fits(usable)
+    there = frames_at(facts, room.base, settings.max_duration, keep)
     if settings.pad_short == "freeze" and there < planned:
         spans = [_laid(0.0, min(facts.timestamps[-1], room.usable), planned, fps, "hold")]
     else:
@@ -103,11 +116,19 @@ def lay(facts: Facts, settings: WindowSettings, rules: VideoRules, cuts: Sequenc
         if cuts and there >= room.smallest:
             detail = f"none of its {len(cuts) + 1} scenes has the {room.smallest} frames of the smallest window"
         return LaidClip((), fps, there, facts.seconds, 0.0, reason="too_short", detail=detail)
-    speed = 1.0
+    speed, slack = 1.0, spans[0].frames / fps - room.seconds(spans[0].frames)
     if settings.stretch and there > planned:
-        speed = room.usable * fps / planned
+        speed, slack = room.usable * fps / planned, 0.0
+    windows = tuple(replace(span, until=usable if span.sampling == "hold" else span.end - slack) for span in spans)
+    covered = _covered(windows)
     return LaidClip(
-        tuple(spans), fps, there, max(0.0, facts.seconds - _covered(spans, fps)), _repeats_share(facts, spans), speed
+        windows,
+        fps,
+        there,
+        seconds_cut=max(0.0, facts.seconds - covered),
+        repeats_share=_repeats_share(facts, spans),
+        speed=speed,
+        frames_cut=max(0, frames_in(facts.seconds, room.base, keep) - frames_in(covered, room.base, keep)),
     )
 
 
@@ -208,13 +229,12 @@ def _at_keyframes(starts: Sequence[float], settings: WindowSettings, rules: Vide
     return _at(full, room.planned, 0.0, room.usable, settings, room)
 
 
-def _covered(spans: Sequence[Laid], fps: float) -> float:
+def _covered(spans: Sequence[Laid]) -> float:
     """Seconds of the clip that some window can show."""
     covered, reached = 0.0, 0.0
     for span in sorted(spans, key=lambda laid: laid.start):
-        end = span.end + (1 / fps if span.sampling == "hold" else 0.0)
-        covered += max(0.0, end - max(span.start, reached))
-        reached = max(reached, end)
+        covered += max(0.0, span.until - max(span.start, reached))
+        reached = max(reached, span.until)
     return covered
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
 CLIP_SUFFIXES = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
 """What counts as a clip in a dataset (compared in lower case)."""
+
+_UNREAD = (
+    *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".exr", ".hdr", ".tga", ".dpx", ".psd", ".svg"),
+    *(".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
+    *(".braw", ".r3d", ".ari", ".mxf", ".ogv", ".ogm", ".vob", ".m2v", ".m1v", ".dv", ".rm", ".rmvb", ".f4v"),
+    *(".asf", ".3g2", ".y4m", ".yuv", ".264", ".265", ".h264", ".h265", ".hevc", ".ivf", ".insv"),
+    *(".divx", ".mod", ".tod"),
+)
+"""Suffixes of pictures and videos that do not count as clips: that they are passed over is said."""
 
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>.+))?")
 PARTS = ("videos", "images")
@@ -160,6 +169,9 @@ def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile],
         raise VideotuneError(f"The dataset folder {root} {what}. Give the folder that holds the clips.")
     try:
         files = {path.removeprefix(f".{os.sep}"): by_link for path, by_link in _walk(str(root), frozenset(), False)}
+        beside = _captions_folder(root, root)
+        is_apart = beside != root and beside.is_dir()
+        apart = [path for path, _ in _walk(str(beside), frozenset(), False)] if is_apart else []
     except OSError as error:
         raise VideotuneError(f"The folder {error.filename} cannot be read: {error.strerror}.") from error
     _check_names(files)
@@ -167,12 +179,19 @@ def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile],
     found = {path for path in files if path.lower().endswith(CLIP_SUFFIXES)}
     if not found and not rows:
         raise VideotuneError(_nothing_found(root, files))
-    clips = _with_captions(root, sorted(found | rows.keys(), key=_posix), files, tables, rows)
+    clips = _with_captions(root, sorted(found | rows.keys(), key=_posix), files, _texts([*files, *apart]), tables, rows)
     return clips, notes + _notes(root, files, clips, rows)
 
 
 def _posix(path: str) -> str:
     return path.replace(os.sep, "/")
+
+
+def _texts(files: Collection[str]) -> dict[str, str]:
+    """Text files by their path with the suffix in lower case, since NAME.TXT is a caption too; NAME.txt wins."""
+    there = [path for path in files if path.endswith(".txt")]
+    others = [path for path in files if path.lower().endswith(".txt") and not path.endswith(".txt")]
+    return {path[:-4] + ".txt": path for path in sorted(others)} | dict(zip(there, there, strict=True))
 
 
 def _walk(folder: str, above: frozenset[str], linked: bool) -> Iterator[tuple[str, bool]]:
@@ -209,8 +228,11 @@ def _nothing_found(root: Path, files: Mapping[str, bool]) -> str:
         hint = f"Give the archive itself: {archives[0]}."
     elif ".parquet" in there:
         hint = "Clips within Parquet files are not read: they are needed as files of their own."
+    elif unread := sorted(there.keys() & set(_UNREAD)):
+        hint = f"Pictures and videos of the kind {', '.join(unread)} are not read: convert them to .png or .mp4."
+    suffixes = " ".join(suffix for suffix in CLIP_SUFFIXES if suffix != ".gif")  # nearly all are animations: refused
     return (
-        f"No video files in {root}, nor images: looked for {' '.join(CLIP_SUFFIXES)} in it and all folders below; "
+        f"No video files in {root}, nor images: looked for {suffixes} in it and all folders below; "
         f"found {listing}. {hint}"
     )
 
@@ -262,7 +284,12 @@ def _inside(root: Path, files: Mapping[str, bool], within: Path, where: str, sub
 
 
 def _with_captions(
-    root: Path, paths: Sequence[str], files: Mapping[str, bool], tables: Mapping[str, str], rows: Mapping[str, _Row]
+    root: Path,
+    paths: Sequence[str],
+    files: Mapping[str, bool],
+    texts: Mapping[str, str],
+    tables: Mapping[str, str],
+    rows: Mapping[str, _Row],
 ) -> list[ClipFile]:
     """A ClipFile for each path. What is the same for a folder's clips is found once, and names are cut as strings: a
     hundred thousand files are to take a second."""
@@ -277,11 +304,8 @@ def _with_captions(
         text_name = os.path.splitext(name)[0] + ".txt"
         expected = captions / text_name
         row = rows.get(path)
-        caption = None
-        if str(expected) in files or (root.name in PARTS and expected.is_file()):  # beside root, the walk did not go
-            caption = expected
-        elif captions is not here and os.path.join(folder, text_name) in files:
-            caption = here / text_name
+        text = texts.get(str(expected)) or texts.get(os.path.join(folder, text_name))
+        caption = Path(text) if text else None
         listed = f"{_short(root, row.table)}:{row.listed.line}" if row else None
         there = row is None or path in files or os.path.isfile(path)
         lacks = ""
@@ -351,12 +375,40 @@ def _notes(root: Path, files: Mapping[str, bool], clips: Sequence[ClipFile], row
             f"{_short(root, other)} is: the names differ in case or in how accents are written"
             for path, other in near[:5]
         ]
+    unread = [path for path in files if path.lower().endswith(_UNREAD) and path not in rows]
+    if unread:
+        kinds = Counter(os.path.splitext(path)[1].lower() for path in unread)
+        which = ", ".join(f"{suffix} ({count})" for suffix, count in kinds.most_common())
+        notes.append(f"{len(unread)} files look like media and are not read: {which}")
+    alone = [_short(root, path) for path in _captions_of_no_clip(root, files, clips)]
+    if alone:
+        more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
+        notes.append(
+            f"{len(alone)} captions belong to no clip, since none bears their name: {', '.join(alone[:3])}{more}"
+        )
     packed = [path for path in files if path.lower().endswith(ARCHIVE_SUFFIXES)]
     if packed:
         notes.append(
             f"{len(packed)} archives in {root} stay closed ({_short(root, packed[0])}); give each as a dataset of its own"
         )
     return notes
+
+
+def _captions_of_no_clip(root: Path, files: Mapping[str, bool], clips: Sequence[ClipFile]) -> list[str]:
+    """Texts in folders called captions, and in folders where half of the clips or more have one beside them, that have no
+    clip's name. Other texts are none of ours."""
+    texts = _texts(files)
+    beside = [os.path.splitext(str(clip.path))[0] + ".txt" for clip in clips]
+    named = {*beside, *(str(clip.expected) for clip in clips)}
+    in_folder = Counter(os.path.dirname(path) for path in beside)
+    with_text = Counter(os.path.dirname(path) for path in beside if path in texts)
+    ours = {folder for folder, count in in_folder.items() if 2 * with_text[folder] >= count}
+    alone = []
+    for path in sorted(texts.keys() - named):
+        folder = os.path.dirname(path)
+        if folder in ours or "captions" in Path(_short(root, folder)).parts:
+            alone.append(texts[path])
+    return alone
 
 
 def _loosely(path: str) -> str:

@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING
 from videotune.types import Clip, ClipShape, VideoRules, Window
 
 from .account import ClipAccount, clip_account, dataset_notes, skipped_account
-from .drafts import Dataset, Draft, LibrarySettings, Skip, Source, check, examine, look_at, notes_on_time, open_dataset
+from .drafts import (
+    Dataset,
+    Draft,
+    LibrarySettings,
+    Skip,
+    Source,
+    check,
+    examine,
+    look_at,
+    notes_on_settings,
+    open_dataset,
+)
 from .facts import ClipProblem, Facts
 from .holdout import hold_out
 from .index import Progress
 from .sources import NamedClip, group, near_duplicates
+from .windows import planned_frames
 
 if TYPE_CHECKING:
     from .workers import Workers
@@ -55,26 +67,48 @@ def scan(
     for settings that the model cannot take.
     """
     check(sources, settings)
-    notes = notes_on_time(settings.windows, rules)
+    notes = notes_on_settings(settings.windows, settings.shrink, rules)
     cache = index_path.parent if index_path is not None else None
     datasets = [open_dataset(source, rules, settings, cache, progress) for source in sources]
     notes += [note for dataset in datasets for note in dataset.layout.notes]
     found, index_notes = look_at(datasets, settings, index_path, progress, workers)
     outcomes = examine(found, rules, settings)
     drafts = [outcome for outcome in outcomes if isinstance(outcome, Draft)]
-    named = [_named(draft) for draft in drafts]
+    called = _dataset_names(datasets)
+    named = [_named(draft, called[draft.found.dataset.layout.root]) for draft in drafts]
     names, source_notes = group(named)
     kinds = [draft.found.dataset.source.kind for draft in drafts]
-    held, split_notes = hold_out(names, kinds, settings.validation_fraction, settings.seed)
-    notes += [*index_notes, *source_notes, *split_notes, *dataset_notes(drafts)]
+    validated = any(source.kind == "validation" for source in sources)
+    held, split_notes = hold_out(names, kinds, settings.validation_fraction, settings.seed, validated)
+    notes += [
+        *index_notes,
+        *source_notes,
+        *split_notes,
+        *dataset_notes(drafts, planned_frames(settings.windows, rules)[0]),
+    ]
     return _assemble(outcomes, names, held, _twins(named), notes, settings, datasets)
 
 
-def _named(draft: Draft) -> NamedClip:
+def _dataset_names(datasets: Sequence[Dataset]) -> dict[Path, str]:
+    """A name for each dataset's folder: its own, with its parents' where two have the same."""
+    names = {dataset.layout.root: dataset.layout.name for dataset in datasets}
+    for depth in range(1, max((len(root.absolute().parts) for root in names), default=1)):
+        twice = {name for name in names.values() if list(names.values()).count(name) > 1}
+        if not twice:
+            break
+        for dataset in datasets:
+            root, own = dataset.layout.root, dataset.layout.name
+            if names[root] in twice:
+                above = dataset.source.path.rstrip("/").split("/")[-1 - depth : -1]
+                names[root] = "/".join([*above, own])
+    return names
+
+
+def _named(draft: Draft, dataset: str) -> NamedClip:
     look = draft.found.look
     assert not isinstance(look, ClipProblem)
     layout = draft.found.dataset.layout
-    return NamedClip(draft.found.file.path, layout.root, draft.facts.seconds, look, layout.name)
+    return NamedClip(draft.found.file.path, layout.root, draft.facts.seconds, look, dataset)
 
 
 def _twins(named: Sequence[NamedClip]) -> dict[str, str]:

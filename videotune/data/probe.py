@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -24,10 +25,14 @@ __all__ = [
     "limit_pixels",
     "probe",
     "shown_at",
+    "stat_of",
     "video_stream",
 ]
 
-VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".webm", ".mkv")
+VIDEO_SUFFIXES = (
+    *(".mp4", ".mov", ".avi", ".webm", ".mkv", ".m4v", ".3gp"),
+    *(".mpg", ".mpeg", ".ts", ".mts", ".m2ts", ".wmv", ".flv"),
+)
 """What counts as a video in a dataset folder (compared in lower case)."""
 
 OPEN_OPTIONS = {"format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg", "protocol_whitelist": "file"}
@@ -35,6 +40,10 @@ OPEN_OPTIONS = {"format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,o
 
 _WOVEN = (2, 3, 4, 5)
 """FFmpeg's numbers of the field orders in which a frame is two fields; 1 is progressive."""
+
+
+_HDR = {16: "PQ", 18: "HLG"}
+"""FFmpeg's numbers of the transfers of high dynamic range: smpte2084 and arib-std-b67."""
 
 
 class _Row(NamedTuple):
@@ -61,6 +70,7 @@ def probe(path: str | os.PathLike[str]) -> Facts:
     import av
 
     file = Path(path)
+    stat_of(file)
     head = _head(file)
     if file.suffix.lower() in IMAGE_SUFFIXES:
         return probe_image(file)
@@ -75,11 +85,26 @@ def probe(path: str | os.PathLike[str]) -> Facts:
         raise ClipProblem("unreadable", f"the container is damaged or cut short ({detail})") from error
 
 
+def stat_of(file: Path) -> os.stat_result:
+    """The file's stat, without opening it; ClipProblem where it is not there, and for a pipe, a socket or a device, whose
+    reader might wait for ever."""
+    try:
+        found = file.stat()
+    except FileNotFoundError as error:
+        detail = f"link to {os.readlink(file)}, which is missing" if file.is_symlink() else "there is no such file"
+        raise ClipProblem("missing_file", detail) from error
+    except OSError as error:
+        raise ClipProblem("unreadable", error.strerror or str(error)) from error
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise ClipProblem("not_a_video", "is no regular file")
+    return found
+
+
 def _head(file: Path) -> bytes:
     """The first bytes; ClipProblem when there are none or they cannot be read."""
     try:
         with file.open("rb") as stream:
-            head = stream.read(16)
+            head = stream.read(200)
     except OSError as error:
         raise ClipProblem("unreadable", error.strerror or str(error)) from error
     if not head:
@@ -89,8 +114,11 @@ def _head(file: Path) -> bytes:
 
 def _has_video_magic(head: bytes) -> bool:
     boxes = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
-    starts = (b"\x1a\x45\xdf\xa3", b"FLV", b"OggS", b"\x00\x00\x01\xba", b"\x30\x26\xb2\x75", b"\x47")
-    return head[4:8] in boxes or (head[:4] == b"RIFF" and head[8:12] == b"AVI ") or head.startswith(starts)
+    starts = (b"\x1a\x45\xdf\xa3", b"FLV\x01", b"OggS", b"\x00\x00\x01\xba", b"\x30\x26\xb2\x75")
+    avi = head[:4] == b"RIFF" and head[8:12] == b"AVI "
+    # MPEG transport: each packet begins with a G, every 188 bytes, or every 192 with four bytes before it
+    stream = head[0:189:188] == b"GG" or head[4:197:192] == b"GG"
+    return head[4:8] in boxes or avi or stream or head.startswith(starts)
 
 
 def _read(path: str, container: Any) -> Facts:
@@ -110,6 +138,7 @@ def _read(path: str, container: Any) -> Facts:
     seconds = timestamps[-1] + frame_seconds
     _check_whole(packets, stream, container, float(ticks[0] * placed.time_base) + seconds)
     rotation, mirrored = _orientation(packets.first_frame)
+    frame, context = packets.first_frame, stream.codec_context
     width, height = _shown_size(packets.first_frame, stream.sample_aspect_ratio, rotation)
     return Facts(
         path=path,
@@ -127,7 +156,9 @@ def _read(path: str, container: Any) -> Facts:
         first_tick=ticks[0],
         time_base=time_base,
         unusable=placed.unusable,
-        interlaced=packets.first_frame.interlaced_frame or stream.codec_context.field_order in _WOVEN,
+        interlaced=frame.interlaced_frame or context.field_order in _WOVEN,
+        hdr=_HDR.get(int(frame.color_trc)) or _HDR.get(int(context.color_trc)),
+        transparent=any(part.is_alpha for part in frame.format.components) or stream.metadata.get("alpha_mode") == "1",
     )
 
 

@@ -93,7 +93,9 @@ def planned_frames(settings: WindowSettings, rules: VideoRules) -> tuple[int, st
     _check(settings)
     key = "max_frames" if settings.frames is None else "frames"
     requested = settings.max_frames if settings.frames is None else settings.frames
-    frames = snap_frames(requested, rules)
+    frames, keep = snap_frames(requested, rules), settings.keep_every
+    if keep > 1:
+        return _thinned(key, requested, keep, settings.strict_frames, rules)
     if frames != requested and settings.strict_frames:
         pair = (valid_at_most(requested, rules), valid_at_least(requested, rules))
         nearest = " or ".join(str(count) for count in pair if count is not None)
@@ -102,11 +104,20 @@ def planned_frames(settings: WindowSettings, rules: VideoRules) -> tuple[int, st
             f"Set it to {nearest}, or leave out strict_frames to have it changed to {frames}."
         )
     note = None if frames == requested else f"{key} {requested} becomes {frames}: this model takes {frame_rule(rules)}"
-    if settings.keep_every == 1:
-        return frames, note
-    kept = snap_frames((frames - 1) // settings.keep_every + 1, rules)
-    less = f"of {frames} frames every {_nth(settings.keep_every)} is kept: a window has {kept} (temporal_compression_ratio)"
-    return kept, f"{note}; {less}" if note else less
+    return frames, note
+
+
+def _thinned(key: str, requested: int, keep: int, strict: bool, rules: VideoRules) -> tuple[int, str]:
+    """The frames of a window of which every ``keep``-th is kept: the nearest valid count to (requested - 1) / keep + 1."""
+    kept = snap_frames(round((requested - 1) / keep + 1), rules)
+    spanned = (kept - 1) * keep + 1
+    if strict and spanned != requested:
+        raise VideotuneError(
+            f"video_config.{key} is {requested}; with every {_nth(keep)} frame kept (temporal_compression_ratio), and a "
+            f"model that takes {frame_rule(rules)}, the nearest is {spanned}. Set it to that, or leave out strict_frames."
+        )
+    changed = "" if spanned == requested else f"{key} {requested} becomes {spanned}: "
+    return kept, f"{changed}of {spanned} frames every {_nth(keep)} is kept, so that a window has {kept}"
 
 
 def frame_rule(rules: VideoRules) -> str:
@@ -153,9 +164,14 @@ def smallest_window(settings: WindowSettings, rules: VideoRules) -> int:
     return min(planned, valid_at_least(5, rules) or rules.frame_rest)
 
 
-def frames_at(facts: Facts, fps: float, max_duration: float) -> int:
-    """How many frames the clip, or its first ``max_duration`` seconds, fills at ``fps``."""
-    return math.floor(min(facts.seconds, max_duration) * fps + 1e-6)
+def frames_at(facts: Facts, fps: float, max_duration: float, keep: int = 1) -> int:
+    """How many frames the clip, or its first ``max_duration`` seconds, fills at ``fps``, every ``keep``-th of them."""
+    return frames_in(min(facts.seconds, max_duration), fps, keep)
+
+
+def frames_in(seconds: float, fps: float, keep: int = 1) -> int:
+    """How many frames so many seconds fill at ``fps``, every ``keep``-th of them."""
+    return (math.floor(seconds * fps + 1e-6) - 1) // keep + 1
 
 
 def frame_times(start: float, frames: int, fps: float) -> tuple[float, ...]:

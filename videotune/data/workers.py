@@ -296,7 +296,16 @@ def _widen(pipe: int) -> None:
 
 
 _default: dict[int, Workers] = {}
+_registered: list[int] = []
 _default_lock = Lock()
+
+
+def close_default_workers() -> None:
+    """End the process's own pool; the next one who needs it starts it anew."""
+    with _default_lock:
+        pool = _default.pop(os.getpid(), None)
+    if pool is not None:
+        pool.close()
 
 
 def default_workers() -> Workers:
@@ -306,5 +315,7 @@ def default_workers() -> Workers:
         if pid not in _default:
             cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             _default[pid] = Workers(min(8, cpus))
-            atexit.register(_default[pid].close)
+            if not _registered:
+                atexit.register(close_default_workers)
+                _registered.append(pid)
         return _default[pid]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
@@ -78,6 +79,7 @@ class Wan:
         self.spec = read_spec(folder)
         self.folder, self.device, self.dtype = folder, device, dtype
         self._parts: dict[str, Any] = {}
+        self._vae_lock = RLock()  # the VAE keeps its state between frames in itself: one clip at a time
 
     def _text_encoder(self) -> Any:
         """A diffusers pipeline of tokenizer and text encoder alone, for its own prompt handling."""
@@ -105,7 +107,8 @@ class Wan:
 
     def free(self, part: str) -> None:
         """Drop "text_encoder" or "vae" from memory."""
-        self._parts.pop(part, None)
+        with self._vae_lock:
+            self._parts.pop(part, None)
         if self.device.type == "cuda":
             _torch().cuda.empty_cache()
 
@@ -147,15 +150,15 @@ class Wan:
 
     def encode_video(self, frames: Tensor) -> Moments:
         """Frames (3,T,H,W) in [-1,1], T = 4n+1 -> the normalised latent mean; Wan's authors train on it alone."""
-        mean, std = self._statistics()
-        with _torch().no_grad():
+        with self._vae_lock, _torch().no_grad():
+            mean, std = self._statistics()
             latent = self._vae().encode(frames[None].to(self.device)).latent_dist.mode()[0]
         return Moments(((latent - mean) / std).float().cpu())
 
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU."""
-        mean, std = self._statistics()
-        with _torch().no_grad():
+        with self._vae_lock, _torch().no_grad():
+            mean, std = self._statistics()
             pixels = self._vae().decode((latents.to(self.device) * std + mean)[None], return_dict=False)[0][0]
         return pixels.clamp(-1, 1).float().cpu()
 

@@ -19,8 +19,6 @@ from videotune.randomness import draws
 from videotune.types import Batch, Family, Window
 
 QUANTILES = 9
-PROBE = 8
-"""How many windows of a set are read at most; chosen evenly over the set."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +28,6 @@ class Ruler:
     held_out: tuple[Window, ...]
     train: tuple[Window, ...]
     seed: int
-
-
-def spread(windows: Sequence[Window], count: int = PROBE) -> tuple[Window, ...]:
-    """At most ``count`` windows, evenly over the sequence."""
-    if len(windows) <= count:
-        return tuple(windows)
-    return tuple(windows[i * len(windows) // count] for i in range(count))
 
 
 def read_ruler(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import math
+import os
+import re
 import shutil
 from bisect import bisect_left
 from collections import Counter
@@ -20,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from videotune import files
+from videotune.data.captions import METADATA_NAMES
 from videotune.data.decode import Reader
 from videotune.data.facts import ClipProblem, Facts
 from videotune.data.layouts import ClipFile, find_clips
-from videotune.data.probe import VIDEO_SUFFIXES, probe
+from videotune.data.probe import IMAGE_SUFFIXES, VIDEO_SUFFIXES, probe
 from videotune.data.scenes import THRESHOLD, scenes
 from videotune.errors import VideotuneError
 
@@ -50,13 +52,17 @@ class Scene:
 
 @dataclass(frozen=True)
 class SplitFile:
-    """What became of a file: its scenes, or the ``problem`` (reason, detail). ``captions``: how many were written."""
+    """What became of a file: its scenes, or the ``problem`` (reason, detail). ``captions``: how many were written.
+
+    ``image``: it is one, has no scenes, and was left where it is.
+    """
 
     path: Path
     seconds: float
     scenes: tuple[Scene, ...] = ()
     captions: int = 0
     problem: tuple[str, str] | None = None
+    image: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,14 +94,15 @@ def split(
 
     A scene is out/<folder within source>/<stem>-scene-001.mp4: H.264 that keeps every frame, its time, and the declared
     colours, upright, in square pixels and with even sides; no sound. A file without cuts is copied as it is. A caption goes
-    beside each scene. Scenes shorter than ``min_seconds`` are left out.
+    beside each scene. Scenes shorter than ``min_seconds`` are left out. Images are not split; their results come last.
 
     A run that was stopped goes on where it was. VideotuneError where something would be overwritten and ``overwrite`` does
     not allow it, or for what cannot be asked; a file that cannot be read is a result with its problem.
     """
     settings: Row = {"min_seconds": min_seconds, "threshold": THRESHOLD if threshold is None else threshold}
     _check(source, out, **settings)
-    tasks = _tasks(source, out)
+    videos, images = _find(source)
+    tasks = _tasks(videos, source if source.is_dir() else source.parent, out)
     rows = {str(row.get("key")): row for row in files.read_lines(out / JOURNAL)}
     if not overwrite:
         _refuse_others(tasks, out, rows, settings)
@@ -114,7 +121,7 @@ def split(
         before += length
     if progress is not None:
         progress(math.ceil(total), math.ceil(total), "")
-    return results
+    return results + [SplitFile(file.path, 0.0, image=True) for file in images]
 
 
 def _check(source: Path, out: Path, min_seconds: float, threshold: float) -> None:
@@ -132,20 +139,40 @@ def _check(source: Path, out: Path, min_seconds: float, threshold: float) -> Non
         )
 
 
-def _tasks(source: Path, out: Path) -> list[_Task]:
-    """The videos to split, with their facts; two of one stem in one folder are told apart by their suffixes."""
-    found = find_clips(source) if source.is_dir() else [_single(source)]
+def _find(source: Path) -> tuple[list[ClipFile], list[ClipFile]]:
+    """The videos to split and the images beside them; VideotuneError where there is no video."""
+    if not source.is_dir():
+        return [_single(source)], []
+    try:
+        found = find_clips(source)
+    except VideotuneError:
+        names = [name.lower() for _, _, inside in os.walk(source) for name in inside]
+        if any(name.endswith((*VIDEO_SUFFIXES, *IMAGE_SUFFIXES, *METADATA_NAMES)) for name in names):
+            raise
+        found = []  # what find_clips says of an empty folder names images too, which are of no use here
     videos = [file for file in found if file.path.suffix.lower() in VIDEO_SUFFIXES]
+    images = [file for file in found if file.path.suffix.lower() not in VIDEO_SUFFIXES]
     if not videos:
-        raise VideotuneError(f"No video files in {source}: looked for {' '.join(VIDEO_SUFFIXES)}.")
-    root = source if source.is_dir() else source.parent
+        hint = f" Images, of which it has {len(images)}, have no scenes to split." if images else ""
+        raise VideotuneError(f"No video files in {source}: looked for {' '.join(VIDEO_SUFFIXES)}.{hint}")
+    return videos, images
+
+
+def _tasks(videos: Sequence[ClipFile], root: Path, out: Path) -> list[_Task]:
+    """The videos to split, with their facts; two of one stem in one folder are told apart by their suffixes."""
     stems = Counter(str(file.path.with_suffix("")).casefold() for file in videos)
-    tasks = []
+    tasks: list[_Task] = []
+    taken: dict[tuple[Path, str], Path] = {}
     for file in videos:
         path = file.path
         alone = stems[str(path.with_suffix("")).casefold()] == 1
         stem = path.stem if alone else f"{path.stem}-{path.suffix[1:].lower()}"
         folder = out / path.parent.relative_to(root)
+        other = taken.setdefault((folder, stem.casefold()), path)
+        if other != path:
+            raise VideotuneError(
+                f"The scenes of {other} and of {path} would bear the same names ({stem}-scene-001). Rename one of them."
+            )
         try:
             if not file.there:
                 raise ClipProblem("missing_file", file.why_missing)
@@ -177,8 +204,11 @@ def _recalled(row: Row, rows: Mapping[str, Row]) -> Row | None:
 
 
 def _there(task: _Task) -> list[Path]:
-    """Files that bear the names of this file's scenes."""
-    return sorted(task.folder.glob(f"{glob.escape(task.stem)}-scene-[0-9]*"))
+    """Files that bear the names of this file's scenes and captions; not those of a file called film-scene-001."""
+    if not task.folder.is_dir():
+        return []
+    name = re.compile(rf"{re.escape(task.stem)}-scene-(\d{{3}}|[1-9]\d{{3,}})\.[^.]+")
+    return sorted(path for path in task.folder.iterdir() if name.fullmatch(path.name))
 
 
 def _refuse_others(tasks: Sequence[_Task], out: Path, rows: Mapping[str, Row], settings: Row) -> None:

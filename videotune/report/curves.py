@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from videotune.report.markup import (
     NOTHING,
@@ -15,25 +15,31 @@ from videotune.report.markup import (
     paragraph,
     plain,
     section,
+    switched_off,
     table,
     text,
 )
-from videotune.report.read import Record, Run, items, mapping, number, of_kind
+from videotune.report.read import Record, Run, clip_of, items, mapping, number, of_kind, regularization_clips, setting
 from videotune.report.svg import Line, Point, line_chart, smooth, smoothing_width, thin
 
 NINTHS = 9
 
 
 def loss_section(run: Run) -> Html:
-    """The mean squared error of each step, raw and smoothed, as a whole and by noise level."""
+    """The mean squared error of each step, raw and smoothed, as a whole and by noise level.
+
+    Steps that showed regularization clips alone are left out: their error says how the model is kept as it is.
+    """
     title = "Loss"
     steps = of_kind(run, "step")
-    points = _points(steps, lambda record: number(record.get("mse")))
+    others = [record for record in steps if not _keeps_only(record, regularization_clips(run))]
+    points = _points(others, lambda record: number(record.get("mse")))
+    left_out = _left_out(len(steps) - len(others))
     not_applied = [
         step for record in steps if record.get("skipped") and (step := number(record.get("step"))) is not None
     ]
     if not points:
-        return section("loss", title, missing("the curve appears with the first step"))
+        return section("loss", title, missing("the curve appears with the first step"), left_out)
     width = smoothing_width(len(points))
     mean = smooth(points, width)
     lines = [Line("each step", thin(points), "faint", dots=len(points) < 60)]
@@ -50,10 +56,25 @@ def loss_section(run: Run) -> Html:
         "loss",
         title,
         paragraph(text(said)),
+        left_out,
         line_chart(lines, says=said, x_label="step", marks=not_applied),
         _not_applied(not_applied),
-        _by_noise(steps, (points[0][0], points[-1][0])),
+        _by_noise(others, (points[0][0], points[-1][0])),
     )
+
+
+def _keeps_only(record: Record, regularization: Mapping[str, Record]) -> bool:
+    """Whether all samples of a step were of regularization clips."""
+    windows = items(record.get("window_ids"))
+    return bool(windows) and all(clip_of(str(window)) in regularization for window in windows)
+
+
+def _left_out(num: int) -> Html:
+    """How many steps the curve does not show."""
+    if not num:
+        return NOTHING
+    line = f"{counted(num, 'step')} of regularization clips alone {'is' if num == 1 else 'are'} left out."
+    return paragraph(text(line), css="soft")
 
 
 def _points(records: Sequence[Record], value: Callable[[Record], float | None]) -> list[Point]:
@@ -112,6 +133,8 @@ def ruler_section(run: Run) -> Html:
     """The fixed measurement: the same clips, noise levels and noise at every reading."""
     title = "Ruler: before and after"
     readings = of_kind(run, "ruler")
+    if not readings and number(setting(run, "ruler_after")) == 0:
+        return section("ruler", title, switched_off("ruler_after"), demo_part(run))
     if not readings:
         return section("ruler", title, missing("readings of the ruler appear as the run makes them"), demo_part(run))
     sets = [("held_out", "held-out clips", "one"), ("train", "training clips", "two")]

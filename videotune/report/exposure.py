@@ -20,7 +20,7 @@ from videotune.report.markup import (
     section,
     text,
 )
-from videotune.report.read import Run, items, last_of_kind, mapping, number, of_kind
+from videotune.report.read import Run, clip_of, items, last_of_kind, mapping, number, of_kind, regularization_clips
 
 BANDS = (
     (10.0, "conservative", "calm"),
@@ -62,21 +62,23 @@ def window_views(run: Run) -> Counter[str]:
 
 
 def clip_views(run: Run) -> list[ClipViews]:
-    """Every training clip with its views, the most seen first.
+    """Every training clip with its views, the most seen first; those of regularization are not among them.
 
     The account of clips names them by path. Where it gives their ids too, views so far are the journal's; where it gives
     none, only the planned views can be told by path. Without an account clips go by the id in the journal's windows.
     """
-    seen = window_views(run)
+    seen, keeping = window_views(run), regularization_clips(run)
     so_far: Counter[str] = Counter()
     windows: Counter[str] = Counter()
     for window, count in seen.items():
-        so_far[_clip_of(window)] += count
-        windows[_clip_of(window)] += 1
+        so_far[clip_of(window)] += count
+        windows[clip_of(window)] += 1
     used = [clip for clip in items(mapping(run.check).get("clips")) if mapping(clip).get("used")]
     if used:
         found = []
         for clip in used:
+            if str(clip.get("id"))[:12] in keeping:
+                continue
             key = str(clip["id"])[:12] if "id" in clip and seen else None
             views, num = number(clip.get("views")), number(clip.get("windows"))
             found.append(ClipViews(str(clip.get("path")), None if key is None else so_far[key], views, int(num or 1)))
@@ -92,13 +94,16 @@ def exposure_section(run: Run) -> Html:
     title = "How often each clip is shown"
     clips = [clip for clip in clip_views(run) if clip.so_far is not None or clip.planned is not None]
     if not clips:
-        return section("exposure", title, missing("views of clips appear with the first step, or with the plan"))
+        return section(
+            "exposure", title, _keeping(run) or missing("views of clips appear with the first step, or with the plan")
+        )
     most = max(max(clip.views, clip.planned or 0) for clip in clips) or 1
     rest = clips[SHOWN:]
     return section(
         "exposure",
         title,
         *_sentences(run),
+        _keeping(run),
         NOTHING if any(clip.so_far is not None for clip in clips) else paragraph(text(PLANNED), css="soft"),
         _bands(clips),
         _bars(clips[:SHOWN], most),
@@ -109,9 +114,12 @@ def exposure_section(run: Run) -> Html:
 def _sentences(run: Run) -> list[Html]:
     """What was drawn so far, by the journal; what will have been, by the plan."""
     said = []
-    seen = window_views(run)
+    keeping = regularization_clips(run)
+    seen = {window: count for window, count in window_views(run).items() if clip_of(window) not in keeping}
     if seen:
-        windows = number(last_of_kind(run, "start").get("windows")) or len(seen)
+        aside = sum(number(clip.get("windows")) or 0 for clip in keeping.values())
+        windows = (number(last_of_kind(run, "start").get("windows")) or 0) - aside
+        windows = windows if windows > 0 else len(seen)
         least = min(seen.values()) if len(seen) >= windows else 0
         name, css = band(max(seen.values()))
         line = (
@@ -133,9 +141,15 @@ def _plan_views(run: Run) -> dict[str, object]:
     return dict(mapping(mapping(run.plan).get("views")))
 
 
-def _clip_of(window: str) -> str:
-    """The beginning of a window's id is its clip's."""
-    return window.partition("@")[0]
+def _keeping(run: Run) -> Html:
+    """The regularization clips, which are in no band: they are shown to keep the model as it is, and often."""
+    keeping = regularization_clips(run)
+    if not keeping:
+        return NOTHING
+    seen = sum(count for window, count in window_views(run).items() if clip_of(window) in keeping)
+    planned = sum(number(clip.get("views")) or 0 for clip in keeping.values())
+    line = f"{counted(len(keeping), 'regularization clip')}, in no band: {counted(seen, 'sample')} drawn so far"
+    return paragraph(text(f"{line}, {plain(planned)} by the end."), css="soft")
 
 
 def _bands(clips: Sequence[ClipViews]) -> Html:

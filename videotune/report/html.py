@@ -22,10 +22,11 @@ from videotune.report.markup import (
     paragraph,
     plain,
     section,
+    switched_off,
     text,
     value_text,
 )
-from videotune.report.read import Record, Run, items, last_of_kind, mapping, number, of_kind, read_run
+from videotune.report.read import Record, Run, items, last_of_kind, mapping, number, of_kind, read_run, setting
 from videotune.report.style import CSS
 from videotune.report.tables import clips_section, files_section, settings_section
 
@@ -159,6 +160,8 @@ def samples_section(run: Run) -> Html:
     for record in of_kind(run, "sample"):
         key = (str(record.get("prompt", "")), value_text(record.get("seed")))
         rows.setdefault(key, {})[number(record.get("step")) or 0] = record
+    if not rows and number(setting(run, "sample_after")) == 0:
+        return section("samples", "Samples", switched_off("sample_after"))
     if not rows:
         return section("samples", "Samples", missing("previews appear as the run draws them"))
     steps = sorted({step for cells in rows.values() for step in cells})

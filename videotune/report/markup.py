@@ -55,6 +55,11 @@ def missing(what: str) -> Html:
     return paragraph(text(f"Not there yet: {what}."), css="missing")
 
 
+def switched_off(key: str) -> Html:
+    """What stands where the run was told not to make something."""
+    return paragraph(text(f"Switched off ({key} is 0)."), css="missing")
+
+
 def bullets(entries: Sequence[Html], css: str = "") -> Html:
     """A list."""
     return element("ul", *(element("li", entry) for entry in entries), css=css) if entries else NOTHING

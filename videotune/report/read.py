@@ -92,6 +92,29 @@ def items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def setting(run: Run, key: str) -> Any:
+    """A resolved setting of the run, or None where config.json does not say it."""
+    return mapping(mapping(run.config).get("settings")).get(key)
+
+
+def clip_of(window: str) -> str:
+    """The beginning of a window's id is its clip's."""
+    return window.partition("@")[0]
+
+
+def regularization_clips(run: Run) -> dict[str, Record]:
+    """The account's rows of regularization clips that are used, by the beginning of the clip's id, as windows name it.
+
+    Empty where the account gives no kinds: then all clips count as training clips.
+    """
+    rows = (mapping(clip) for clip in items(mapping(run.check).get("clips")))
+    return {
+        str(row["id"])[:12]: row
+        for row in rows
+        if row.get("used") and row.get("kind") == "regularization" and row.get("id")
+    }
+
+
 def _parse(content: bytes) -> tuple[list[Record], list[str]]:
     """The journal's records, and a note for each line that is none."""
     lines = content.split(b"\n")

@@ -73,7 +73,8 @@ def common_folder(paths: list[str]) -> str:
 def clip_row(clip: Record, folder: str = "") -> list[Html]:
     """One file's cells; what is not known, or is as it should be, stays empty."""
     if clip.get("used"):
-        became = badge("used", "good")
+        kind = " (regularization)" if clip.get("kind") == "regularization" else ""
+        became = badge(f"used{kind}", "good")
     elif clip.get("held_out"):
         became = badge("held out", "calm")
     else:

@@ -12,7 +12,8 @@ from videotune.cache.store import Store
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.run.console import bar, print_table, say, size
 from videotune.run.job import CACHE_NAME, Job, Words, open_job, refuse_skips, settle
-from videotune.run.models import captions_of, fill_cache, open_models, prompts_of, takes_of
+from videotune.run.models import fill_cache, open_models
+from videotune.run.takes import captions_of, prompts_of, takes_of
 
 
 def cache(words: Words, *, allow_skips: str | None = None) -> int:
@@ -42,6 +43,8 @@ def cache_at(place: Path) -> Path:
         return place / CACHE_NAME
     if place.name == CACHE_NAME or any((place / name).is_file() for name in ("manifest.jsonl", LOCK)):
         return place
+    if place.is_file() and (place.parent / CACHE_NAME).is_dir():  # an archive's cache lies beside it
+        return place.parent / CACHE_NAME
     if not place.is_dir():
         raise VideotuneError(f"{place}: there is no such folder. Name a cache folder, or a dataset that was encoded.")
     raise VideotuneError(

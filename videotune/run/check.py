@@ -10,6 +10,7 @@ from typing import Any
 from videotune.data.account import to_json
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.families.find import find
+from videotune.report.dataset import short_path
 from videotune.run.console import bar, print_table, say, width
 from videotune.run.job import Job, Words, layers, open_job, refuse_skips, settle, with_views
 
@@ -18,18 +19,25 @@ DEFAULT_PRESET = "toy"
 WIDE = 150
 """Columns from which the whole table fits."""
 
+MEDIUM = 100
+"""Columns from which the source and the frames used fit beside the rest; the notes then stand below."""
+
+ALIKE = 4
+"""So many clips with one and the same note share a line."""
+
 
 def check(
     words: Words, *, as_json: bool = False, allow_skips: str | None = None, contact_sheet: Path | None = None
 ) -> int:
     """Print the account of the dataset; exit code 2 where clips are skipped that the person has not allowed."""
-    assumed = not (words.preset or words.config or words.family or layers(words)[0].get("base_model_name"))
+    named = layers(words)[0]
+    assumed = not (words.preset or words.config or named.get("family") or named.get("base_model_name"))
     if assumed:
         words = replace(words, preset=DEFAULT_PRESET)
     resolved, spec, base = settle(words)
     with bar("reading clips") as progress:
         job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path), to_look=True)
-    account = with_views(job, with_cut_captions(job, to_json(job.library)), job.steps)
+    account = with_views(job, with_cut_captions(job, to_json(job.library)), job.steps) | {"blockers": blockers(job)}
     if as_json:
         print(json.dumps(account, indent=2, ensure_ascii=False))
     else:
@@ -54,16 +62,26 @@ def verdict(job: Job, account: dict[str, Any], allow_skips: str | None) -> int:
     """The exit code, with what it means."""
     if not job.library.skipped:
         return DONE
-    uncaptioned = sum(reason.endswith("_caption") for _, reason, _ in job.library.skipped)
-    if uncaptioned and job.config.missing_caption == "error":
-        ways = 'write them, or set missing_caption to "skip", "empty" or "text"'
-        say(f"{uncaptioned} clips have no usable caption, which ends a training before it begins: {ways}")
+    if account["blockers"]:
+        for blocker in account["blockers"]:
+            say(blocker)
         return FAILED
     if allow_skips is not None:
         refuse_skips(job, allow_skips)
         return DONE
-    say(f"{account['skipped']} clips are skipped (exit code 2); --allow-skips {account['skipped']} allows it")
+    clips = "1 clip is" if account["skipped"] == 1 else f"{account['skipped']} clips are"
+    say(f"{clips} skipped (exit code 2); --allow-skips {account['skipped']} allows it")
     return SKIPPED
+
+
+def blockers(job: Job) -> list[str]:
+    """What would end a training before it begins, whatever is allowed to be skipped."""
+    uncaptioned = sum(reason.endswith("_caption") for _, reason, _ in job.library.skipped)
+    if not uncaptioned or job.config.missing_caption != "error":
+        return []
+    clips = "1 clip has" if uncaptioned == 1 else f"{uncaptioned} clips have"
+    ways = 'write it, or set missing_caption to "skip", "empty" or "text"'
+    return [f"{clips} no usable caption, which ends a training before it begins: {ways}"]
 
 
 def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
@@ -89,24 +107,40 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
 def show(job: Job, account: dict[str, Any]) -> None:
     """The account as a person reads it: a line a clip, then the sums."""
     rows = [table_row(job, clip) for clip in account["clips"]]
+    columns = ["clip", "state", "source", "pixels", "frames", "bucket", "windows", "frames used", "views", "notes"]
+    shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
+    cells = [[row[i] for i in shown] for row in rows]
+    numbers = [place for place, i in enumerate(shown) if i in (4, 6, 7, 8)]
+    print_table("clips", [columns[i] for i in shown], cells, right=numbers)
     if width() < WIDE:  # a column of notes would be a few letters wide
-        noted = [(row[0], row[-1]) for row in rows if row[-1]]
-        narrow = [[row[0], row[1], row[5], row[6], row[8]] for row in rows]
-        print_table("clips", ["clip", "state", "bucket", "windows", "views"], narrow, right=(3, 4))
-        for clip, notes in noted:
-            print(f"{clip}: {notes}")
-    else:
-        columns = ["clip", "state", "source", "pixels", "frames", "bucket", "windows", "frames used", "views", "notes"]
-        print_table("clips", columns, rows, right=(4, 6, 7, 8))
+        print_notes({row[0]: row[-1] for row in rows if row[-1]})
     if account["buckets"]:
         rows = [[bucket["shape"], bucket["windows"]] for bucket in account["buckets"]]
         print_table("buckets, dearest first", ["frames x height x width", "windows"], rows, right=(1,))
+    whole = sum(clip["source_seconds"] or 0.0 for clip in account["clips"] if clip["reason"] is None)
+    cut = sum(clip["seconds_cut"] for clip in account["clips"] if clip["reason"] is None)
+    if cut > 0.05:
+        print(f"{cut:.1f} s of the {whole:.1f} s of these clips are in no window")
+    buckets = f"{len(job.shapes)} bucket{'s' * (len(job.shapes) != 1)}"
     print(
         f"found {account['found']} = used {account['used']} + held out {account['held_out']}"
-        f" + skipped {account['skipped']};  {len(job.library.windows)} windows in {len(job.shapes)} buckets"
+        f" + skipped {account['skipped']};  {len(job.library.windows)} windows in {buckets}"
     )
     for note in (*job.notes, *(note for note in account["notes"] if note not in job.notes)):
         print(f"note: {note}")
+
+
+def print_notes(notes: dict[str, str]) -> None:
+    """A line for each clip, or one for many that have the same to be said of."""
+    alike: dict[str, list[str]] = {}
+    for clip, note in notes.items():
+        alike.setdefault(note, []).append(clip)
+    for note, clips in alike.items():
+        if len(clips) >= ALIKE:
+            print(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
+        else:
+            for clip in clips:
+                print(f"{clip}: {note}")
 
 
 def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
@@ -122,12 +156,4 @@ def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
     used = f"{clip['frames']} ({clip['frames_cut']} cut)" if clip["frames_cut"] else clip["frames"] or None
     notes = "; ".join([*([clip["detail"]] if clip["detail"] else []), *clip["warnings"]])
     counts = [clip["model_frames"], clip["shape"], clip["windows"] or None, used, clip["views"]]
-    return [short(job, clip["path"]), state, source, pixels, *counts, notes]
-
-
-def short(job: Job, path: str) -> str:
-    """A clip's path from its dataset's folder, as the table shows it; from the folder's name where there are several."""
-    for root in job.library.roots:
-        if Path(path).is_relative_to(root):
-            return str(Path(path).relative_to(root if len(job.library.roots) == 1 else root.parent))
-    return path
+    return [short_path(clip["path"], job.library.roots), state, source, pixels, *counts, notes]

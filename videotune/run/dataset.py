@@ -6,6 +6,7 @@ from pathlib import Path
 
 from videotune.errors import DONE, SKIPPED
 from videotune.prepare.split import SplitFile, split
+from videotune.report.markup import counted
 from videotune.run.console import bar, print_table, say
 
 
@@ -25,10 +26,14 @@ def split_dataset(source: Path, out: Path, *, min_seconds: float, threshold: flo
     print_table("files", ["file", "seconds", "scenes", "captions", "notes"], rows, right=(1, 2, 3))
     written = sum(part.path is not None for result in results for part in result.scenes)
     dropped = sum(part.path is None for result in results for part in result.scenes)
+    images = sum(result.image for result in results)
     broken = sum(result.problem is not None for result in results)
-    print(f"{written} scenes of {len(results) - broken} files are in {out}")
+    print(f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {out}")
     if dropped:
-        print(f"{dropped} scenes are shorter than {min_seconds:g} s and left out (--min-seconds)")
+        are = "is" if dropped == 1 else "are"
+        print(f"{counted(dropped, 'scene')} {are} shorter than {min_seconds:g} s and left out (--min-seconds)")
+    if images:
+        print(f"{images} {'image was' if images == 1 else 'images were'} not split or copied")
     if not broken:
         return DONE
     say(f"{broken} files could not be split (exit code 2); the table says why")
@@ -38,6 +43,8 @@ def split_dataset(source: Path, out: Path, *, min_seconds: float, threshold: flo
 def _row(result: SplitFile, root: Path) -> list[str]:
     """A file as the table shows it."""
     path = result.path.relative_to(root) if result.path.is_relative_to(root) else result.path
+    if result.image:
+        return [str(path), "", "", "", "image: not split"]
     if result.problem is not None:
         reason, detail = result.problem
         return [str(path), f"{result.seconds:.2f}" if result.seconds else "", "", "", f"{reason}: {detail}"]

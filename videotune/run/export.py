@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def exactly(error: float) -> str:
+    """How near two values are, in words."""
+    return f"within {error:.0e}" if error else "the same to the bit"
+
+
 def export(run: Path, formats: Sequence[str] = (), step: int | None = None, out: Path | None = None) -> int:
     """Export a checkpoint of a run (the newest, or the one of ``step``)."""
     settings = run_settings(run)
@@ -33,7 +38,7 @@ def export(run: Path, formats: Sequence[str] = (), step: int | None = None, out:
     state = checkpoint.load()[0]
     for done in export_run(run, family, state, checkpoint.step, resolved, formats, out):
         print(
-            f"{done.format}: {done.path}  ({done.modules} modules, read back by diffusers: ΔW within {done.max_error:.0e})"
+            f"{done.format}: {done.path}  ({done.modules} modules, read back by diffusers: ΔW {exactly(done.max_error)})"
         )
     write_report(run)
     return DONE

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,20 @@ class Job:
         return exposure(views(self.schedule, steps), self.buckets, others)
 
     def views_at(self, step: int) -> float:
-        """How often a window has been shown on average."""
-        return step / float(steps_a_pass(self.schedule))
+        """How often a training window has been shown on average, repeats counted."""
+        return step * self._views_a_step
+
+    @cached_property
+    def _views_a_step(self) -> float:
+        repeats = {clip.id: clip.repeats for clip in self.library.clips}
+        entries = sum(repeats[window.clip_id] for window in self.training_windows)
+        return entries / len(self.training_windows) / float(steps_a_pass(self.schedule))
+
+    @cached_property
+    def training_windows(self) -> tuple[Window, ...]:
+        """The windows that the run learns from; all of them where there are regularization clips alone."""
+        kept = {clip.id for clip in self.library.clips if clip.kind == "regularization"}
+        return tuple(window for window in self.library.windows if window.clip_id not in kept) or self.library.windows
 
     def data_digest(self) -> str:
         """Names what is trained on: windows, captions and the held-out clips."""
@@ -87,6 +100,8 @@ def layers(words: Words) -> tuple[dict[str, Any], dict[str, Any]]:
     user = read_config(words.config) if words.config else {}
     if words.family:
         user = merge(user, {"family": words.family})
+    if words.data and "datasets" in user:
+        raise VideotuneError(f"both --data and the datasets of {words.config}: which clips? Leave one out.")
     if words.data:
         user = merge(user, {"datasets": [{"path": words.data}]})
     preset = read_preset(words.preset) if words.preset else {}
@@ -166,14 +181,15 @@ def open_job(
     except OSError as error:
         raise VideotuneError(f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere.") from error
     if not library.windows and not to_look:
-        reasons = "\n".join(f"  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10])
-        raise DoesNotFit(f"no clip can be trained on:\n{reasons}")
+        reasons = "".join(f"\n  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10])
+        validated = "all of them are held out: give a dataset of kind train" if library.clips else "none can be used:"
+        raise DoesNotFit(f"no clip can be trained on; {validated}{reasons}")
     shaped = buckets(library)
-    schedule, notes = make_schedule(config, shaped)
-    key = "video_config.video_batch_size_multiplier"
-    if resolved.origins[key] == "user" and not mixes(shaped):
-        notes.append(f"{key} is unused: images and videos are not mixed here")
-    steps, arithmetic = total_steps(config, sum(schedule.sizes), float(steps_a_pass(schedule)))
+    schedule, notes = make_schedule(config, shaped, library)
+    notes += unused_keys(resolved, library)
+    steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_a_pass(schedule))
+    notes += [arithmetic] if arithmetic else []
+    notes += notes_on_views(library, shaped, schedule, steps)
     return Job(
         resolved=resolved,
         spec=spec,
@@ -184,8 +200,32 @@ def open_job(
         schedule=schedule,
         steps=steps,
         cache=cache,
-        notes=(*library.notes, *notes, *((arithmetic,) if arithmetic else ())),
+        notes=(
+            *library.notes,
+            *notes,
+            *((arithmetic,) if arithmetic else ()),
+            *notes_on_views(library, shaped, schedule, steps),
+        ),
     )
+
+
+def notes_on_views(
+    library: Library, shaped: Mapping[ClipShape, Sequence[Window]], schedule: Schedule, steps: int
+) -> list[str]:
+    """What regularization takes of the samples, and training clips that the run never shows."""
+    if not library.windows:
+        return []
+    seen = exposure(views(schedule, steps), list(shaped.values())).clips
+    others = {clip.id for clip in library.clips if clip.kind == "regularization"}
+    notes, total = [], sum(seen.values())
+    aside = sum(count for name, count in seen.items() if name in others)
+    if aside > total / 2:
+        notes.append(f"regularization takes {aside / total:.0%} of the samples: give the training clips repeats")
+    unseen = sum(count == 0 for name, count in seen.items() if name not in others)
+    if unseen:
+        clips = "1 training clip is" if unseen == 1 else f"{unseen} training clips are"
+        notes.append(f"{clips} never shown: {steps} steps are too few")
+    return notes
 
 
 def cache_folder(config: Config) -> Path:
@@ -264,26 +304,47 @@ def multiple_of(kind: str, ratio: int | None, own: int, spec: FamilySpec) -> int
     return ratio // own
 
 
-def mixes(shaped: Mapping[ClipShape, Sequence[Window]]) -> bool:
+def mixes(library: Library) -> bool:
     """Whether there are images and videos."""
-    return len({shape.frames == 1 for shape in shaped}) == 2
+    return len({clip.still for clip in library.clips if not clip.held_out}) == 2
 
 
-def make_schedule(config: Config, shaped: Mapping[ClipShape, Sequence[Window]]) -> tuple[Schedule, list[str]]:
+def unused_keys(resolved: Resolved, library: Library) -> list[str]:
+    """A sentence for each key that the person has set and nothing uses."""
+    video = resolved.config.video_config
+    windows = (*library.windows, *library.held_out_windows)
+    reasons = {
+        "video_batch_size_multiplier": not mixes(library) and "images and videos are not mixed here",
+        "window_stride": video.windows != "slide" and 'video_config.windows is not "slide"',
+        "keyframe_source": video.frame_sample_strategy != "keyframe" and 'frame_sample_strategy is not "keyframe"',
+        "variants": not any(window.varies for window in windows) and "nothing of a window is drawn at random",
+        "windows": video.stretch and "stretch makes one window of each clip",
+    }
+    return [
+        f"video_config.{name} is unused: {why}"
+        for name, why in reasons.items()
+        if why and resolved.origins[f"video_config.{name}"] == "user"
+    ]
+
+
+def make_schedule(
+    config: Config, shaped: Mapping[ClipShape, Sequence[Window]], library: Library
+) -> tuple[Schedule, list[str]]:
     """The schedule over the buckets, and what is to be said of the batch.
 
     Where images and videos are mixed, a step of a video bucket takes fewer samples, as the multiplier says.
     """
     given = config.video_config.video_batch_size_multiplier
-    mixed = mixes(shaped)
+    mixed, stills = mixes(library), {clip.id for clip in library.clips if clip.still}
     fewer = max(1, math.floor(config.batch_size * given))
-    each = [fewer if mixed and shape.frames > 1 else config.batch_size for shape in shaped]
+    videos = [any(window.clip_id not in stills for window in bucket) for bucket in shaped.values()]
+    each = [fewer if mixed and video else config.batch_size for video in videos]
     batches = tuple(batch * config.gradient_accumulation_steps for batch in each)
     sizes = tuple(len(bucket) for bucket in shaped.values())
     notes = []
     if mixed and fewer != config.batch_size:
         notes.append(
-            f"images and videos are mixed: a step takes {config.batch_size} images or {fewer} videos "
+            f"images and videos are mixed: a step takes {max(batches)} images or {min(batches)} of videos "
             f"(video_batch_size_multiplier {given:g})"
         )
     return Schedule(config.seed, sizes or (1,), batches or (config.batch_size,), config.shuffle), notes

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
 
 from videotune.adapters.lora import LoraSettings
 from videotune.cache.batches import Source, assemble
-from videotune.cache.encode import FillReport, cut_captions, fill, frames_of, missing, to_model
+from videotune.cache.encode import FillReport, cut_captions, encode_take, fill, missing
 from videotune.cache.store import Store
 from videotune.config.schema import Config
-from videotune.data.facts import Facts
 from videotune.data.workers import Workers
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.families.find import find, place
-from videotune.monitor.ruler import spread
 from videotune.run.console import bar, clock, say
 from videotune.run.job import Job
+from videotune.run.takes import captions_of, takes_of
 from videotune.sampling.preview import SampleSettings
-from videotune.types import PLAIN, BasePlace, Batch, ClipShape, Family, FamilySpec, Moments, Take, Window
+from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
@@ -63,35 +63,6 @@ def make_objective(spec: FamilySpec, config: Config) -> Objective:
     timesteps = Timesteps(config.timestep_distribution or spec.timestep_distribution, shift)
     weight = config.video_config.temporal_consistency_weight
     return objective(spec.path, spec.path_constants, timesteps, config.loss_weighting, weight)
-
-
-def prompts_of(job: Job) -> list[str]:
-    """The previews' prompts: as given, or so many different captions, evenly over the training clips."""
-    wanted = job.config.samples
-    if isinstance(wanted, list):
-        return wanted
-    captions = list(dict.fromkeys(clip.captions[0] for clip in job.library.clips if not clip.held_out))
-    count = min(wanted, len(captions))
-    return [captions[i * len(captions) // count] for i in range(count)]
-
-
-def takes_of(job: Job) -> list[tuple[Window, int]]:
-    """The (window, variant) pairs that a run reads from the cache.
-
-    A training window that varies has as many as ``variants`` says (none for 0: then each view is encoded anew); what
-    validation and the ruler's probe look at has nothing drawn.
-    """
-    variants, pairs = job.config.video_config.variants, []
-    for window in job.library.windows:
-        pairs += [(window, variant) for variant in (range(variants) if window.varies else (0,))]
-    plain = (*spread(job.library.windows), *job.library.held_out_windows)
-    return [*pairs, *((window, PLAIN) for window in plain)]
-
-
-def captions_of(job: Job, extra: Sequence[str] = ()) -> list[str]:
-    """Every text that a run feeds: the clips' captions, the empty one, and ``extra`` prompts."""
-    captions = [caption for clip in job.library.clips for caption in clip.captions]
-    return list(dict.fromkeys([*captions, "", *extra]))
 
 
 def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:
@@ -152,11 +123,6 @@ def make_source(job: Job, family: Family, store: Store, loss: Objective) -> Sour
     )
 
 
-def encode_take(family: Family, take: Take, facts: Mapping[str, Facts]) -> Moments:
-    """A take's latents, decoded and encoded now: what ``variants`` 0 does for each view."""
-    return family.encode_video(to_model(frames_of(take, facts)))
-
-
 def plain_batch(source: Source, window: Window) -> Batch:
     """A window alone with its first caption, nothing dropped: what the ruler reads."""
     return assemble(source, [window], [source.clips[window.clip_id].captions[0]], [source.plain(window)])
@@ -195,5 +161,6 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def usual_shape(job: Job) -> ClipShape:
-    """The bucket with most windows."""
-    return max(zip(job.buckets, job.shapes, strict=True), key=lambda pair: len(pair[0]))[1]
+    """The bucket with most training windows; of videos where there are any."""
+    count = Counter(window.shape for window in job.training_windows)
+    return max(count, key=lambda shape: (shape.frames > 1, count[shape], shape))

@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 from videotune.adapters.lora import matching
+from videotune.cache.schedule import steps_a_pass
 from videotune.data.account import totals
 from videotune.errors import DONE
 from videotune.families.find import find
 from videotune.run.console import bar, print_table, size
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
+from videotune.run.takes import captions_of, prompts_of, takes_of
 
 
 def plan(words: Words, *, as_json: bool = False, allow_skips: str | None = None) -> int:
@@ -33,14 +35,16 @@ def make_plan(job: Job) -> dict[str, Any]:
     ``fits``, ``hours``, ``device`` and ``host`` are null: memory and time are not predicted yet.
     """
     config, total, adapter = job.config, len(job.library.windows), adapter_size(job)
+    turns = float(steps_a_pass(job.schedule))
     buckets = [
         {
             "shape": str(shape),
-            "windows": len(bucket),
-            "share": round(len(bucket) / total, 4),
+            "windows": len({window.id for window in bucket}),
+            "share": round(len(bucket) / batch / turns, 4),
+            "batch": batch,
             "tokens": job.spec.tokens(shape),
         }
-        for shape, bucket in zip(job.shapes, job.buckets, strict=True)
+        for shape, bucket, batch in zip(job.shapes, job.buckets, job.schedule.batches, strict=True)
     ]
     return {
         "fits": None,
@@ -79,11 +83,10 @@ def adapter_size(job: Job) -> dict[str, int] | None:
 def disk(job: Job, adapter: dict[str, int] | None) -> dict[str, int]:
     """Bytes that the cache (at most) and all checkpoints will take, calculated."""
     latents = 0
-    for window in (*job.library.windows, *job.library.held_out_windows):
+    for window, _ in {(window, variant if window.varies else 0) for window, variant in takes_of(job)}:
         frames, rows, columns = job.spec.rules.latent_size(window.shape)
         latents += 4 * job.spec.latent_channels * frames * rows * columns
-    captions = {caption for clip in job.library.clips for caption in clip.captions}
-    texts = 4 * job.spec.text_tokens * job.spec.text_width * (1 + len(captions))
+    texts = 4 * job.spec.text_tokens * job.spec.text_width * len(captions_of(job, prompts_of(job)))
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:
         saves = job.steps // job.config.save_every if job.config.save_every else 0
@@ -102,10 +105,9 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     print(
         f"clips: found {clips['found']} = used {clips['used']} + held out {clips['held_out']} + skipped {clips['skipped']}"
     )
-    rows = [[b["shape"], b["windows"], f"{b['share']:.0%}", b["tokens"]] for b in facts["buckets"]]
-    print_table(
-        "buckets, dearest first", ["frames x height x width", "windows", "share", "tokens"], rows, right=(1, 2, 3)
-    )
+    rows = [[b["shape"], b["windows"], f"{b['share']:.0%}", b["batch"], b["tokens"]] for b in facts["buckets"]]
+    columns = ["frames x height x width", "windows", "share of steps", "samples a step", "tokens"]
+    print_table("buckets, dearest first", columns, rows, right=(1, 2, 3, 4))
     window, clip = views["per_window"], views["per_clip"]
     print(
         f"views a window: {window['min']} to {window['max']} ({window['band']}); a clip: {clip['min']} to {clip['max']}"

@@ -12,8 +12,10 @@ import numpy as np
 from videotune.data.facts import ClipProblem
 from videotune.data.windows import take
 from videotune.data.workers import Workers, default_workers
+from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
-from videotune.report.dataset import dataset_page
+from videotune.report.dataset import dataset_page, short_path, state_words
+from videotune.report.markup import counted
 from videotune.run.console import bar
 from videotune.run.job import Job
 from videotune.types import PLAIN, Clip, Window
@@ -27,13 +29,19 @@ ROWS = 20
 GAP, LABEL = 6, 360
 """Pixels between pictures, and for the words beside them."""
 
+LINES = 9
+"""Lines of words that fit beside a clip's pictures."""
+
 
 def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Write index.html, sheet-001.jpg … and the single pictures into ``folder``; returns clips that could not be decoded.
 
     A clip's three pictures are the first frame of its first window, the middle one of the middle window and the last one
-    of its last window: cropped, resized and at the times that training shows.
+    of its last window: cropped, resized and at the times that training shows. A still has one. VideotuneError where the
+    pictures would become clips of a dataset themselves.
     """
+    _refuse_among_clips(folder, job)
+    rows_by_path = {row["path"]: row for row in account["clips"]}
     (folder / "clips").mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[str]] = {}
     failed: dict[str, str] = {}
@@ -47,7 +55,7 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
                 continue
             images = [_thumb(frame) for frame in shots]
             pictures[clip.path] = [_save(image, folder, clip, i) for i, image in enumerate(images)]
-            rows.append((_label(clip, account), images))
+            rows.append((_label(rows_by_path[clip.path], job.library.roots), images))
             if len(rows) == ROWS:
                 sheet += 1
                 _save_sheet(rows, folder / f"sheet-{sheet:03d}.jpg")
@@ -55,12 +63,24 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
     if rows:
         _save_sheet(rows, folder / f"sheet-{sheet + 1:03d}.jpg")
     title = f"Clips of {Path(job.config.datasets[0].path).name}"
-    write_text(folder / "index.html", dataset_page(title, account, pictures), durable=False)
+    page = dataset_page(title, account, pictures, job.library.roots, job.notes)
+    write_text(folder / "index.html", page, durable=False)
     return failed
 
 
+def _refuse_among_clips(folder: Path, job: Job) -> None:
+    """VideotuneError where the folder lies in a dataset's; hidden folders there, such as the cache, are never read."""
+    place = folder.resolve()
+    for root in (root.resolve() for root in job.library.roots):
+        if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
+            raise VideotuneError(
+                f"The pictures would go to {folder}, inside the dataset {root}, and be taken for clips of it. "
+                f"Give --contact-sheet a folder elsewhere, such as {root.with_name(root.name + '-sheet')}."
+            )
+
+
 def _shots(job: Job, workers: Workers) -> Iterator[tuple[Clip, list[np.ndarray] | ClipProblem]]:
-    """Each clip with its three frames uint8 (H, W, 3), decoded a few clips ahead; a ClipProblem where that fails."""
+    """Each clip with its frames uint8 (H, W, 3), decoded a few clips ahead; a ClipProblem where that fails."""
     windows: dict[str, list[Window]] = {}
     for window in (*job.library.windows, *job.library.held_out_windows):
         windows.setdefault(window.clip_id, []).append(window)
@@ -78,10 +98,11 @@ def _words(job: Job, windows: Sequence[Window]) -> dict[str, Any]:
     """What to decode of a clip."""
     first, middle, last = windows[0], windows[len(windows) // 2], windows[-1]
     times = [take(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
-    shape = first.shape
+    shape, facts = first.shape, job.library.facts[first.clip_id]
+    shown = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]]
     return {
-        "facts": job.library.facts[first.clip_id].to_json(),
-        "times": [times[0][0], times[1][len(times[1]) // 2], times[2][-1]],
+        "facts": facts.to_json(),
+        "times": shown[:1] if facts.still else shown,
         "height": shape.height,
         "width": shape.width,
         "resize": first.resize,
@@ -103,16 +124,18 @@ def _save(image: Any, folder: Path, clip: Clip, index: int) -> str:
     return name
 
 
-def _label(clip: Clip, account: Mapping[str, Any]) -> str:
-    row = next(row for row in account["clips"] if row["path"] == clip.path)
-    state = "used" if row["used"] else "held out"
+def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
+    """A clip's words on a sheet: name, state, source, the caption's first line, and warnings while there is room."""
     rate = "image" if row["source_fps"] is None else f"{row['source_fps']:.4g} fps"
     words = [
-        Path(clip.path).name,
-        f"{state}, {row['shape']}, {row['windows']} windows",
+        short_path(row["path"], roots),
+        f"{state_words(row)}, {row['shape']}, {counted(row['windows'], 'window')}",
         f"source {row['width']}x{row['height']}, {rate}",
     ]
-    return "\n".join([*words, *row["warnings"][:2]])
+    caption = next(iter(row["captions"]), "").partition("\n")[0]
+    words += [f'"{textwrap.shorten(caption, 130, placeholder=" …")}"'] if caption else []
+    lines = [part for line in (*words, *row["warnings"][:2]) for part in textwrap.wrap(line, 48)]
+    return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "…"])
 
 
 def _save_sheet(rows: Sequence[tuple[str, Sequence[Any]]], path: Path) -> None:
@@ -124,8 +147,7 @@ def _save_sheet(rows: Sequence[tuple[str, Sequence[Any]]], path: Path) -> None:
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for number, (label, images) in enumerate(rows):
         top, left = GAP + number * (THUMB + GAP), LABEL
-        words = "\n".join(part for line in label.split("\n") for part in textwrap.wrap(line, 48))
-        pen.multiline_text((GAP, top), words, fill="#e8e8e4", font=font)
+        pen.multiline_text((GAP, top), label, fill="#e8e8e4", font=font)
         for image in images:
             sheet.paste(image, (left, top))
             left += image.width + GAP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from videotune.adapters.lora import add_lora, load_lora, matching
 from videotune.cache.batches import Source, stream
 from videotune.cache.store import Store
 from videotune.data.account import totals
+from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.host import keep_freed_memory
 from videotune.monitor.journal import Journal, cut_journal, read_journal
-from videotune.monitor.ruler import Ruler, normalised, read_ruler, spread
+from videotune.monitor.probe import spread
+from videotune.monitor.ruler import Ruler, normalised, read_ruler
 from videotune.run.console import bar, clock, say
-from videotune.run.export import check_formats, export_run
+from videotune.run.export import check_formats, exactly, export_run
 from videotune.run.folder import begin, look, only_process, read_run_config, refuse_run, run_settings, signals, versions
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
 from videotune.run.models import (
@@ -31,11 +33,11 @@ from videotune.run.models import (
     make_source,
     open_models,
     plain_batch,
-    prompts_of,
     sample_settings,
     usual_shape,
 )
 from videotune.run.plan import make_plan
+from videotune.run.takes import prompts_of
 from videotune.sampling.preview import decode, draw, file_name, write_video
 from videotune.train.engine import run_steps
 from videotune.train.optimizers import (
@@ -79,6 +81,7 @@ class Trainer:
 def train(words: Words, run: Path, *, resume: bool = False, allow_skips: str | None = None) -> int:
     """Train to the end, or until asked to stop; exit code 130 where it was interrupted and saved."""
     job = open_run(words, run, resume)
+    close_default_workers()  # a training opens no more files for hours
     if not resume:  # a resume trains on exactly what was allowed at the start
         refuse_skips(job, allow_skips)
     with only_process(run):
@@ -108,7 +111,7 @@ def open_run(words: Words, run: Path, resume: bool) -> Job:
         settings = run_settings(run)
         base = place(settings["base_model_name"], weights=False)
         spec = spec_for(settings["family"], base)
-        resolved = resolve(settings, {}, spec)
+        resolved = replace(resolve(settings, {}, spec), origins=read_run_config(run)["origins"])
     with bar("reading clips") as progress:
         job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
     if resume and read_run_config(run)["data"] != job.data_digest():
@@ -161,7 +164,7 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
         parameters=parameters,
         optimizer=optimizer,
         source=make_source(job, family, store, loss),
-        ruler=Ruler(spread(job.library.held_out_windows), spread(job.library.windows), config.seed),
+        ruler=Ruler(spread(job.library.held_out_windows), spread(job.training_windows), config.seed),
         prompts=prompts,
         captions=captions_by_window(job),
         journal=Journal(run),
@@ -398,9 +401,7 @@ def finish(trainer: Trainer, why: str) -> None:
     run = trainer.run
     if why == "done":
         for exported in export_run(run, trainer.family, trainer.parameters, trainer.job.steps, trainer.job.resolved):
-            say(
-                f"{exported.format} LoRA: {exported.path}  (read back by diffusers, ΔW within {exported.max_error:.0e})"
-            )
+            say(f"{exported.format} LoRA: {exported.path}  (read back by diffusers, ΔW {exactly(exported.max_error)})")
     else:
         say(f"{why} and saved; continue with: videotune train --out {run} --resume")
     trainer.journal.event("end", step=step_of(trainer), why=why)
