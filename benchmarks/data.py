@@ -3,8 +3,8 @@
     python benchmarks/data.py decode [--rounds 5] [--threads 2] [--files h264-1080p …] [--json FILE]
     python benchmarks/data.py encode [--rounds 5] [--json FILE]
 
-decode: both produce every frame of the same 60-second file at 16 frames a second as RGB24: ours by ``decode`` in windows of 81
-frames one after the other, as a cache is filled (one window in memory at a time); ffmpeg's by its fps, scale and crop
+decode: both produce every frame of the same 60-second file at 16 frames a second as RGB24: ours by ``decode`` in windows of
+81 frames one after the other, as a cache is filled (one window in memory at a time); ffmpeg's by its fps, scale and crop
 filters into a pipe that is read to its end. The same number of threads, alternating rounds, the files in the page cache.
 Ratio = ffmpeg's seconds / ours: above 1 we are faster. ``cpu`` is the same of CPU seconds, which other work on the machine
 disturbs less. "640x352" is the size that ``resolution: 480`` gives to 16:9 (both scale); "832x480" of a 480p file is cropped

@@ -128,3 +128,20 @@ def test_mixed_frame_rates_are_said_of_the_whole(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     write_clip(slow / "a.mp4", noise(20), 8)
     assert any("slower than the 16 fps" in note for note in scan([Source(str(slow))], RULES, SETTINGS).notes)
+
+
+def test_transparency_and_high_dynamic_range_are_said(tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder = tmp_path / "set"
+    folder.mkdir()
+    clear = np.full((64, 64, 4), 255, np.uint8)
+    clear[:, :32, 3] = 0
+    Image.fromarray(clear).save(folder / "a.png")
+    library = scan([Source(str(folder))], RULES, SETTINGS)
+    assert any("transparency is left out" in warning for warning in library.accounts[0].warnings)
+    hdr = tmp_path / "hdr"
+    color = {"x265-params": "log-level=none:transfer=smpte2084:colorprim=bt2020:colormatrix=bt2020nc"}
+    write_clip(hdr / "a.mp4", noise(17), 16, codec="libx265", pix_fmt="yuv420p10le", options=color)
+    account = scan([Source(str(hdr))], RULES, SETTINGS).accounts[0]
+    assert any("high dynamic range (PQ)" in warning for warning in account.warnings)

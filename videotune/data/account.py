@@ -170,6 +170,10 @@ def _picture_warnings(draft: Draft, twin: str | None) -> list[str]:
     look, warnings = draft.found.look, []
     if draft.facts.interlaced:
         warnings.append("interlaced: each frame holds two moments, seen as combs on what moves; deinterlace it first")
+    if draft.facts.hdr is not None:
+        warnings.append(f"high dynamic range ({draft.facts.hdr}), shown as stored: washed out; make it SDR first")
+    if draft.facts.transparent:
+        warnings.append("its transparency is left out: what is hidden there will be seen")
     if twin is not None:
         warnings.append(f"shows nearly the same as {twin}")
     if not isinstance(look, Look) or draft.facts.still:

@@ -315,7 +315,7 @@ def default_workers() -> Workers:
         if pid not in _default:
             cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             _default[pid] = Workers(min(8, cpus))
-            if not _registered:
+            if pid not in _registered:
                 atexit.register(close_default_workers)
                 _registered.append(pid)
         return _default[pid]
