@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,20 @@ def test_large_files_are_read_all_over(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / "weights").write_bytes(changed)
         seen.add(room.fingerprint(tmp_path))
     assert len(seen) >= 3
+
+
+@FAMILIES
+def test_clips_may_be_encoded_while_previews_are_decoded(name: str, tiny_family: Open) -> None:
+    """A run that encodes in its loop has threads in the VAE while previews decode and free it."""
+    family = tiny_family(name)
+    shape = small_shape(family)
+    clips = [torch.rand(3, shape.frames, shape.height, shape.width) * 2 - 1 for _ in range(4)]
+    latents = [family.encode_video(clip).mean for clip in clips]
+    pixels = family.decode(latents[0])
+    with ThreadPoolExecutor(2) as pool:
+        encoded = [pool.submit(family.encode_video, clip) for clip in clips * 3]
+        for _ in range(6):
+            torch.testing.assert_close(family.decode(latents[0]), pixels)
+            family.free("vae")
+        for future, mean in zip(encoded, latents * 3, strict=True):
+            torch.testing.assert_close(future.result().mean, mean)
