@@ -244,3 +244,14 @@ def test_importing_the_room_imports_neither_torch_nor_pyav() -> None:
     imports = "; ".join(f"import videotune.data.{name}" for name in names)
     code = f"import sys; {imports}; sys.exit(bool({{'torch', 'av'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_look_that_the_index_has_lost_is_an_error_that_names_it(made: Path, tmp_path: Path) -> None:
+    sources, index = dataset(made, tmp_path / "set", {"a.mp4": "good0"}), tmp_path / "index.json"
+    scan(sources, RULES, SETTINGS, index)
+    value = json.loads(index.read_text())
+    for content in value["contents"].values():
+        content["look"]["answer"] = {"until": 10.0}
+    index.write_text(json.dumps(value))
+    with pytest.raises(VideotuneError, match=r"index\.json is damaged .*delete it"):
+        scan(sources, RULES, SETTINGS, index)

@@ -1,8 +1,11 @@
 """What ``videotune check`` prints, draws and returns."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,3 +147,28 @@ def test_a_still_is_drawn_once_and_regularization_is_named(
     page = " ".join(re.sub(r"<[^>]+>", " ", (sheet / "index.html").read_text(encoding="utf-8")).split())
     assert "keep/one.png a still +2 more the same, otherwise once more used (regularization)" in page
     assert f"{keep}/" not in page
+
+
+def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, tiny_bases: Callable[[str], Path]) -> None:
+    """From the Hub's own cache, offline: the commit is said, so that a run can be given the same clips again."""
+    commit, repo = "0123456789abcdef" * 2 + "01234567", tmp_path / "hub" / "datasets--user--films"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    write_clip(repo / "snapshots" / commit / "a.mp4", noise(20), 16).with_suffix(".txt").write_text("a film")
+    command = [
+        sys.executable,
+        "-m",
+        "videotune",
+        "check",
+        "user/films",
+        "--json",
+        "--set",
+        f"cache_dir={tmp_path}/cache",
+    ]
+    command += [word for setting in (f"base_model_name={tiny_bases('wan')}", *SETS) for word in ("--set", setting)]
+    offline = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=offline, check=False)
+    assert done.returncode == 0, done.stderr
+    account = json.loads(done.stdout)
+    assert account["used"] == 1
+    assert f"user/films is hf://datasets/user/films@{commit}" in account["notes"]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from videotune.cache.shards import Entry, Name
 from videotune.cache.store import Store
+from videotune.types import PLAIN
 
 Progress = Callable[[int, int, str], None]
 """Called with how many are done, how many there are, and which is next."""
@@ -140,6 +141,6 @@ def what(entry: Entry) -> str:
     if entry.kind == "text":
         return str(about.get("caption", ""))
     variant = about.get("variant", 0)
-    drawn = "" if variant == 0 else " plain" if variant == -1 else f" variant {variant}"
+    drawn = "" if variant == 0 else " plain" if variant == PLAIN else f" variant {variant}"
     clip = str(about.get("clip", "")).replace("\\", "/").rpartition("/")[2]
     return f"{clip} {about.get('window', '')}{drawn}".strip()

@@ -51,11 +51,6 @@ class Schedule:
             )
 
 
-def batch_of(schedule: Schedule, bucket: int) -> int:
-    """How many samples a step of the bucket takes."""
-    return schedule.batches[bucket]
-
-
 def steps_a_pass(schedule: Schedule) -> Fraction:
     """How many steps show every window once on average: Σ n_j / b_j; after ``round_of`` steps it is exact."""
     return sum((Fraction(n, b) for n, b in zip(schedule.sizes, schedule.batches, strict=True)), Fraction(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,11 @@ class Library:
     facts: Mapping[str, Facts]
     roots: tuple[Path, ...] = ()
 
+    @cached_property
+    def regularization(self) -> frozenset[str]:
+        """The ids of the clips that are shown to keep the model as it is."""
+        return frozenset(clip.id for clip in self.clips if clip.kind == "regularization")
+
 
 def scan(
     sources: Sequence[Source],
@@ -70,7 +76,7 @@ def scan(
     notes = notes_on_settings(settings.windows, settings.shrink, rules)
     cache = index_path.parent if index_path is not None else None
     datasets = [open_dataset(source, rules, settings, cache, progress) for source in sources]
-    notes += [note for dataset in datasets for note in dataset.layout.notes]
+    notes += [note for dataset in datasets for note in (*_where_from(dataset), *dataset.layout.notes)]
     found, index_notes = look_at(datasets, settings, index_path, progress, workers)
     outcomes = examine(found, rules, settings)
     drafts = [outcome for outcome in outcomes if isinstance(outcome, Draft)]
@@ -87,6 +93,12 @@ def scan(
         *dataset_notes(drafts, planned_frames(settings.windows, rules)[0]),
     ]
     return _assemble(outcomes, names, held, _twins(named), notes, settings, datasets)
+
+
+def _where_from(dataset: Dataset) -> list[str]:
+    """A dataset of the Hub with its commit, so that the same one can be had again; nothing of what lies here."""
+    origin = dataset.layout.origin
+    return [f"{dataset.source.path} is {origin}"] if origin.startswith("hf://") else []
 
 
 def _dataset_names(datasets: Sequence[Dataset]) -> dict[Path, str]:

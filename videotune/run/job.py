@@ -69,8 +69,7 @@ class Job:
 
     def exposure(self, steps: int) -> Exposure:
         """Views of every window and clip after so many steps."""
-        others = frozenset(clip.id for clip in self.library.clips if clip.kind == "regularization")
-        return exposure(views(self.schedule, steps), self.buckets, others)
+        return exposure(views(self.schedule, steps), self.buckets, self.library.regularization)
 
     def views_at(self, step: int) -> float:
         """How often a training window has been shown on average, repeats counted."""
@@ -85,8 +84,8 @@ class Job:
     @cached_property
     def training_windows(self) -> tuple[Window, ...]:
         """The windows that the run learns from; all of them where there are regularization clips alone."""
-        kept = {clip.id for clip in self.library.clips if clip.kind == "regularization"}
-        return tuple(window for window in self.library.windows if window.clip_id not in kept) or self.library.windows
+        kept, windows = self.library.regularization, self.library.windows
+        return tuple(window for window in windows if window.clip_id not in kept) or windows
 
     def data_digest(self) -> str:
         """Names what is trained on: windows, captions and the held-out clips."""
@@ -216,7 +215,7 @@ def notes_on_views(
     if not library.windows:
         return []
     seen = exposure(views(schedule, steps), list(shaped.values())).clips
-    others = {clip.id for clip in library.clips if clip.kind == "regularization"}
+    others = library.regularization
     notes, total = [], sum(seen.values())
     aside = sum(count for name, count in seen.items() if name in others)
     if aside > total / 2:
