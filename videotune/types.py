@@ -137,6 +137,8 @@ class FamilySpec:
     ``path`` is "flow" or "v"; ``given`` how clean frames enter: "replace", "concat" or "none"; ``blocks`` the module path
     of the repeated blocks (offload, checkpointing, compile, sharding and quantization all use this one fact);
     ``patch`` (frames, rows, columns) of latents a token covers; ``timestep_*`` and ``sample_*`` the family's own defaults.
+    ``first_frame``: the share of samples that are told their clip's first frame, unless the config says another (None: the
+    checkpoint takes no image); ``image_noise``: noise is drawn onto that frame before it is encoded, anew for each view.
     """
 
     name: str
@@ -160,6 +162,8 @@ class FamilySpec:
     fp16_safe: bool
     licence: str
     path_constants: Mapping[str, float] = field(default_factory=dict)
+    first_frame: float | None = None
+    image_noise: bool = False
 
     def tokens(self, shape: ClipShape) -> int:
         """How many tokens the denoiser sees for one sample of this shape."""
@@ -249,10 +253,15 @@ class StepOut:
 
 @dataclass(frozen=True)
 class Moments:
-    """A video's latent Gaussian, normalised: mean (C,F,H,W), and logvar likewise or None where only the mean trains."""
+    """A video's latent Gaussian, normalised: mean (C,F,H,W), and logvar likewise or None where only the mean trains.
+
+    ``extras``: what else of the clip's pixels the denoiser is told (an image's latents, an image encoder's states), under
+    names of the family's own; kept beside the latents and handed to ``Family.condition``.
+    """
 
     mean: Tensor
     logvar: Tensor | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Family(Protocol):
