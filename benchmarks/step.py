@@ -29,8 +29,10 @@ from safetensors.torch import save_file
 
 from videotune.cache.batches import Prepared, prepare
 from videotune.run.job import Words
-from videotune.run.train import Trainer, make_records, open_run, write_step
-from videotune.run.train import prepare as prepare_run
+from videotune.run.resume import open_run
+from videotune.run.train import make_records, write_step
+from videotune.run.trainer import Trainer
+from videotune.run.trainer import prepare as prepare_run
 from videotune.toy.dataset import write_dataset
 from videotune.train.optimizers import OptimizerSettings, make_optimizer
 
@@ -47,7 +49,7 @@ class NoBar:
 def open_trainer(data: Path, out: Path, sets: Sequence[str]) -> Trainer:
     """A run of the toy preset, up to its first step."""
     words = Words(preset="toy", data=str(data), sets=(*QUIET, *sets))
-    return prepare_run(open_run(words, out, False), out, False)
+    return prepare_run(open_run(words, out, None).job, out, False)
 
 
 def bare_loop(trainer: Trainer, inputs: Sequence[Prepared], optimizer: torch.optim.Optimizer) -> Iterator[float]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, the person's share of it is, or a file may not grow further."""
+
+
+def out_of_room(error: OSError) -> bool:
+    """Whether a write failed for want of room, which a person can make, rather than for a broken disk."""
+    return error.errno in OUT_OF_ROOM
 
 
 def sync_folder(folder: Path) -> None:

@@ -390,11 +390,11 @@ def test_sample_and_export_say_what_they_lack(videotune: Command, a_run: Path, t
         (("sample", "--prompt", "a cat"), "name one"),
         (("sample", a_run, "--base", model, "--prompt", "a cat"), "name one"),
         (("sample", tmp_path, "--prompt", "a cat"), "holds no run"),
-        (("sample", a_run, "--prompt", "a cat", "--step", "7"), "no complete checkpoint of step 7; it has 1"),
+        (("sample", a_run, "--prompt", "a cat", "--step", "7"), "no complete checkpoint of step 7; complete are those of the steps 1"),
         (("sample", "--base", model, "--lora", tmp_path / "x", "--prompt", "a cat"), "no such LoRA file"),
         (("sample", a_run, "--prompt", "a cat", "--set", "sample.frames=6"), "sample.frames"),
         (("export", tmp_path), "holds no run"),
-        (("export", a_run, "--step", "7"), "no complete checkpoint of step 7; it has 1"),
+        (("export", a_run, "--step", "7"), "no complete checkpoint of step 7; complete are those of the steps 1"),
         (("export", a_run, "--format", "kohya"), "not 'kohya'"),
     ):
         answer = videotune(*words)

@@ -19,6 +19,7 @@ from videotune.monitor.journal import read_journal
 from videotune.run.check import check
 from videotune.run.job import Words
 from videotune.run.plan import plan
+from videotune.run.resume import Resume
 from videotune.run.train import train
 from videotune.toy.dataset import write_dataset
 
@@ -79,7 +80,7 @@ def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "steps=3", "batch_size=2", 'output_model_format=["diffusers", "comfyui"]', *often, data=folder / "clips"
     )
     assert train(said, folder / "run") == INTERRUPTED
-    assert train(Words(), folder / "run", resume=True) == DONE
+    assert train(Words(), folder / "run", resume=Resume()) == DONE
     return folder / "run"
 
 

@@ -20,7 +20,8 @@ from videotune.cache.encode import fill, missing
 from videotune.cache.store import Store
 from videotune.run.job import Job, Words, open_job, settle
 from videotune.run.models import fill_cache, make_objective, make_source, open_models
-from videotune.run.train import Trainer, make_records, prepare
+from videotune.run.train import make_records
+from videotune.run.trainer import Trainer, prepare
 from videotune.types import Moments, Window
 
 BASE: dict[str, Any] = {

@@ -17,7 +17,8 @@ from videotune.families.find import names
 from videotune.families.wan import tiny
 from videotune.run.export import export_run
 from videotune.run.job import Words, open_job, settle
-from videotune.run.train import Trainer, measure
+from videotune.run.readings import measure
+from videotune.run.trainer import Trainer
 
 
 def exported(trainer: Trainer, steps: int = 1) -> Path:

@@ -17,7 +17,7 @@ from effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, tex
 from videotune.cache.batches import prepare
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.monitor.journal import read_journal
-from videotune.run.train import measure
+from videotune.run.readings import measure
 
 Counted = Callable[..., list[list[int]]]
 

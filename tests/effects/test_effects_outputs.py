@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.monitor.journal import read_journal
+from videotune.run.export import export_run
 from videotune.run.models import sample_settings, usual_shape
-from videotune.run.train import export_run, loop, preview
+from videotune.run.readings import preview
+from videotune.run.train import loop
 from videotune.sampling.preview import draw
 from videotune.types import Condition
 
@@ -34,7 +36,7 @@ def test_a_checkpoint_lies_there_for_every_so_many_steps_and_the_last(lab: Lab, 
     folders = list((trainer.run / "checkpoints").iterdir())
     assert steps_of(folders) == steps
     assert all((folder / "COMPLETE").is_file() for folder in folders)
-    last = load_file(trainer.run / "checkpoints" / "step-5" / "adapter.safetensors")
+    last = load_file(trainer.run / "checkpoints" / "step-5" / "weights.safetensors")
     assert all(torch.equal(last[name], parameter) for name, parameter in trainer.parameters.items())
 
 

@@ -12,7 +12,9 @@ import torch
 from videotune.errors import DONE
 from videotune.monitor.journal import read_journal
 from videotune.run.job import Words
-from videotune.run.train import make_records, open_run, prepare, train
+from videotune.run.resume import open_run
+from videotune.run.train import make_records, train
+from videotune.run.trainer import prepare
 
 pytestmark = pytest.mark.cuda
 Bases = Callable[[str], Path]
@@ -30,7 +32,7 @@ def test_no_step_waits_for_the_host(anchored: bool, small_clips: Path, tiny_base
     ``anchored``: every other clip is a regularization clip, for which the base model is asked too.
     """
     said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", "steps=12", "batch_size=2")
-    trainer = prepare(open_run(said, tmp_path / "run", False), tmp_path / "run", False)
+    trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
     if anchored:
         clips = dict(trainer.source.clips)
         clips |= {name: replace(clips[name], kind="regularization", target="base") for name in sorted(clips)[::2]}

@@ -24,7 +24,7 @@ from videotune.families.find import find
 from videotune.randomness import draws
 from videotune.train.engine import run_steps
 from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer
-from videotune.train.step import StepSettings
+from videotune.train.step import Learner, StepSettings
 from videotune.types import Clip, ClipShape, Window
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "wan_tiny_lora.json"
@@ -68,12 +68,10 @@ def losses(base: Path, folder: Path) -> list[float]:
         sizes={},
     )
     net = family.denoiser()
-    parameters = list(add_lora(net, family.spec, LoraSettings(rank=4, targets="linear"), seed=7).values())
-    optimizer = make_optimizer({"transformer": parameters}, OptimizerSettings())
-    records = run_steps(
-        family, net, loss, stream(source, 1, 20, 0), parameters, optimizer,
-        StepSettings(2, 1.0, None), RateSettings(3e-2, "COSINE", 3, 20),
-    )  # fmt: skip
+    parameters = add_lora(net, family.spec, LoraSettings(rank=4, targets="linear"), seed=7)
+    learner = Learner(net, parameters, make_optimizer({"transformer": list(parameters.values())}, OptimizerSettings()))
+    settings, rates = StepSettings(2, 1.0, None), RateSettings(3e-2, "COSINE", 3, 20)
+    records = run_steps(family, learner, loss, stream(source, 1, 20, 0), settings, rates)
     return [float(record.read()["loss"]) for record in records]
 
 

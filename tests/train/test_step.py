@@ -20,10 +20,11 @@ from transformers.optimization import (
 )
 
 from videotune.adapters.lora import LoraSettings, adapter_off, add_lora
-from videotune.cache.batches import Prepared
+from videotune.cache.batches import Drawn, Prepared
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.train.crew import Crew
 from videotune.train.optimizers import (
     OptimizerSettings,
     RateSettings,
@@ -32,7 +33,7 @@ from videotune.train.optimizers import (
     optimizer_state,
     rate,
 )
-from videotune.train.step import Clock, StepRecord, StepSettings, by_t, train_step
+from videotune.train.step import Clock, Learner, StepRecord, StepSettings, by_t, train_step
 from videotune.types import Batch, Condition
 
 Open = Callable[..., Any]
@@ -72,15 +73,13 @@ class Setup:
             window_ids=("w",) * count,
             fps=torch.ones(count),
         )
-        return Prepared(step, batch, torch.rand(count, generator=generator), torch.randn(x0.shape, generator=generator))
+        t, noise = torch.rand(count, generator=generator), torch.randn(x0.shape, generator=generator)
+        return Prepared(step, Drawn(batch.window_ids, batch.captions, t), 0, batch, t, noise)
 
     def step(self, prepared: Prepared, parts: int = 1, clip: float = 1.0, seed: int | None = None) -> StepRecord:
-        settings = StepSettings(parts, clip, seed)
-        lr = {"transformer": self.lr}
-        return train_step(
-            self.family, self.net, self.objective, prepared, list(self.parameters.values()), self.optimizer, settings, lr,
-            Clock(CPU),
-        )  # fmt: skip
+        learner = Learner(self.net, self.parameters, self.optimizer)
+        settings, lr = StepSettings(parts, clip, seed), {"transformer": self.lr}
+        return train_step(self.family, learner, self.objective, prepared, settings, lr, Clock(CPU), Crew())
 
     def gradient(self, prepared: Prepared, parts: int = 1, seed: int | None = None) -> torch.Tensor:
         """What the optimizer is given, as one vector."""

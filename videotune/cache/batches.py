@@ -23,11 +23,25 @@ from videotune.types import PLAIN, Batch, Clip, Condition, Moments, Take, Window
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """What a step shows, of all its samples in order: windows, captions, noise levels t (B,)."""
+
+    window_ids: tuple[str, ...]
+    captions: tuple[str, ...]
+    t: Tensor
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """One step's samples with everything that was drawn for them: t (B,), noise (B,C,F,H,W)."""
+    """A process's samples of a step with what was drawn for them: t (b,), noise (b,C,F,H,W); and what the whole step shows.
+
+    Of several processes each has the samples from number ``first`` on; one that has none has no ``batch``.
+    """
 
     step: int
-    batch: Batch
+    drawn: Drawn
+    first: int
+    batch: Batch | None
     t: Tensor
     noise: Tensor
 
@@ -149,25 +163,30 @@ def _touched(begin: int, length: int, cells: int, pixels: int) -> Tensor:
     return (first < begin + length) & (first + pixels > begin)
 
 
-def prepare(source: Source, step: int) -> Prepared:
-    """Everything step ``step`` (from 1) trains on. Each draw belongs to (seed, purpose, step, index of the sample)."""
+def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1)) -> Prepared:
+    """What step ``step`` (from 1) trains on. Each draw belongs to (seed, purpose, step, index of the sample).
+
+    ``part`` (i, n): the i-th of n nearly equal parts of the step's samples, in order.
+    """
     seed = source.schedule.seed
     bucket, places = picks(source.schedule, step)
-    laps = visit(source.schedule, step)
-    takes = [source.take(bucket, place, lap) for place, lap in zip(places, laps, strict=True)]
+    takes = [source.take(bucket, place, lap) for place, lap in zip(places, visit(source.schedule, step), strict=True)]
     windows = [shown.window for shown in takes]
-    latents = [source.latents(shown, step, i) for i, shown in enumerate(takes)]
     captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
-    batch = _with_dropped_frames(source, assemble(source, windows, captions, latents), step)
-    u = torch.tensor([draws(seed, "t", step, i).random() for i in range(len(windows))], dtype=torch.float64)
+    u = torch.tensor([draws(seed, "t", step, i).random() for i in range(len(takes))], dtype=torch.float64)
+    t = source.objective.timesteps.draw(u)
+    drawn = Drawn(tuple(window.id for window in windows), tuple(captions), t)
+    lo, hi = (i * len(takes) // part[1] for i in (part[0], part[0] + 1))
+    if lo == hi:
+        return Prepared(step, drawn, lo, None, t[:0], torch.empty(0))
+    latents = [source.latents(takes[i], step, i) for i in range(lo, hi)]
+    batch = assemble(source, windows[lo:hi], captions[lo:hi], latents)
     shape = tuple(batch.x0.shape[1:])
-    noise = [
-        torch.from_numpy(draws(seed, "noise", step, i).standard_normal(shape, "float32")) for i in range(len(windows))
-    ]
-    return Prepared(step, batch, source.objective.timesteps.draw(u), torch.stack(noise))
+    noise = [torch.from_numpy(draws(seed, "noise", step, i).standard_normal(shape, "float32")) for i in range(lo, hi)]
+    return Prepared(step, drawn, lo, _with_dropped_frames(source, batch, step, lo), t[lo:hi], torch.stack(noise))
 
 
-def _with_dropped_frames(source: Source, batch: Batch, step: int) -> Batch:
+def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) -> Batch:
     """Some latent frames are fed as noise and count nothing: whole groups of a token's frames, never the first group."""
     if source.frame_dropout == 0:
         return batch
@@ -175,7 +194,7 @@ def _with_dropped_frames(source: Source, batch: Batch, step: int) -> Batch:
     group = torch.arange(frames) // source.patch_frames
     dropped = torch.zeros_like(batch.given)
     for i in range(len(batch)):
-        u = draws(source.schedule.seed, "frame dropout", step, i).random(frames)  # one for each group is enough
+        u = draws(source.schedule.seed, "frame dropout", step, first + i).random(frames)  # one for each group is enough
         dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < source.frame_dropout) & (group > 0)
     dropped &= ~batch.given
     return replace(batch, dropped=dropped, weight=batch.weight * ~dropped)
@@ -211,17 +230,20 @@ def quiet_pool(threads: int) -> ThreadPoolExecutor:
     return pool
 
 
-def stream(source: Source, first: int, last: int, threads: int) -> Iterator[Prepared]:
-    """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them."""
+def stream(source: Source, first: int, last: int, threads: int, part: tuple[int, int] = (0, 1)) -> Iterator[Prepared]:
+    """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them.
+
+    ``part`` as in ``prepare``.
+    """
     steps = iter(range(first, last + 1))
     if threads == 0:
-        yield from (prepare(source, step) for step in steps)
+        yield from (prepare(source, step, part) for step in steps)
         return
     pool = quiet_pool(threads)
     ahead: deque[Future[Prepared]] = deque()
     try:
         for step in steps:
-            ahead.append(pool.submit(prepare, source, step))
+            ahead.append(pool.submit(prepare, source, step, part))
             if len(ahead) > 2 * threads:
                 yield ahead.popleft().result()
         while ahead:

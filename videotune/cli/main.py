@@ -163,13 +163,34 @@ def train(
     data: Data = None,
     sets: Sets = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run that lies in --out")] = False,
+    step: Annotated[
+        int | None,
+        typer.Option("--from", help="--resume from the checkpoint of this step; what came after is set aside"),
+    ] = None,
+    override: Annotated[
+        bool, typer.Option("--override", help="--resume although --set changes what is learnt from here on")
+    ] = False,
+    allow_data_change: Annotated[
+        bool, typer.Option("--allow-data-change", help="--resume although the clips are not the same any more")
+    ] = False,
+    init_from: Annotated[
+        Path | None, typer.Option("--init-from", help="begin a new run with a LoRA file's weights; fresh optimizer")
+    ] = None,
     allow_skips: Skips = None,
 ) -> None:
     """Train, with previews and checkpoints, into a run folder; export the result."""
+    from videotune.run.resume import Resume
     from videotune.run.train import train as run
 
-    words = _words(preset, config, family, data, sets)
-    raise typer.Exit(run(words, out, resume=resume, allow_skips=allow_skips))
+    words = _words(preset, config, family, data, [*(sets or []), *([f"init_from={init_from}"] if init_from else [])])
+    if not resume and (step is not None or override or allow_data_change):
+        raise VideotuneError("--from, --override and --allow-data-change go with --resume")
+    if resume and init_from:
+        raise VideotuneError(
+            "--init-from begins a new run with a fresh optimizer; --resume goes on with an old one: which?"
+        )
+    how = Resume(step, override, allow_data_change) if resume else None
+    raise typer.Exit(run(words, out, resume=how, allow_skips=allow_skips))
 
 
 @app.command()

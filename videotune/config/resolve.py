@@ -40,6 +40,12 @@ def family_defaults(spec: FamilySpec) -> dict[str, Any]:
     }
 
 
+def method_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys whose default is the training method's own."""
+    fine_tune = str(raw.get("training_method", "")).upper() == "FINE_TUNE"
+    return {"learning_rate": 1e-5} if fine_tune else {}
+
+
 def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec | None) -> Resolved:
     """Family defaults, then the preset, then the person's own keys.
 
@@ -50,6 +56,7 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
         preset = merge(preset, {"video_config": {"frames": None}})
     layers = {"family": family_defaults(spec) if spec else {}, "preset": preset, "user": user}
     layers = {name: _without_none(merge(layer)) for name, layer in layers.items()}
+    layers = {"default": method_defaults(merge(*layers.values()))} | layers
     config = parse(merge(*layers.values()))
     origins = dict.fromkeys(flatten(config.model_dump(mode="json")), "default")
     for name, layer in layers.items():
@@ -66,7 +73,12 @@ def refuse_what_does_not_apply(config: Config) -> None:
     """VideotuneError for keys of a dataset that its kind does not use, and for a text that is not there."""
     if (config.missing_caption == "text") != (config.missing_caption_text is not None):
         raise VideotuneError('missing_caption "text" and missing_caption_text belong together: set both or neither')
+    full = config.training_method == "FINE_TUNE"
     for dataset in config.datasets:
+        if full and dataset.kind == "regularization" and dataset.target != "clip":
+            raise VideotuneError(
+                f'datasets.target: FINE_TUNE keeps no base model beside the one it changes; give {dataset.path} "clip"'
+            )
         of = f"the {dataset.kind} dataset {dataset.path} does not use"
         if dataset.target is not None and dataset.kind != "regularization":
             raise VideotuneError(f'datasets.target: {of} it; it is for kind "regularization"')

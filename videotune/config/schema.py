@@ -113,10 +113,23 @@ class Lora(Section):
 class Optimizer(Section):
     """How gradients become updates."""
 
-    name: Annotated[Literal["ADAMW"], BeforeValidator(_word)] = Field("ADAMW", description="torch's AdamW")
+    name: Annotated[Literal["ADAMW", "ADAMW_8BIT"], BeforeValidator(_word)] = Field(
+        "ADAMW", description="torch's AdamW, or bitsandbytes' with its moments in 8 bits"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of the gradient")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the mean of its square")
     weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay")
+
+
+class Ema(Section):
+    """An average of the last steps' weights."""
+
+    decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the average that stays at each step, say 0.999; previews and exports use it (default: none)",
+    )
 
 
 class Transformer(Section):
@@ -144,6 +157,11 @@ class Sample(Section):
     resolution: str | None = Field(None, description='"HxW" of a preview (default: the bucket with most windows)')
 
 
+def _ema(value: Any) -> Any:
+    """``"ema": 0.999`` is short for ``{"decay": 0.999}``."""
+    return {"decay": value} if isinstance(value, float) else value
+
+
 def _optimizer(value: Any) -> Any:
     """``"optimizer": "ADAMW"`` is short for ``{"name": "ADAMW"}``."""
     return {"name": value} if isinstance(value, str) else value
@@ -162,8 +180,11 @@ class Config(Section):
     base_model_name: str | None = Field(
         None, description="a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune"
     )
-    training_method: Annotated[Literal["LORA"], BeforeValidator(_word)] = Field(
-        "LORA", description="a low-rank adapter"
+    training_method: Annotated[Literal["LORA", "FINE_TUNE"], BeforeValidator(_word)] = Field(
+        "LORA", description="LORA: a low-rank adapter; FINE_TUNE: every weight of the transformer"
+    )
+    init_from: str | None = Field(
+        None, description="weights to begin with: a LoRA file, or a checkpoint's folder; the optimizer begins afresh"
     )
     datasets: list[Dataset] = Field(
         default_factory=list, description="the folders of clips; --data DIR is a list of one"
@@ -195,9 +216,10 @@ class Config(Section):
     optimizer: Annotated[Optimizer, BeforeValidator(_optimizer)] = Field(
         default_factory=Optimizer, description="the optimizer"
     )
-    learning_rate: float = Field(1e-4, gt=0, description="the peak rate")
+    learning_rate: float = Field(1e-4, gt=0, description="the peak rate (default for FINE_TUNE: 1e-5)")
     learning_rate_scheduler: Decay = Field("CONSTANT", description="what the rate does after the warm-up")
     warmup_steps: int | None = Field(None, ge=0, description="linear warm-up (default: 5 % of the steps, at most 100)")
+    ema: Annotated[Ema, BeforeValidator(_ema)] = Field(default_factory=Ema, description="an average of the weights")
     max_grad_norm: float = Field(1.0, gt=0, description="the gradient is clipped to this norm, once a step")
     train_dtype: Dtype | None = Field(
         None, description="dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32 on a CPU)"
@@ -224,6 +246,14 @@ class Config(Section):
     )
     ruler_after: int = Field(250, ge=0, description="steps between readings of the ruler; 0: never")
     save_every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
+    save_keep: int | None = Field(
+        None, ge=1, description="so many of the newest checkpoints stay, and the best one (default: all)"
+    )
+    backup_after: float = Field(
+        30.0, ge=0, description="minutes after the last checkpoint at which a backup is saved; 0: never"
+    )
+    backup_every: int = Field(0, ge=0, description="steps between backups; 0: by backup_after alone")
+    backup_keep: int = Field(2, ge=1, description="so many of the newest backups stay")
     sample_after: int = Field(250, ge=0, description="steps between previews, step 0 too; 0: never")
     samples: Annotated[int, Field(ge=0)] | list[str] = Field(
         2, description="prompts of the previews, or how many captions to take as prompts"

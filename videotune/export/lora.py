@@ -32,12 +32,13 @@ class Exported:
     path: Path
     modules: int
     max_error: float
+    reader: str = "diffusers load_lora_weights"
 
     def to_json(self, run: Path) -> dict[str, Any]:
         """A line of the run's ``exports.json``; the path is relative to the run folder where the file lies in it."""
         place, home = self.path.absolute(), run.absolute()
         path = place.relative_to(home).as_posix() if place.is_relative_to(home) else str(place)
-        verified = {"max_error": self.max_error, "modules": self.modules, "reader": "diffusers load_lora_weights"}
+        verified = {"max_error": self.max_error, "modules": self.modules, "reader": self.reader}
         return {"format": self.format, "path": path, "verified": verified}
 
 
@@ -106,7 +107,12 @@ def difference(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], path: 
 
 
 def read_back(family: Family, path: Path) -> dict[str, Tensor]:
-    """ΔW of each module as diffusers' own loader applies it, float64, by module path.
+    """ΔW of each module as diffusers' own loader applies it, float64, by module path."""
+    return {name: scale * (b.double() @ a.double()) for name, (a, b, scale) in read_factors(family, path).items()}
+
+
+def read_factors(family: Family, path: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """A, B and scale of each module as diffusers' own loader reads them, by module path.
 
     The loader runs on a model of the same shape whose weights are one shared zero, so only the adapter takes memory.
     """
@@ -121,9 +127,9 @@ def read_back(family: Family, path: Path) -> dict[str, Tensor]:
     read_lora(family, net, path, "read")
     out = {}
     for name, module in net.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            a, b = (getattr(module, part)["read"].weight.detach().double() for part in ("lora_A", "lora_B"))
-            out[name] = module.scaling["read"] * (b @ a)
+        if isinstance(module, BaseTunerLayer) and "read" in module.lora_A:
+            a, b = (getattr(module, part)["read"].weight.detach() for part in ("lora_A", "lora_B"))
+            out[name] = (a, b, module.scaling["read"])
     return out
 
 

@@ -39,6 +39,22 @@ class Exposure:
         aside = [views for name, views in self.windows.items() if name in self.regularization]
         return out | {"regularization": _range(aside)} if aside else out
 
+    def less(self, other: Exposure) -> Exposure:
+        """The views of both, subtracted: what came between two steps of one stream."""
+        windows = {name: count - other.windows[name] for name, count in self.windows.items()}
+        clips = {name: count - other.clips[name] for name, count in self.clips.items()}
+        return Exposure(windows, clips, self.regularization)
+
+    def more(self, views: Mapping[str, int], windows: Sequence[Window]) -> Exposure:
+        """With the views by window id that the ``windows`` had before."""
+        clip_of = {window.id: window.clip_id for window in windows}
+        shown, clips = dict(self.windows), dict(self.clips)
+        for name, count in views.items():
+            if name in shown:
+                shown[name] += count
+                clips[clip_of[name]] += count
+        return Exposure(shown, clips, self.regularization)
+
     def _trained(self, views: Mapping[str, int]) -> dict[str, int]:
         return {name: count for name, count in views.items() if name not in self.regularization}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -9,35 +10,77 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from videotune.files import read_lines, write_text
+from videotune.files import out_of_room, read_lines, write_text
 
 
 class Journal:
-    """Appends lines to ``journal.jsonl``; each line is flushed, and ``sync`` makes all of them durable."""
+    """Appends lines to ``journal.jsonl``; each is flushed, and ``sync`` makes all of them durable.
 
-    def __init__(self, run: Path) -> None:
-        self.path = run / "journal.jsonl"
-        self._file = self.path.open("a", encoding="utf-8")
+    Where the disk takes no more, lines wait in memory, in order, and go out with the first write that succeeds; ``waiting``
+    says how many. What a failed write left of a line is cut off again, so the file always ends with a whole one.
+    """
+
+    def __init__(self, run: Path | None) -> None:
+        """Without a run nothing is written: of several processes the first alone keeps the journal."""
+        self._file = (run / "journal.jsonl").open("ab", buffering=0) if run else None
+        self._waiting: list[bytes] = []
+
+    @property
+    def waiting(self) -> int:
+        """Lines that the disk has not taken yet."""
+        return len(self._waiting)
+
+    def reopen(self) -> None:
+        """Go on at the end of the file that now has the journal's name, after it was written anew."""
+        if self._file is not None:
+            self._file.close()
+            self._file = Path(self._file.name).open("ab", buffering=0)  # noqa: SIM115  (closed by close)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line. NaN and infinity are written as null, since JSON has no word for them."""
+        if self._file is None:
+            return
         text = json.dumps(line, ensure_ascii=False, allow_nan=True)
         if "NaN" in text or "Infinity" in text:
             text = json.dumps(_finite(line), ensure_ascii=False)
-        self._file.write(text + "\n")
-        self._file.flush()
+        self._waiting.append(f"{text}\n".encode())
+        try:
+            self.flush()
+        except OSError as error:
+            if not out_of_room(error):
+                raise
+
+    def flush(self) -> None:
+        """Write what waits.
+
+        Raises OSError where the disk takes no more; nothing is lost then.
+        """
+        while self._file is not None and self._waiting:
+            end = self._file.seek(0, os.SEEK_END)
+            try:
+                written = self._file.write(self._waiting[0])
+            except OSError:
+                self._file.truncate(end)
+                raise
+            if written != len(self._waiting[0]):  # the disk took a part
+                self._file.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+            self._waiting.pop(0)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append a line of another kind than a step, with the time."""
         self.write({"kind": kind, "time": round(time.time(), 3), **fields})
 
     def sync(self) -> None:
-        """Flush to the disk."""
-        os.fsync(self._file.fileno())
+        """Everything is on the disk when this returns; OSError where it cannot be."""
+        self.flush()
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def read_journal(run: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import Objective
+from videotune.files import digest
 from videotune.randomness import draws
 from videotune.types import Batch, Family, Window
 
@@ -28,6 +29,11 @@ class Ruler:
     held_out: tuple[Window, ...]
     train: tuple[Window, ...]
     seed: int
+
+    def name(self, objective: Objective) -> str:
+        """8 hex digits; readings of rulers of one name compare."""
+        windows = [[window.id for window in part] for part in (self.held_out, self.train)]
+        return digest([windows, self.seed, objective.timesteps.quantiles(QUANTILES).tolist()])[:8]
 
 
 def read_ruler(

@@ -14,8 +14,15 @@ QUIET_SECONDS = 20.0
 """Without a terminal, a progress line at most so often."""
 
 
+def quiet() -> bool:
+    """Of several processes of one run the first alone talks."""
+    return os.environ.get("RANK", "0") != "0"
+
+
 def say(text: str) -> None:
     """A sentence on standard error, so that standard output holds results alone."""
+    if quiet():
+        return
     print(text, file=sys.stderr, flush=True)
 
 
@@ -73,7 +80,7 @@ class Bar:
 @contextmanager
 def bar(title: str) -> Iterator[Bar]:
     """A progress bar on standard error for the length of a block."""
-    if not sys.stderr.isatty():
+    if quiet() or not sys.stderr.isatty():
         yield Bar(title, None)
         return
     from rich.console import Console

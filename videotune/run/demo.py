@@ -21,6 +21,7 @@ from videotune.run.console import clock, say
 from videotune.run.folder import run_settings
 from videotune.run.job import Words
 from videotune.run.plan import plan
+from videotune.run.resume import Resume
 from videotune.run.sample import SampleWords, open_sampler, render
 from videotune.run.train import train
 from videotune.toy.dataset import CONCEPT, write_dataset
@@ -70,7 +71,7 @@ def train_or_resume(words: Words, run: Path) -> int:
     if ended:
         return DONE
     resume = (run / "config.json").exists()
-    return train(Words() if resume else words, run, resume=resume)
+    return train(Words() if resume else words, run, resume=Resume() if resume else None)
 
 
 def measure(run: Path, out: Path) -> dict[str, Any]:

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 from videotune import __version__
 from videotune.config.resolve import Resolved, resolve
 from videotune.errors import DONE, VideotuneError
+from videotune.export.full import export_full
 from videotune.export.lora import Exported, export_lora
 from videotune.families.find import place, spec_for
 from videotune.files import read_json, write_json
 from videotune.report.html import write_report
 from videotune.run.folder import read_run_config, run_settings
 from videotune.run.models import lora_settings, open_models
-from videotune.train.state import Checkpoint, complete_checkpoints, last_checkpoint
+from videotune.train.state import pick
 from videotune.types import Family
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from videotune.config.schema import Config
 
 
 def exactly(error: float) -> str:
@@ -35,28 +38,15 @@ def export(run: Path, formats: Sequence[str] = (), step: int | None = None, out:
     resolved = resolve(settings, {}, spec)
     checkpoint = pick(run, step)
     family = open_models(spec, base, resolved.config)
-    state = checkpoint.load()[0]
-    for done in export_run(run, family, state, checkpoint.step, resolved, formats, out):
+    state, net = checkpoint.load("ema" if checkpoint.has_ema else "weights"), None
+    if resolved.config.training_method == "FINE_TUNE":
+        net = family.denoiser()
+    for done in export_run(run, family, net, state, checkpoint.step, resolved, formats, out):
         print(
-            f"{done.format}: {done.path}  ({done.modules} modules, read back by diffusers: ΔW {exactly(done.max_error)})"
+            f"{done.format}: {done.path}  ({done.modules} parts, read back by {done.reader}: {exactly(done.max_error)})"
         )
     write_report(run)
     return DONE
-
-
-def pick(run: Path, step: int | None) -> Checkpoint:
-    """The checkpoint of a step, or the newest.
-
-    Raises VideotuneError that lists the complete ones.
-    """
-    if step is None:
-        return last_checkpoint(run)
-    found = {checkpoint.step: checkpoint for checkpoint in complete_checkpoints(run)}
-    if step not in found:
-        raise VideotuneError(
-            f"{run} has no complete checkpoint of step {step}; it has {', '.join(map(str, found)) or 'none'}"
-        )
-    return found[step]
 
 
 def named_formats(value: str | list[str]) -> list[str]:
@@ -64,9 +54,14 @@ def named_formats(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def check_formats(value: str | list[str], family: Family) -> None:
+def check_formats(config: Config, family: Family) -> None:
     """Raise VideotuneError for a format that could not be written: before a training, not after it."""
-    for name in named_formats(value):
+    whole = config.training_method == "FINE_TUNE"
+    for name in named_formats(config.output_model_format):
+        if whole and name != "diffusers":
+            raise VideotuneError(
+                f"output_model_format: a fine-tuned model is written as a diffusers folder, not {name!r}"
+            )
         if name not in family.key_maps():
             known = ", ".join(sorted(family.key_maps()))
             raise VideotuneError(f"output_model_format: {family.spec.title} has {known}, not {name!r}")
@@ -75,13 +70,14 @@ def check_formats(value: str | list[str], family: Family) -> None:
 def export_run(
     run: Path,
     family: Family,
+    net: nn.Module | None,
     state: Mapping[str, Tensor],
     step: int,
     resolved: Resolved,
     formats: Sequence[str] = (),
     out: Path | None = None,
 ) -> list[Exported]:
-    """Write each format, and the list of them into ``exports.json``."""
+    """Write each format, and the list of them into ``exports.json``; ``net`` is the network, where all of it was trained."""
     config = resolved.config
     wanted = list(formats) or named_formats(config.output_model_format)
     folder = out or Path(config.output_model_destination or run / "export")
@@ -90,14 +86,23 @@ def export_run(
     done = []
     for format in wanted:
         name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
-        path = folder / f"{name}-step-{step}{'' if format == 'diffusers' else '-' + format}.safetensors"
-        done.append(export_lora(family, format, state, scale, path, facts))
+        path = folder / f"{name}-step-{step}{'' if format == 'diffusers' else '-' + format}"
+        if config.training_method == "FINE_TUNE":
+            assert net is not None, "a fine-tuned model is written with its network"
+            done.append(export_full(family, net, state, _folder(resolved), path, facts))
+        else:
+            done.append(export_lora(family, format, state, scale, path.with_name(f"{path.name}.safetensors"), facts))
     listed = run / "exports.json"
     before = read_json(listed) if listed.is_file() else []
     new = [exported.to_json(run) for exported in done]
     paths = {line["path"] for line in new}
     write_json(listed, [line for line in before if line["path"] not in paths] + new)
     return done
+
+
+def _folder(resolved: Resolved) -> Path:
+    """Where the base model lies."""
+    return place(str(resolved.config.base_model_name)).folder
 
 
 def _facts(run: Path, family: Family, step: int, resolved: Resolved) -> dict[str, Any]:
@@ -116,8 +121,15 @@ def _facts(run: Path, family: Family, step: int, resolved: Resolved) -> dict[str
         "triggers": [dataset.trigger for dataset in config.datasets if dataset.trigger],
         "fps": config.video_config.target_fps,
         "buckets": [bucket["shape"] for bucket in plan["buckets"]],
-        "rank": config.lora.rank,
-        "alpha": "baked into lora_B",
-        "use": f"pipe = {family.pipeline_class().__name__}.from_pretrained({base!r}); "
-        "pipe.load_lora_weights(THIS_FILE)",
+        "ema": config.ema.decay,
+        **_use(family, config, base),
     }
+
+
+def _use(family: Family, config: Config, base: str) -> dict[str, Any]:
+    """How the file is used, in code, and what of it a reader might ask."""
+    pipeline = family.pipeline_class().__name__
+    if config.training_method == "FINE_TUNE":
+        return {"use": f"pipe = {pipeline}.from_pretrained(THIS_FOLDER)"}
+    use = f"pipe = {pipeline}.from_pretrained({base!r}); pipe.load_lora_weights(THIS_FILE)"
+    return {"rank": config.lora.rank, "alpha": "baked into lora_B", "use": use}

@@ -6,10 +6,10 @@ import json
 import os
 import platform
 import signal
-import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -17,9 +17,10 @@ from typing import Any
 
 from videotune import __version__
 from videotune.data.account import to_json
-from videotune.errors import VideotuneError
+from videotune.errors import INTERRUPTED, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.run.job import Job, with_views
+from videotune.train.optimizers import default_warmup
 
 CONTROL_WORDS = ("stop", "save", "sample")
 
@@ -43,10 +44,8 @@ def refuse_run(run: Path) -> None:
 def only_process(run: Path) -> Iterator[None]:
     """Hold the run folder for this process alone, until it ends in whatever way.
 
-    Raises VideotuneError where another process trains there, or where several were launched as one job.
+    Raises VideotuneError where another process trains there.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise VideotuneError("several processes were launched as one job; videotune trains in one process yet")
     run.mkdir(parents=True, exist_ok=True)
     with (run / ".lock").open("a+b") as lock:
         try:
@@ -75,12 +74,21 @@ def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any
 def write_config(run: Path, job: Job, prints: Mapping[str, str], train_dtype: str) -> None:
     """``config.json``: every key with its origin, the base and the data it was settled for.
 
-    What was left to the machine (the dtype) is frozen, so that a resume elsewhere is still the same run.
+    What was left to the machine (the dtype, the steps of the warm-up, those of the epochs) is frozen, so that a resume
+    elsewhere is still the same run.
     """
-    settled = job.resolved.to_json()
-    settled["settings"]["train_dtype"] = train_dtype
+    config, settled = job.config, job.resolved.to_json()
+    warmup = default_warmup(job.steps) if config.warmup_steps is None else config.warmup_steps
+    settled["settings"] |= {"train_dtype": train_dtype, "warmup_steps": warmup, "steps": job.steps, "epochs": None}
     base = {"name": job.base.name, "fingerprints": dict(prints)} if job.base else {}
-    facts = {"base": base, "data": job.data_digest(), "steps": job.steps, "versions": versions()}
+    facts = {
+        "base": base,
+        "data": job.data_digest(),
+        "steps": job.steps,
+        "processes": job.processes,
+        "past": asdict(job.past),
+        "versions": versions(),
+    }
     write_json(run / "config.json", settled | facts)
 
 
@@ -115,24 +123,50 @@ def look(run: Path) -> set[str]:
     return {word for word in CONTROL_WORDS if isinstance(asked, dict) and asked.get(word)}
 
 
+class Interrupted(BaseException):
+    """The person has asked to stop while something was made that can be made again."""
+
+
 @dataclass
 class Signals:
-    """Whether the person has asked to stop."""
+    """Whether the person has asked to stop, and when. ``several``: the launcher signals each process once more."""
 
     stop: bool = False
+    at: float = 0.0
+    several: bool = False
+    _breaking: bool = False
+
+    @contextmanager
+    def breaking(self) -> Iterator[None]:
+        """What is done in this block is given up at once when the person asks to stop; raises Interrupted there."""
+        if self.stop:
+            raise Interrupted
+        self._breaking = True
+        try:
+            yield
+        finally:
+            self._breaking = False
+
+
+ONE_PRESS = 2.0
+"""A terminal and a launcher both signal a process of several: what comes within so many seconds is one asking."""
 
 
 @contextmanager
-def signals() -> Iterator[Signals]:
+def signals(several: bool = False) -> Iterator[Signals]:
     """SIGINT and SIGTERM ask the run to finish its step and save; a second one ends the process at once."""
-    asked = Signals()
+    asked = Signals(several=several)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if asked.stop:
-            print("\nvideotune: stopped at once; the last checkpoint is whole", file=sys.stderr, flush=True)
-            raise KeyboardInterrupt
-        asked.stop = True
-        print("\nstopping after this step and saving; once more to stop at once", file=sys.stderr, flush=True)
+            if asked.several and time.monotonic() - asked.at < ONE_PRESS:
+                return
+            os.write(2, b"\nvideotune: stopped at once; the last checkpoint is whole\n")
+            os._exit(INTERRUPTED)  # nothing more is waited for, not even threads
+        asked.stop, asked.at = True, time.monotonic()
+        os.write(2, b"\nstopping after this step and saving; once more to stop at once\n")
+        if asked._breaking:
+            raise Interrupted
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,14 @@ class Words:
 
 
 @dataclass(frozen=True)
+class Past:
+    """What was shown before the data last changed, at the step of that change: views by window id."""
+
+    step: int = 0
+    views: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Job:
     """A settled run, before any model is loaded. ``buckets`` are the schedule's, the dearest first."""
 
@@ -56,6 +64,8 @@ class Job:
     steps: int
     cache: Path
     notes: tuple[str, ...]
+    processes: int = 1
+    past: Past = field(default_factory=Past)
 
     @property
     def config(self) -> Config:
@@ -65,15 +75,23 @@ class Job:
     @property
     def effective_batch(self) -> int:
         """Samples of a step; of videos among images fewer, as the schedule says."""
-        return self.config.batch_size * self.config.gradient_accumulation_steps
+        return self.config.batch_size * self.config.gradient_accumulation_steps * self.processes
 
     def exposure(self, steps: int) -> Exposure:
-        """Views of every window and clip after so many steps."""
-        return exposure(views(self.schedule, steps), self.buckets, self.library.regularization)
+        """Views of every window and clip after so many steps; until the data last changed, those that were counted."""
+        since = exposure(views(self.schedule, steps), self.buckets, self.library.regularization)
+        if not self.past.step:
+            return since
+        until = exposure(views(self.schedule, self.past.step), self.buckets, self.library.regularization)
+        return since.less(until).more(self.past.views, self.library.windows)
 
     def views_at(self, step: int) -> float:
         """How often a training window has been shown on average, repeats counted."""
-        return step * self._views_a_step
+        return self._views_before + (step - self.past.step) * self._views_a_step
+
+    @cached_property
+    def _views_before(self) -> float:
+        return sum(self.past.views.get(window.id, 0) for window in self.training_windows) / len(self.training_windows)
 
     @cached_property
     def _views_a_step(self) -> float:
@@ -117,7 +135,7 @@ def anchored(layer: dict[str, Any]) -> dict[str, Any]:
             else row
             for row in out["datasets"]
         ]
-    for name in ("base_model_name", "cache_dir", "output_model_destination"):
+    for name in ("base_model_name", "cache_dir", "init_from", "output_model_destination"):
         value = out.get(name)
         if isinstance(value, str) and (name != "base_model_name" or Path(value).expanduser().is_dir()):
             out[name] = absolute(value)
@@ -159,8 +177,9 @@ def open_job(
     progress: Callable[[int, int, str], None] | None = None,
     *,
     to_look: bool = False,
+    processes: int = 1,
 ) -> Job:
-    """Scan the data and lay out the schedule.
+    """Scan the data and lay out the schedule of a run that begins in so many processes.
 
     Raises VideotuneError where no dataset is given, captions are missing or nothing can be used; but not ``to_look``:
     then a clip without a caption is one that is skipped, and there may be no window.
@@ -184,7 +203,7 @@ def open_job(
         validated = "all of them are held out: give a dataset of kind train" if library.clips else "none can be used:"
         raise DoesNotFit(f"no clip can be trained on; {validated}{reasons}")
     shaped = buckets(library)
-    schedule, notes = make_schedule(config, shaped, library)
+    schedule, notes = make_schedule(config, shaped, library, processes)
     notes += unused_keys(resolved, library)
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_a_pass(schedule))
     notes += [arithmetic] if arithmetic else []
@@ -199,12 +218,8 @@ def open_job(
         schedule=schedule,
         steps=steps,
         cache=cache,
-        notes=(
-            *library.notes,
-            *notes,
-            *((arithmetic,) if arithmetic else ()),
-            *notes_on_views(library, shaped, schedule, steps),
-        ),
+        notes=(*library.notes, *notes),
+        processes=processes,
     )
 
 
@@ -327,7 +342,7 @@ def unused_keys(resolved: Resolved, library: Library) -> list[str]:
 
 
 def make_schedule(
-    config: Config, shaped: Mapping[ClipShape, Sequence[Window]], library: Library
+    config: Config, shaped: Mapping[ClipShape, Sequence[Window]], library: Library, processes: int = 1
 ) -> tuple[Schedule, list[str]]:
     """The schedule over the buckets, and what is to be said of the batch.
 
@@ -338,7 +353,7 @@ def make_schedule(
     fewer = max(1, math.floor(config.batch_size * given))
     videos = [any(window.clip_id not in stills for window in bucket) for bucket in shaped.values()]
     each = [fewer if mixed and video else config.batch_size for video in videos]
-    batches = tuple(batch * config.gradient_accumulation_steps for batch in each)
+    batches = tuple(batch * config.gradient_accumulation_steps * processes for batch in each)
     sizes = tuple(len(bucket) for bucket in shaped.values())
     notes = []
     if mixed and fewer != config.batch_size:
@@ -346,7 +361,7 @@ def make_schedule(
             f"images and videos are mixed: a step takes {max(batches)} images or {min(batches)} of videos "
             f"(video_batch_size_multiplier {given:g})"
         )
-    return Schedule(config.seed, sizes or (1,), batches or (config.batch_size,), config.shuffle), notes
+    return Schedule(config.seed, sizes or (1,), batches or (config.batch_size * processes,), config.shuffle), notes
 
 
 def refuse_skips(job: Job, allow: str | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from videotune.adapters.lora import matching
 from videotune.cache.schedule import steps_a_pass
+from videotune.config.schema import Config
 from videotune.data.account import totals
 from videotune.errors import DONE
 from videotune.families.find import find
@@ -75,13 +76,16 @@ def adapter_size(job: Job) -> dict[str, int] | None:
 
     net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
     modules = dict(net.named_modules())
+    if job.config.training_method == "FINE_TUNE":
+        own = [module for module in modules.values() if any(True for _ in module.parameters(recurse=False))]
+        return {"modules": len(own), "parameters": sum(p.numel() for p in net.parameters())}
     paths = matching(net, job.spec, job.config.lora.targets)
     sides = [modules[path].in_features + modules[path].out_features for path in paths]
     return {"modules": len(paths), "parameters": job.config.lora.rank * sum(sides)}
 
 
 def disk(job: Job, adapter: dict[str, int] | None) -> dict[str, int]:
-    """Bytes that the cache (at most) and all checkpoints will take, calculated."""
+    """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
     latents = 0
     for window, _ in {(window, variant if window.varies else 0) for window, variant in takes_of(job)}:
         frames, rows, columns = job.spec.rules.latent_size(window.shape)
@@ -89,12 +93,25 @@ def disk(job: Job, adapter: dict[str, int] | None) -> dict[str, int]:
     texts = 4 * job.spec.text_tokens * job.spec.text_width * len(captions_of(job, prompts_of(job)))
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:
-        saves = job.steps // job.config.save_every if job.config.save_every else 0
-        count = max(1, saves + bool(not job.config.save_every or job.steps % job.config.save_every))
-        out["checkpoint_bytes"] = 3 * 4 * adapter["parameters"]
-        out["checkpoints"] = count
-        out["run_bytes"] = count * out["checkpoint_bytes"] + 4 * adapter["parameters"]
+        out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]
+        out["checkpoints"] = checkpoints_at_most(job.config, job.steps)
+        out["run_bytes"] = out["checkpoints"] * out["checkpoint_bytes"] + 4 * adapter["parameters"]
     return out
+
+
+def bytes_a_parameter(config: Config) -> int:
+    """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
+    moments = 2 if config.optimizer.name.endswith("8BIT") else 8
+    return 4 + moments + (4 if config.ema.decay is not None else 0)
+
+
+def checkpoints_at_most(config: Config, steps: int) -> int:
+    """How many checkpoints stay: the saves, the last and the best one, and the backups."""
+    saves = steps // config.save_every if config.save_every else 0
+    saves = max(1, saves + bool(not config.save_every or steps % config.save_every))
+    if config.save_keep is not None:
+        saves = min(saves, config.save_keep + 1)
+    return saves + (config.backup_keep if config.backup_after or config.backup_every else 0)
 
 
 def show(job: Job, facts: dict[str, Any]) -> None:

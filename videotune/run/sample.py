@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.adapters.lora import ADAPTER, add_lora, load_lora
+from videotune.adapters.lora import ADAPTER
 from videotune.config.resolve import resolve
 from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import read_lora
 from videotune.families.find import place, spec_for
 from videotune.files import read_json
 from videotune.run.console import bar
-from videotune.run.export import pick
 from videotune.run.folder import run_settings
-from videotune.run.models import lora_settings, open_models, sample_settings
+from videotune.run.models import open_models, sample_settings
+from videotune.run.trainer import attach, put_weights
 from videotune.sampling.preview import SampleSettings, conditions, decode, draw, file_name, write_video
+from videotune.train.state import pick
 from videotune.types import ClipShape, Family
 
 if TYPE_CHECKING:
@@ -79,8 +80,10 @@ def open_sampler(words: SampleWords) -> tuple[Family, nn.Module, SampleSettings,
     net = family.denoiser()
     if words.run is not None:
         checkpoint = pick(words.run, words.step)
-        parameters = add_lora(net, spec, lora_settings(config), config.seed)
-        load_lora(parameters, checkpoint.load()[0], str(checkpoint.folder))
+        weights = checkpoint.load("ema" if checkpoint.has_ema else "weights")
+        put_weights(attach(net, spec, config), weights, config, str(checkpoint.folder))
+        if words.strength != 1.0 and config.training_method != "LORA":
+            raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")
         step = checkpoint.step
     elif words.lora is not None:
         load_file_into(family, net, words.lora)

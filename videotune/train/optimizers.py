@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,33 +55,84 @@ def rate(settings: RateSettings, step: int) -> float:
 
 
 def make_optimizer(groups: Mapping[str, Sequence[nn.Parameter]], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """One parameter group a name. The fused kernel can skip a step on the device, without asking the host."""
+    """One parameter group a name; the table OPTIMIZERS says whose."""
     rows = [{"params": list(parameters), "name": name} for name, parameters in groups.items()]
+    return OPTIMIZERS[settings.name](rows, settings)
+
+
+def _adamw(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """torch's. The fused kernel can skip a step on the device, without asking the host."""
     betas = (settings.beta1, settings.beta2)
     return torch.optim.AdamW(rows, lr=0.0, betas=betas, weight_decay=settings.weight_decay, fused=True)
 
 
+def _adamw_8bit(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """bitsandbytes' (Dettmers et al. 2022, arXiv 2110.02861): moments of weights of 4096 numbers and more in 8 bits."""
+    import bitsandbytes
+
+    betas = (settings.beta1, settings.beta2)
+    return bitsandbytes.optim.AdamW8bit(rows, lr=0.0, betas=betas, weight_decay=settings.weight_decay)
+
+
+OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerSettings], torch.optim.Optimizer]] = {
+    "ADAMW": _adamw,
+    "ADAMW_8BIT": _adamw_8bit,
+}
+
+
+def apply(optimizer: torch.optim.Optimizer, good: Tensor) -> None:
+    """Take the step where ``good`` () is true; where not, weights and moments stay as they are.
+
+    A fused kernel looks on the device. For the others the host has to wait for the answer, once a step.
+    """
+    if optimizer.defaults.get("fused"):
+        optimizer.found_inf = (~good).float()  # type: ignore[attr-defined]
+        optimizer.step()
+    elif bool(good):
+        optimizer.step()
+
+
 def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state as flat tensors ``{parameter}.{key}``."""
-    return {
-        f"{name}.{key}": value
-        for name, parameter in names.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+    """The optimizer's state as flat tensors ``{parameter}.{key}``; a plain number becomes ``{parameter}.{key}#``, int64.
+
+    Raises ValueError for what is neither.
+    """
+    out = {}
+    for name, parameter in names.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                out[f"{name}.{key}"] = value
+            elif isinstance(value, int):
+                out[f"{name}.{key}#"] = torch.tensor(value, dtype=torch.int64)
+            else:
+                raise ValueError(f"optimizer state {name}.{key} is a {type(value).__name__}: it cannot be kept exactly")
+    return out
+
+
+def without_state(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> list[str]:
+    """The parameters that no update has reached yet, and which therefore have no state."""
+    return [name for name, parameter in names.items() if not optimizer.state.get(parameter)]
 
 
 def load_optimizer_state(
-    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[str, nn.Parameter],
+    state: Mapping[str, Tensor],
+    without: Collection[str] = (),
 ) -> None:
-    """Put flat tensors back, bit for bit, on each parameter's device.
+    """Put flat tensors back, bit for bit, on each parameter's device; the parameters ``without`` had none.
 
-    Raises ValueError where a parameter has no state or a state no parameter.
+    Raises ValueError where another parameter has no state, or a state no parameter.
     """
-    rest = dict(state)
+    parts: dict[str, dict[str, Tensor | int]] = {name: {} for name in names}
+    for key, value in state.items():
+        name, _, last = key.rpartition(".")
+        if name not in parts:
+            raise ValueError(f"optimizer state of no parameter: {key}")
+        exact: Tensor | int = int(value) if last.endswith("#") else value.to(names[name].device)
+        parts[name][last.removesuffix("#")] = exact
     for name, parameter in names.items():
-        keys = [key for key in rest if key.startswith(f"{name}.") and "." not in key[len(name) + 1 :]]
-        if not keys:
-            raise ValueError(f"no optimizer state for {name}")
-        optimizer.state[parameter] = {key[len(name) + 1 :]: rest.pop(key).to(parameter.device) for key in keys}
-    if rest:
-        raise ValueError(f"optimizer state of no parameter: {next(iter(rest))}")
+        if bool(parts[name]) == (name in without):
+            raise ValueError(f"no optimizer state for {name}" if name not in without else f"a state too many: {name}")
+        if parts[name]:
+            optimizer.state[parameter] = parts[name]

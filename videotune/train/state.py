@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent. Written aside, synced, renamed, and the marker last."""
+"""Checkpoints: complete or absent. Written aside, synced, renamed, and the marker, which lists the files, last."""
 
 from __future__ import annotations
 
@@ -10,81 +10,165 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.files import read_json, sync_file, sync_folder, write_json, write_text
+from videotune.files import read_json, sync_file, sync_folder, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MARKER = "COMPLETE"
 
+PARTS = ("weights", "optimizer", "ema")
+"""A file of tensors each: what trains, the optimizer's moments, and the average of the weights where one is kept."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint on disk."""
+    """A complete checkpoint on disk. ``kind``: "save" stays as the config says, "backup" makes way for the next ones."""
 
     step: int
     folder: Path
+    kind: str = "save"
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-        """(adapter, optimizer state, state.json).
+    def load(self, part: str) -> dict[str, Tensor]:
+        """The tensors of a part.
 
-        Raises VideotuneError where a file is missing or damaged.
+        Raises VideotuneError where the file is missing or damaged.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         try:
-            adapter, optimizer = (load_file(self.folder / f"{part}.safetensors") for part in ("adapter", "optimizer"))
-            return adapter, optimizer, read_json(self.folder / "state.json")
+            return load_file(self.folder / f"{part}.safetensors")
         except (OSError, SafetensorError, ValueError) as error:
-            raise VideotuneError(
-                f"checkpoint {self.folder} cannot be read: {error}. Without its optimizer state a run cannot go on as if it"
-                " had never stopped; take an earlier checkpoint by removing this folder."
-            ) from error
+            raise VideotuneError(f"checkpoint {self.folder} cannot be read: {part}.safetensors: {error}") from error
+
+    def state(self) -> dict[str, Any]:
+        """state.json: the step, and the numbers that are no tensors.
+
+        Raises VideotuneError where it is missing or damaged.
+        """
+        try:
+            return read_json(self.folder / "state.json")
+        except (OSError, ValueError) as error:
+            raise VideotuneError(f"checkpoint {self.folder} cannot be read: state.json: {error}") from error
+
+    @property
+    def has_ema(self) -> bool:
+        """Whether an average of the weights was kept."""
+        return (self.folder / "ema.safetensors").is_file()
 
 
 def save_checkpoint(
-    run: Path, step: int, adapter: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], state: Mapping[str, Any]
+    run: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], kind: str = "save"
 ) -> Checkpoint:
     """Write ``checkpoints/step-N`` so that at every moment it is either complete or not there.
 
-    Raises VideotuneError where a weight is NaN or infinite: such a checkpoint helps nobody.
+    ``parts`` name what PARTS lists. A complete one of this step is this state already, and only becomes a save where it was
+    a backup. Raises VideotuneError where a number is NaN or infinite: such a checkpoint helps nobody; OSError where the disk
+    is full or broken.
+    """
+    assert set(parts) <= set(PARTS), sorted(parts)
+    refuse_broken(step, parts)
+    folder = run / "checkpoints" / f"step-{step}"
+    there = read_checkpoint(folder)
+    if isinstance(there, Checkpoint):
+        if kind == "save" and there.kind != "save":
+            write_json(folder / MARKER, {**read_json(folder / MARKER), "kind": kind})
+        return Checkpoint(step, folder, "save" if "save" in (kind, there.kind) else kind)
+    aside = folder.with_name(f".step-{step}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for name, tensors in parts.items():
+        write_tensors(aside / f"{name}.safetensors", tensors)
+    write_json(aside / "state.json", {"step": step, **state})
+    sync_folder(aside)
+    if folder.exists():  # left by a kill before the marker
+        remove(folder)
+    aside.rename(folder)
+    sync_folder(folder.parent)
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    write_json(folder / MARKER, {"step": step, "kind": kind, "files": files})
+    return Checkpoint(step, folder, kind)
+
+
+def refuse_broken(step: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise VideotuneError that names the first tensor with a NaN or an infinity in it."""
+    broken = [
+        f"{part} of {name}"
+        for part, tensors in parts.items()
+        for name, value in tensors.items()
+        if value.is_floating_point() and not bool(value.isfinite().all())
+    ]
+    if broken:
+        raise VideotuneError(f"step {step}: {len(broken)} tensors are not finite, the first: {broken[0]}: not saved")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A file of tensors, on the disk when this returns.
+
+    Raises OSError, with the system's number, where it cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    broken = [name for name, value in adapter.items() if not bool(value.isfinite().all())]
-    if broken:
-        raise VideotuneError(f"step {step}: {len(broken)} weights are not finite, the first is {broken[0]}: not saved")
-    folder = run / "checkpoints" / f"step-{step}"
-    aside = folder.with_name(f".step-{step}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    for name, tensors in (("adapter", adapter), ("optimizer", optimizer)):
-        path = aside / f"{name}.safetensors"
-        try:
-            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
-        except SafetensorError as error:
-            raise OSError(f"checkpoint {path} cannot be written: {error}") from error
-        sync_file(path)
-    write_json(aside / "state.json", {"step": step, **state})
-    sync_folder(aside)
-    if folder.exists():  # left by a kill before the marker, or the same step saved twice
-        shutil.rmtree(folder)
-    aside.rename(folder)
+    try:
+        save_file(_apart(tensors), path)
+    except SafetensorError as error:  # the library's own kind, with the system's number in its text alone
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else None, f"cannot be written: {error}", str(path)) from error
+    sync_file(path)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own on the host, as the file format wants; optimizers share small tables."""
+    out: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in tensors.items():
+        whole = value.detach().cpu().contiguous()
+        out[name] = whole.clone() if whole.untyped_storage().data_ptr() in seen else whole
+        seen.add(whole.untyped_storage().data_ptr())
+    return out
+
+
+def remove(folder: Path) -> None:
+    """Take a checkpoint away; its marker goes first, so that it never looks complete when it is not."""
+    (folder / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(folder)
     sync_folder(folder.parent)
-    write_text(folder / MARKER, f"step {step}\n")
-    return Checkpoint(step, folder)
 
 
 def complete_checkpoints(run: Path) -> list[Checkpoint]:
-    """The checkpoints of a run whose marker is there, oldest first."""
-    found = []
-    for folder in (run / "checkpoints").glob("step-*"):
-        name = re.fullmatch(r"step-(\d+)", folder.name)
-        if name and (folder / MARKER).is_file():
-            found.append(Checkpoint(int(name[1]), folder))
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    """The checkpoints of a run whose marker is there, with every file at the length that it lists; oldest first."""
+    found = (read_checkpoint(folder) for folder in (run / "checkpoints").glob("step-*"))
+    return sorted((one for one in found if isinstance(one, Checkpoint)), key=lambda checkpoint: checkpoint.step)
+
+
+def incomplete_checkpoints(run: Path) -> dict[int, str]:
+    """For each checkpoint's folder that is not complete, by step, what is wrong with it."""
+    found = {folder: read_checkpoint(folder) for folder in (run / "checkpoints").glob("step-*")}
+    steps = {folder: re.fullmatch(r"step-(\d+)", folder.name) for folder in found}
+    return {int(steps[f][1]): why for f, why in found.items() if isinstance(why, str) and steps[f]}  # type: ignore[index]
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | str:
+    """The checkpoint in a folder, or what is wrong with it."""
+    name = re.fullmatch(r"step-(\d+)", folder.name)
+    if not name:
+        return "its name is no step's"
+    try:
+        marker = read_json(folder / MARKER)
+        files, kind = dict(marker["files"]), str(marker["kind"])
+    except FileNotFoundError:
+        return f"it has no {MARKER}: it was never finished"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"its {MARKER} cannot be read ({error})"
+    for file, size in files.items():
+        path = folder / file
+        if not path.is_file():
+            return f"{file} is missing"
+        if path.stat().st_size != size:
+            return f"{file} has {path.stat().st_size} bytes of {size}"
+    return Checkpoint(int(name[1]), folder, kind)
 
 
 def last_checkpoint(run: Path) -> Checkpoint:
@@ -94,7 +178,44 @@ def last_checkpoint(run: Path) -> Checkpoint:
     """
     found = complete_checkpoints(run)
     if not found:
-        raise VideotuneError(
-            f"{run} has no complete checkpoint to resume from; start it without --resume in a new folder"
-        )
+        raise VideotuneError(f"{run} has no complete checkpoint{why_not(run)}")
     return found[-1]
+
+
+def pick(run: Path, step: int | None) -> Checkpoint:
+    """The checkpoint of a step, or the newest.
+
+    Raises VideotuneError that lists the complete ones.
+    """
+    if step is None:
+        return last_checkpoint(run)
+    found = {checkpoint.step: checkpoint for checkpoint in complete_checkpoints(run)}
+    if step not in found:
+        raise VideotuneError(f"{run} has no complete checkpoint of step {step}; {listed(run)}{why_not(run)}")
+    return found[step]
+
+
+def listed(run: Path) -> str:
+    """The steps of the complete checkpoints in words."""
+    steps = ", ".join(str(checkpoint.step) for checkpoint in complete_checkpoints(run))
+    return f"complete are those of the steps {steps}" if steps else "none is complete"
+
+
+def why_not(run: Path) -> str:
+    """What is wrong with the checkpoints that are not complete, in words."""
+    return "".join(f"\n  step {step}: {why}" for step, why in sorted(incomplete_checkpoints(run).items()))
+
+
+def sweep(run: Path) -> None:
+    """Take away what a kill has left unfinished beside the checkpoints."""
+    for aside in (run / "checkpoints").glob(".step-*.part"):
+        shutil.rmtree(aside)
+
+
+def superfluous(found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None) -> list[Checkpoint]:
+    """The checkpoints that make way: all but the newest backups and the newest saves; never the best or the last one."""
+    backups, saves = ([one for one in found if one.kind == kind] for kind in ("backup", "save"))
+    kept = {one.step for one in backups[len(backups) - backup_keep :]} if backup_keep else set()
+    kept |= {one.step for one in (saves if save_keep is None else saves[max(0, len(saves) - save_keep) :])}
+    kept |= {found[-1].step} if found else set()
+    return [one for one in found if one.step not in kept and one.step != best]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,11 @@ from videotune.cache.batches import Prepared
 from videotune.diffusion.loss import anchored_target, denoising_loss
 from videotune.diffusion.objective import Objective
 from videotune.randomness import seed32
-from videotune.types import Family
+from videotune.train.crew import Crew
+from videotune.train.ema import Ema
+from videotune.train.masters import Masters
+from videotune.train.optimizers import apply
+from videotune.types import Batch, Family
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,13 @@ class StepRecord:
             "seconds": self.clock.read(),
         }
         return line if finite(loss) and finite(grad_norm) else line | {"skipped": True}
+
+    def broken(self) -> tuple[str, ...]:
+        """The windows whose own error is not finite; all of them where the gradient alone is not."""
+        mse = self.values.tolist()[2:]
+        return tuple(name for name, value in zip(self.window_ids, mse, strict=True) if not finite(value)) or (
+            self.window_ids
+        )
 
 
 class Clock:
@@ -95,36 +107,95 @@ def by_t(t: Sequence[float], mse: Sequence[float], bands: int = 9) -> list[float
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Micro-batches of a step, the norm to clip to, and the seed of draws inside the network (None: it makes none).
+    """Micro-batches of a whole step, the norm to clip to, and the seed of draws inside the network (None: it makes none).
 
     A count and no size, since buckets differ in the samples of a step.
     """
 
-    accumulation: int
+    micro_batches: int
     max_grad_norm: float
     network_seed: int | None
 
 
+@dataclass(frozen=True)
+class Learner:
+    """What a step changes: the network, the parameters that the optimizer holds, and their average if there is one."""
+
+    net: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    masters: Masters | None = None
+    ema: Ema | None = None
+
+
+class OutOfMemory(RuntimeError):
+    """The device had no room for a step. ``intact``: it happened before the update, so the weights are as they were."""
+
+    def __init__(self, step: int, window_ids: tuple[str, ...], tokens: int, intact: bool) -> None:
+        super().__init__(f"out of memory in step {step}")
+        self.step, self.window_ids, self.tokens, self.intact = step, window_ids, tokens, intact
+
+
 def train_step(
+    family: Family,
+    learner: Learner,
+    objective: Objective,
+    prepared: Prepared,
+    settings: StepSettings,
+    lr: Mapping[str, float],
+    clock: Clock,
+    crew: Crew,
+) -> StepRecord:
+    """Each micro-batch adds its sum over the step's sample count, so any split is the same step to rounding.
+
+    Anchored samples first run through the network without its adapter. A non-finite gradient leaves weights, optimizer and
+    average as they were. Raises OutOfMemory.
+    """
+    parameters, optimizer = list(learner.parameters.values()), learner.optimizer
+    values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=parameters[0].device), True
+    try:
+        accumulate(family, learner.net, objective, prepared, settings, clock, values)
+        if learner.masters is not None:
+            learner.masters.gather()
+        crew.sum_gradients(parameters)
+        crew.sum(values)
+        values[1] = norm = clip(parameters, settings.max_grad_norm)
+        good = torch.isfinite(norm) & torch.isfinite(values[0])
+        for group in optimizer.param_groups:
+            group["lr"] = lr[group["name"]]
+        intact = False
+        apply(optimizer, good)
+        if learner.masters is not None:
+            learner.masters.spread()
+        if learner.ema is not None:
+            learner.ema.update(prepared.step, good)
+    except (MemoryError, RuntimeError) as error:
+        if not of_memory(error):
+            raise
+        optimizer.zero_grad(set_to_none=True)
+        tokens = _tokens(family, prepared.batch)
+        raise OutOfMemory(prepared.step, prepared.drawn.window_ids, tokens, intact) from error
+    optimizer.zero_grad(set_to_none=True)
+    clock.mark("optimizer")
+    host, arrived = _send(values)
+    drawn = prepared.drawn
+    return StepRecord(prepared.step, host, arrived, drawn.t, lr, drawn.window_ids, drawn.captions, clock)
+
+
+def accumulate(
     family: Family,
     net: nn.Module,
     objective: Objective,
     prepared: Prepared,
-    parameters: Sequence[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
     settings: StepSettings,
-    lr: Mapping[str, float],
     clock: Clock,
-) -> StepRecord:
-    """Each micro-batch adds its sum over the step's sample count, so any split is the same step to rounding.
-
-    Anchored samples first run through ``net`` without its adapter. A non-finite gradient leaves weights and optimizer as
-    they were.
-    """
-    device, total = parameters[0].device, len(prepared.batch)
-    losses, mses, first = [], [], 0
-    for part in prepared.batch.split(-(-total // settings.accumulation)):
-        rows = slice(first, first + len(part))
+    values: Tensor,
+) -> None:
+    """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets."""
+    device, total, first = values.device, len(prepared.drawn.window_ids), prepared.first
+    size = -(-total // settings.micro_batches)
+    for part in prepared.batch.split(size) if prepared.batch is not None else ():
+        rows = slice(first - prepared.first, first - prepared.first + len(part))
         t, noise = _to(prepared.t[rows], device), _to(prepared.noise[rows], device)
         anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes]  # still on the host: nothing waits
         batch, target = part.map(lambda x: _to(x, device)), None
@@ -138,21 +209,26 @@ def train_step(
         share = out.loss * (len(batch) / total)
         share.backward()
         clock.mark("backward")
-        losses.append(share.detach())
-        mses.append(out.mse)
+        values[0] += share.detach()
+        values[2 + first : 2 + first + len(batch)] = out.mse
         first += len(batch)
-    norm = clip(parameters, settings.max_grad_norm)
-    loss = torch.stack(losses).sum()
-    optimizer.found_inf = (~(torch.isfinite(norm) & torch.isfinite(loss))).float()  # type: ignore[attr-defined]
-    for group in optimizer.param_groups:
-        group["lr"] = lr[group["name"]]
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    clock.mark("optimizer")
-    values, arrived = _send(torch.cat([torch.stack([loss, norm]), *mses]))
-    return StepRecord(
-        prepared.step, values, arrived, prepared.t, lr, prepared.batch.window_ids, prepared.batch.captions, clock
-    )
+
+
+def of_memory(error: BaseException) -> bool:
+    """Whether there was no room, on the device or on the host."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    from accelerate.utils.memory import should_reduce_batch_size  # knows the ways in which torch says so
+
+    return isinstance(error, Exception) and should_reduce_batch_size(error)
+
+
+def _tokens(family: Family, batch: Batch | None) -> int:
+    """Tokens of one sample, by its latents."""
+    if batch is None:
+        return 0
+    sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
+    return math.prod(-(-side // step) for side, step in sides)
 
 
 def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:

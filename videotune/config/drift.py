@@ -1,0 +1,114 @@
+"""What may change when a run is resumed: each key of the config is in one of four classes.
+
+- safe: nothing that was learnt depends on it; it takes effect with the resume.
+- override: it changes what is learnt from the next step on; only when the person says so.
+- data: it decides what is trained on; judged by what it does to clips and windows, as other changes of the data are.
+- fatal: the saved state has no meaning under another value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from videotune.config.load import flatten
+
+SAFE = frozenset((
+    "backup_after", "backup_every", "backup_keep", "cache_dir", "dataloader_threads", "gradient_checkpointing",
+    "output_model_destination", "output_model_format", "ruler_after", "sample.frames", "sample.guidance",
+    "sample.resolution", "sample.seed", "sample.shift", "sample.steps", "sample_after", "samples", "save_every",
+    "save_keep",
+))  # fmt: skip
+
+OVERRIDE = frozenset((
+    "caption_dropout", "ema.decay", "learning_rate", "learning_rate_scheduler", "lora.dropout", "loss_weighting",
+    "max_grad_norm", "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "timestep_distribution",
+    "timestep_shift", "video_config.frame_dropout_probability", "video_config.temporal_consistency_weight",
+    "warmup_steps",
+))  # fmt: skip
+
+DATA = frozenset((
+    "datasets.kind", "datasets.loss_weight", "datasets.path", "datasets.repeats", "datasets.resolution",
+    "datasets.target", "datasets.trigger", "datasets.windows", "missing_caption", "missing_caption_text", "resize",
+    "resolution", "validation_fraction", "video_config.frame_sample_strategy", "video_config.frames",
+    "video_config.keyframe_source", "video_config.max_duration", "video_config.max_frames",
+    "video_config.min_frames", "video_config.pad_short", "video_config.spatial_compression_ratio",
+    "video_config.stretch", "video_config.strict_frames", "video_config.target_fps",
+    "video_config.temporal_augmentation", "video_config.temporal_compression_ratio", "video_config.variants",
+    "video_config.window_stride", "video_config.windows",
+))  # fmt: skip
+
+FATAL = frozenset((
+    "family", "init_from", "lora.alpha", "lora.rank", "lora.targets", "optimizer.name", "seed", "shuffle",
+    "text_encoder.train", "train_dtype", "training_method", "transformer.train",
+    "video_config.video_batch_size_multiplier",
+))  # fmt: skip
+
+CHECKED = frozenset(["base_model_name", "batch_size", "epochs", "gradient_accumulation_steps", "steps"])
+"""Keys whose class depends on the values: see ``drift``."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key that differs between the run's config and the one it is to go on with; ``why`` it is of its class."""
+
+    key: str
+    before: Any
+    after: Any
+    kind: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before!r} -> {self.after!r}" + (f" ({self.why})" if self.why else "")
+
+
+def class_of(key: str) -> str:
+    """The class of a key that has one by itself."""
+    classes = {"safe": SAFE, "override": OVERRIDE, "data": DATA, "fatal": FATAL}
+    return next(name for name, keys in classes.items() if key in keys)
+
+
+def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """The keys that differ, each with its class. Both are whole configs as ``config.json`` keeps them.
+
+    More or fewer steps are safe where the rate does not depend on them. Another split of a step's samples into batches and
+    accumulation is safe where their product stays. A base model may lie elsewhere: its bytes are compared by the caller.
+    """
+    old, new = flatten(before), flatten(after)
+    changed = [key for key in new if old.get(key) != new[key]]
+    changes = []
+    for key in changed:
+        kind, why = _class_here(key, old, new)
+        changes.append(Change(key, old.get(key), new[key], kind, why))
+    return changes
+
+
+def _class_here(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
+    match key:
+        case "steps" | "epochs":
+            if old["learning_rate_scheduler"] == "CONSTANT":
+                return "safe", "the rate is constant"
+            return "override", f"the rate of a {old['learning_rate_scheduler']} schedule depends on the number of steps"
+        case "batch_size" | "gradient_accumulation_steps":
+            one, other = (_product(values) for values in (old, new))
+            if one == other:
+                return "safe", "a step has the same samples"
+            return (
+                "fatal",
+                f"a step would have {other} samples instead of {one}: which windows it shows follows from that",
+            )
+        case "base_model_name":
+            return "safe", "the same bytes in another place"
+        case "datasets":
+            return "data", ""
+    return class_of(key), ""
+
+
+def _product(values: Mapping[str, Any]) -> int:
+    return values["batch_size"] * values["gradient_accumulation_steps"]
+
+
+def of_class(changes: Sequence[Change], kind: str) -> list[Change]:
+    """The changes of a class."""
+    return [change for change in changes if change.kind == kind]

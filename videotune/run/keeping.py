@@ -1,0 +1,168 @@
+"""Saving: when, what stays, and what happens where the disk has no room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import DoesNotFit, VideotuneError
+from videotune.files import out_of_room
+from videotune.monitor.best import best_step
+from videotune.monitor.journal import read_journal
+from videotune.run.console import say, size
+from videotune.run.folder import look
+from videotune.run.trainer import Trainer
+from videotune.train.optimizers import optimizer_state, without_state
+from videotune.train.state import (
+    complete_checkpoints,
+    listed,
+    remove,
+    save_checkpoint,
+    superfluous,
+    sweep,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TRY_AGAIN = 5.0
+"""Seconds between two looks at a full disk."""
+
+SPARE = 4 << 20
+"""Bytes that must stay free beside a checkpoint: the journal, the heartbeat and the marker."""
+
+
+def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
+    """What a checkpoint holds of the training, by part."""
+    parts: dict[str, Mapping[str, Tensor]] = {
+        "weights": trainer.parameters,
+        "optimizer": optimizer_state(trainer.optimizer, trainer.parameters),
+    }
+    return parts | ({"ema": trainer.learner.ema.values} if trainer.learner.ema else {})
+
+
+def save(trainer: Trainer, step: int, kind: str = "save") -> None:
+    """A checkpoint, its line in the journal, and the older ones that make way for it.
+
+    Where the disk is full the run waits. Raises VideotuneError where it is broken, or the person ends the waiting.
+    """
+    if not trainer.crew.first or step == 0:
+        return
+    trainer.pulse.tell("saving", step)
+    begun, parts = time.perf_counter(), parts_of(trainer)
+    state = {
+        "seed": trainer.job.config.seed,
+        "effective_batch": trainer.job.effective_batch,
+        "without_state": without_state(trainer.optimizer, trainer.parameters),
+    }
+    while True:
+        try:
+            refuse_full(trainer.run, parts)
+            trainer.journal.sync()
+            saved = save_checkpoint(trainer.run, step, parts, state, kind)
+            break
+        except OSError as error:
+            wait_or_raise(trainer, step, error)
+    trainer.saved_at = time.monotonic()
+    place = saved.folder.relative_to(trainer.run).as_posix()
+    backup = {"backup": True} if saved.kind == "backup" else {}
+    trainer.journal.event("save", step=step, path=place, **backup, seconds=round(time.perf_counter() - begun, 3))
+    retire(trainer)
+
+
+def retire(trainer: Trainer) -> None:
+    """Take away the checkpoints that the config lets go; the best one by the ruler and the last one always stay."""
+    config, found = trainer.job.config, complete_checkpoints(trainer.run)
+    best = best_step(read_journal(trainer.run), {checkpoint.step for checkpoint in found})
+    for old in superfluous(found, config.backup_keep, config.save_keep, best):
+        remove(old.folder)
+
+
+def backup_due(trainer: Trainer, step: int) -> bool:
+    """Whether so many minutes have gone since the last checkpoint, or so many steps by their number."""
+    config = trainer.job.config
+    long_ago = config.backup_after > 0 and time.monotonic() - trainer.saved_at >= 60 * config.backup_after
+    return trainer.crew.first and (long_ago or (config.backup_every > 0 and step % config.backup_every == 0))
+
+
+def bytes_of(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """Bytes of the tensors."""
+    return sum(value.numel() * value.element_size() for tensors in parts.values() for value in tensors.values())
+
+
+def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise OSError where the disk has no room for a checkpoint, before any of it is written."""
+    need, free = bytes_of(parts) + SPARE, shutil.disk_usage(run).free
+    if free < need:
+        raise OSError(
+            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {size(need)} are needed, {size(free)} free", str(run)
+        )
+
+
+def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
+    """Wait while the disk is full, once; raise VideotuneError where it is broken instead, or the person asks to stop."""
+    if not out_of_room(error):
+        raise VideotuneError(
+            f"step {step} cannot be saved in {trainer.run}: {error}. {last_words(trainer.run)}"
+        ) from error
+    sweep(trainer.run)
+    if trainer.pulse.state != "paused":
+        text = f"no room for what step {step} has to write ({error.strerror or error}): the run waits until there is"
+        say(f"paused: {text}. Make room, and it goes on by itself; Ctrl-C ends it. {last_words(trainer.run)}")
+        trainer.journal.event("warning", step=step, text=text)
+    trainer.pulse.tell("paused", step)
+    trainer.pulse.beat()
+    until = time.monotonic() + TRY_AGAIN
+    while time.monotonic() < until:
+        if trainer.asked.stop or "stop" in look(trainer.run):
+            raise VideotuneError(
+                f"stopped while the disk was full: the steps since the last checkpoint are lost. {last_words(trainer.run)}"
+            )
+        time.sleep(0.2)
+
+
+def flush_or_wait(trainer: Trainer, step: int) -> None:
+    """Nothing of the journal waits when this returns; on a full disk the run waits instead."""
+    while trainer.journal.waiting:
+        try:
+            trainer.journal.flush()
+        except OSError as error:
+            wait_or_raise(trainer, step, error)
+
+
+def last_words(run: Path) -> str:
+    """Where the run can go on from, in words."""
+    found = complete_checkpoints(run)
+    if not found:
+        return "Nothing was saved before; a resume begins at step 0."
+    return f"Checkpoints: {listed(run)}; go on with: videotune train --out {run} --resume"
+
+
+def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
+    """Before a run: raise DoesNotFit where its disk has no room for two checkpoints; say where not for all of them."""
+    if "run_bytes" not in disk:
+        return
+    place = next(folder for folder in (run, *run.absolute().parents) if folder.exists())
+    free, least = shutil.disk_usage(place).free, 2 * disk["checkpoint_bytes"] + SPARE
+    if free < least:
+        raise DoesNotFit(
+            f"{run}: two checkpoints need {size(least)}, and {size(free)} are free there. Make room, or give another --out"
+        )
+    if free < disk["run_bytes"]:
+        say(
+            f"warning: {disk['checkpoints']} checkpoints and the export need {size(disk['run_bytes'])}, and {size(free)} "
+            f"are free in {place}: set save_keep, or a larger save_every. On a full disk the run waits."
+        )
+
+
+def save_what_is_good(trainer: Trainer, step: int) -> str:
+    """Before an error ends the run: keep the state after ``step``, and say where it can go on."""
+    there = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
+    if trainer.crew.first and step and step not in there:
+        save(trainer, step)
+    return last_words(trainer.run)

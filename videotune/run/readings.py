@@ -1,0 +1,119 @@
+"""What is looked at between two steps: the ruler and the previews. Neither moves anything of the training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from videotune.monitor.journal import read_journal
+from videotune.monitor.ruler import normalised, read_ruler
+from videotune.run.console import bar, say
+from videotune.run.folder import Interrupted
+from videotune.run.models import plain_batch, sample_settings, usual_shape
+from videotune.run.trainer import Trainer
+from videotune.sampling.preview import decode, draw, file_name, write_video
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Whether what happens every so many steps (0: never) and at the last one happens at this one."""
+    return every > 0 and (step % every == 0 or step == last)
+
+
+def before_training(trainer: Trainer) -> None:
+    """Readings that belong to the first step, or to the step resumed from if it was killed before they were made."""
+    if not trainer.crew.first:
+        return
+    config, step = trainer.job.config, trainer.first - 1
+    lines = [line for line in read_journal(trainer.run) if line.get("step") == step]
+    made = [line["kind"] for line in lines]
+    if due(step, config.ruler_after, trainer.job.steps) and "ruler" not in made:
+        measure(trainer, step)
+    drawn = {line["prompt"] for line in lines if line["kind"] == "sample"}
+    if (
+        due(step, config.sample_after, trainer.job.steps)
+        and not drawn.issuperset(trainer.prompts)
+        and "warning" not in made
+    ):
+        preview(trainer, step, drawn)
+
+
+@contextmanager
+def averaged(trainer: Trainer) -> Iterator[None]:
+    """The network computes with the average of its weights, where the run keeps one; after it all is back, bit for bit."""
+    ema, masters = trainer.learner.ema, trainer.learner.masters
+    if ema is None:
+        yield
+        return
+    try:
+        with ema.in_place():
+            if masters:
+                masters.spread()
+            yield
+    finally:
+        if masters:
+            masters.spread()
+
+
+def measure(trainer: Trainer, step: int) -> None:
+    """Read the ruler; normalised by the first reading of the same ruler. Given up where the person asks to stop."""
+    trainer.pulse.tell("measuring", step)
+    begun = time.perf_counter()
+    try:
+        with trainer.asked.breaking():
+            reading = read(trainer)
+    except Interrupted:
+        return
+    lines = [line for line in read_journal(trainer.run) if line["kind"] == "ruler"]
+    name = trainer.ruler.name(trainer.source.objective)
+    before: dict[str, Any] = next((line for line in lines if line.get("ruler") == name), reading)
+    for part, value in reading.items():
+        if value is not None:
+            value["normalised"] = normalised(value, before[part])
+    trainer.journal.event("ruler", step=step, ruler=name, **reading, seconds=round(time.perf_counter() - begun, 3))
+
+
+def read(trainer: Trainer) -> dict[str, Any]:
+    """{"held_out", "train"}: of the weights, or of their average where the run keeps one."""
+    with averaged(trainer):
+        return read_ruler(
+            trainer.ruler,
+            trainer.family,
+            trainer.net,
+            trainer.source.objective,
+            lambda window: plain_batch(trainer.source, window),
+        )
+
+
+def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
+    """Draw the prompts (but those ``drawn`` already) and write them. One that fails is told and never ends the run."""
+    config, begun = trainer.job.config, time.perf_counter()
+    all_of_them = [(prompt, config.sample.seed + i) for i, prompt in enumerate(trainer.prompts)]
+    wanted = [(prompt, seed) for prompt, seed in all_of_them if prompt not in drawn]
+    trainer.pulse.tell("sampling", step)
+    try:
+        settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
+        with trainer.asked.breaking(), averaged(trainer), bar(f"previews at step {step}") as progress:
+            latents = draw(
+                trainer.family,
+                trainer.net,
+                settings,
+                lambda prompts: trainer.source.condition([trainer.source.text(prompt) for prompt in prompts]),
+                [prompt for prompt, _ in wanted],
+                [seed for _, seed in wanted],
+                on_done=lambda done: progress.update(done, len(wanted)),
+            )
+            videos = decode(trainer.family, latents)
+        seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
+        for (prompt, seed), frames in zip(wanted, videos, strict=True):
+            path = trainer.run / "samples" / file_name(step, prompt, seed)
+            write_video(path, frames, settings.shape.fps)
+            place = path.relative_to(trainer.run).as_posix()
+            trainer.journal.event("sample", step=step, prompt=prompt, seed=seed, path=place, seconds=seconds)
+    except Interrupted:
+        say(f"the previews at step {step} are given up")
+    except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
+        text = f"the preview at step {step} failed: {type(error).__name__}: {error}"
+        trainer.journal.event("warning", step=step, text=text)
+        say(f"warning: {text}")

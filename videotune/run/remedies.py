@@ -1,0 +1,49 @@
+"""What to do where a step does not fit into memory, in words, the cheapest first."""
+
+from __future__ import annotations
+
+from videotune.config.schema import Config
+from videotune.run.keeping import save_what_is_good
+from videotune.run.trainer import Trainer
+from videotune.train.step import OutOfMemory
+
+
+def no_room(trainer: Trainer, error: OutOfMemory) -> str:
+    """The bucket that did not fit, its tokens, and remedies; the state before the step is saved where it is whole."""
+    windows = {window.id: window for window in trainer.job.library.windows}
+    shape = windows[error.window_ids[0]].shape
+    tokens, samples = trainer.job.spec.tokens(shape), len(error.window_ids)
+    if error.intact and trainer.crew.size == 1:
+        kept = save_what_is_good(trainer, error.step - 1)
+    else:
+        from videotune.run.keeping import last_words
+
+        kept = last_words(trainer.run)
+    trainer.journal.event("warning", step=error.step, text=f"out of memory in step {error.step}: bucket {shape}")
+    lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config))
+    return (
+        f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each. {kept}\n"
+        f"What would help, the first ones without changing what is learnt:{lines}"
+    )
+
+
+def remedies(config: Config) -> list[str]:
+    """Settings that need less memory; those that a resume takes come first."""
+    lines = []
+    if config.batch_size > 1:
+        count = config.batch_size * config.gradient_accumulation_steps
+        lines.append(
+            f"--resume --set batch_size=1 --set gradient_accumulation_steps={count}: the same steps, one sample at a time, "
+            f"about 1/{config.batch_size} of the activations"
+        )
+    if config.gradient_checkpointing == "OFF":
+        lines.append(
+            "--resume --set gradient_checkpointing=ON: blocks are computed twice, activations of one block at a time"
+        )
+    if config.optimizer.name == "ADAMW":
+        lines.append("a new run with optimizer=ADAMW_8BIT: a quarter of the optimizer's memory")
+    lines.append("a new run with a smaller resolution: activations fall with its square")
+    lines.append("a new run with fewer video_config.frames: activations fall with them")
+    if config.training_method == "LORA" and config.lora.rank > 8:
+        lines.append("a new run with a smaller lora.rank: adapter, gradients and moments fall with it")
+    return lines

@@ -1,0 +1,273 @@
+"""Going on with a run: what may differ, from which checkpoint, and putting its state back bit for bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from videotune.config.drift import Change, drift, of_class
+from videotune.config.load import merge
+from videotune.config.resolve import Resolved, resolve
+from videotune.errors import VideotuneError
+from videotune.families.find import place, spec_for
+from videotune.files import read_json, write_json, write_text
+from videotune.monitor.journal import cut_journal, read_journal
+from videotune.run.console import bar, say
+from videotune.run.folder import read_run_config, refuse_run, run_settings, write_config
+from videotune.run.job import Job, Past, Words, layers, open_job, settle
+from videotune.run.keeping import last_words
+from videotune.run.plan import make_plan
+from videotune.run.trainer import Trainer, put_weights
+from videotune.train.optimizers import load_optimizer_state
+from videotune.train.state import Checkpoint, complete_checkpoints, incomplete_checkpoints, listed, pick, sweep, why_not
+
+
+@dataclass(frozen=True)
+class Resume:
+    """How to go on: the checkpoint's step (None: the newest), and what the person allows to differ."""
+
+    step: int | None = None
+    override: bool = False
+    data_change: bool = False
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run to train: its job; on a resume also its checkpoint (None: nothing was saved yet) and what differs, in words."""
+
+    job: Job
+    checkpoint: Checkpoint | None = None
+    changes: tuple[str, ...] = ()
+    rewrite: bool = False
+
+
+def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1) -> Opened:
+    """The job, from the words, or on a resume from the run's own config with the words on top.
+
+    Raises VideotuneError where a resume would silently be another run.
+    """
+    if resume is None:
+        refuse_run(run)
+        resolved, spec, base = settle(words)
+        return Opened(scanned(resolved, spec, base, processes))
+    kept = read_run_config(run)
+    checkpoint = checkpoint_of(run, resume.step)
+    resolved, spec, base, changes = with_words(words, run)
+    judge(changes, run, resume.override)
+    for change in changes:
+        say(f"changed: {change}")
+    job = scanned(resolved, spec, base, kept.get("processes", 1))
+    step = checkpoint.step if checkpoint else 0
+    job = replace(job, past=Past(**kept.get("past", {})))
+    told = [str(change) for change in changes]
+    if kept["data"] != job.data_digest():
+        if not resume.data_change:
+            raise VideotuneError(
+                f"the data of {run} has changed since it started: {told_change(run, job)}. "
+                "Put it back as it was, start a new run, or go on with it by name: --allow-data-change"
+            )
+        what = told_change(run, job)
+        job = replace(job, past=Past(step, seen(run, step)))
+        told.append(f"data: {what}")
+        say(f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own")
+    return Opened(job, checkpoint, tuple(told), rewrite=bool(told))
+
+
+def scanned(resolved: Resolved, spec: Any, base: Any, processes: int) -> Job:
+    """The job of settled words, its clips read."""
+    with bar("reading clips") as progress:
+        return open_job(
+            resolved, spec, base, lambda done, total, path: progress.update(done, total, path), processes=processes
+        )
+
+
+def with_words(words: Words, run: Path) -> tuple[Resolved, Any, Any, list[Change]]:
+    """The run's config with the person's words on top, and what differs from what it was."""
+    if words.preset or words.family:
+        raise VideotuneError(
+            "--resume goes on with the run's own config; --set, --config and --data may change it, a preset not"
+        )
+    before, kept = run_settings(run), read_run_config(run)
+    user, _ = layers(words)
+    for name, other in (("epochs", "steps"), ("steps", "epochs")):
+        if name in user and other not in user:
+            user = {**user, other: None}
+    settings = merge(before, user)
+    base = place(settings["base_model_name"], weights=False)
+    spec = spec_for(settings["family"], base)
+    resolved = resolve(settings, {}, spec)
+    origins = {key: kept["origins"].get(key, "default") for key in resolved.origins}
+    changes = drift(before, resolved.config.model_dump(mode="json"))
+    origins |= {change.key: "user" for change in changes}
+    return replace(resolved, origins=origins), spec, base, changes
+
+
+def judge(changes: Sequence[Change], run: Path, override: bool) -> None:
+    """Raise VideotuneError for changes under which the saved state means nothing, or which must be allowed."""
+    fatal = of_class(changes, "fatal")
+    if fatal:
+        lines = "".join(f"\n  {change}" for change in fatal)
+        raise VideotuneError(
+            f"{run} cannot be resumed with another{lines}\n"
+            "Leave it as it was, or start a new run; --init-from takes weights over"
+        )
+    asked = of_class(changes, "override")
+    if asked and not override:
+        lines = "".join(f"\n  {change}" for change in asked)
+        raise VideotuneError(
+            f"this changes what {run} learns from the next step on:{lines}\nIf that is meant, add --override"
+        )
+
+
+def checkpoint_of(run: Path, step: int | None) -> Checkpoint | None:
+    """The checkpoint to go on from; None where the run has not saved anything yet.
+
+    Raises VideotuneError that lists the complete ones where the one asked for, or the newest that was ever saved, is missing
+    or incomplete: going back further would lose steps in silence.
+    """
+    if step is not None:
+        return None if step == 0 else pick(run, step)
+    found = complete_checkpoints(run)
+    saved = [line["step"] for line in read_journal(run) if line["kind"] == "save"]
+    last = found[-1].step if found else 0
+    if saved and max(saved) > last:
+        wrong = incomplete_checkpoints(run).get(max(saved), "its folder is missing")
+        other = f"Go on from one of them: --from {last}" if found else "Go back to the beginning: --from 0"
+        raise VideotuneError(
+            f"the newest checkpoint of {run}, step {max(saved)}, is not whole: {wrong}; {listed(run)}. {other}"
+        )
+    return found[-1] if found else None
+
+
+def seen(run: Path, step: int) -> dict[str, int]:
+    """Views of each window until a step, counted in the journal."""
+    views: Counter[str] = Counter()
+    for line in read_journal(run):
+        if line["kind"] == "step" and line["step"] <= step:
+            views.update(line["window_ids"])
+    return dict(views)
+
+
+def told_change(run: Path, job: Job) -> str:
+    """What has changed in the data since the run's account of it, in words."""
+    before = {clip["path"]: clip for clip in read_json(run / "check.json")["clips"]}
+    now = {clip.path: clip for clip in job.library.clips}
+    was = {path: clip for path, clip in before.items() if clip["used"] or clip["held_out"]}
+    added, gone = sorted(set(now) - set(was)), sorted(set(was) - set(now))
+    both = sorted(set(now) & set(was))
+    captions = [path for path in both if list(now[path].captions) != was[path].get("captions")]
+    moved = [path for path in both if now[path].held_out and was[path]["used"]]
+    said = [
+        _some(added, "added"),
+        _some(gone, "removed"),
+        _some(captions, "with another caption"),
+        _some(moved, "trained on before, now held out: the ruler is no longer blind to them"),
+    ]
+    return "; ".join(text for text in said if text) or "clips, their windows or how they are shown differ"
+
+
+def _some(paths: Sequence[str], what: str) -> str:
+    if not paths:
+        return ""
+    clips = "1 clip" if len(paths) == 1 else f"{len(paths)} clips"
+    return f"{clips} {what} ({', '.join(Path(path).name for path in paths[:3])}{', …' if len(paths) > 3 else ''})"
+
+
+def set_aside(run: Path, step: int) -> Path | None:
+    """Going back to ``step``: what came after it goes into a folder of its own, whole; None where nothing came after.
+
+    The journal is copied there before anything moves, so a kill in between loses nothing, and asking again goes on.
+    """
+    later = [folder for folder in (run / "checkpoints").glob("step-*") if int(folder.name.removeprefix("step-")) > step]
+    lines = read_journal(run)
+    if not later and not any(line.get("step", 0) > step for line in lines):
+        return None
+    number = 1 + max((int(p.name) for p in (run / "branches").glob("*") if p.name.isdigit()), default=0)
+    branch = run / "branches" / str(number)
+    (branch / "checkpoints").mkdir(parents=True)
+    write_text(branch / "journal.jsonl", (run / "journal.jsonl").read_text(encoding="utf-8"))
+    for name in ("config.json", "check.json", "plan.json"):
+        write_json(branch / name, read_json(run / name))
+    for folder in later:
+        folder.rename(branch / "checkpoints" / folder.name)
+    for path in {line["path"] for line in lines if line["kind"] == "sample" and line["step"] > step}:
+        if (run / path).is_file():
+            (branch / path).parent.mkdir(exist_ok=True)
+            (run / path).rename(branch / path)
+    return branch
+
+
+def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
+    """Put the checkpoint back, cut the journal to it, and set the trainer's first step after it.
+
+    A run that was killed before it saved anything begins again at step 0: every draw is counted, so nothing differs.
+    """
+    run, checkpoint = trainer.run, opened.checkpoint
+    step = checkpoint.step if checkpoint else 0
+    if checkpoint is not None:
+        put_back(trainer, checkpoint)
+    trainer.first = step + 1
+    if not trainer.crew.first:
+        return
+    sweep(run)
+    if branch:
+        kept = set_aside(run, step)
+        if kept:
+            say(f"what came after step {step} is kept in {kept}")
+    gone = cut_journal(run, step)
+    trainer.journal.reopen()
+    if opened.rewrite:
+        _write_anew(trainer)
+    lost = f"; {gone} journal lines after it are cut off" if gone else ""
+    say(f"resuming from step {step}{lost}" if checkpoint else "nothing was saved yet: starting from step 0")
+    trainer.skipped_in_a_row = _skipped_at_the_end(run)
+
+
+def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Weights, optimizer and average as they were saved.
+
+    Raises VideotuneError where a part is missing, damaged or does not fit.
+    """
+    config, where = trainer.job.config, str(checkpoint.folder)
+    put_weights(trainer.parameters, checkpoint.load("weights"), config, where)
+    if trainer.learner.masters:
+        trainer.learner.masters.spread()
+    without = checkpoint.state().get("without_state", ())
+    try:
+        load_optimizer_state(trainer.optimizer, trainer.parameters, checkpoint.load("optimizer"), without)
+        if trainer.learner.ema and checkpoint.has_ema:
+            trainer.learner.ema.load(checkpoint.load("ema"))
+        elif trainer.learner.ema:
+            trainer.learner.ema.load({name: p.detach() for name, p in trainer.parameters.items()})
+    except ValueError as error:
+        raise VideotuneError(
+            f"checkpoint {where} is not whole, and a run cannot go on without its optimizer state: {error}\n"
+            f"{last_words(trainer.run)}{why_not(trainer.run)}"
+        ) from error
+
+
+def _write_anew(trainer: Trainer) -> None:
+    """config.json, check.json and plan.json say what the run is from now on; the old ones stay beside them."""
+    from videotune.data.account import to_json
+    from videotune.run.job import with_views
+
+    run, job = trainer.run, trainer.job
+    kept: Mapping[str, Any] = read_run_config(run)
+    step = trainer.first - 1
+    for name in ("config", "check", "plan"):
+        write_json(run / "before" / f"{name}-until-step-{step}.json", read_json(run / f"{name}.json"))
+    write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
+    write_json(run / "plan.json", make_plan(job))
+    write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"])
+
+
+def _skipped_at_the_end(run: Path) -> int:
+    """How many of the last steps were not applied."""
+    count = 0
+    for line in read_journal(run):
+        if line["kind"] == "step":
+            count = count + 1 if line.get("skipped") else 0
+    return count

@@ -1,0 +1,220 @@
+"""What a training holds: the models, what trains, where batches come from, the run folder; and how it is put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from videotune.adapters.full import add_full, load_full
+from videotune.adapters.lora import add_lora, load_lora, matching
+from videotune.cache.batches import Source
+from videotune.cache.store import Store
+from videotune.data.account import totals
+from videotune.errors import VideotuneError
+from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.memory.host import keep_freed_memory
+from videotune.monitor.heartbeat import Heartbeat
+from videotune.monitor.journal import Journal, read_journal
+from videotune.monitor.probe import spread
+from videotune.monitor.ruler import Ruler
+from videotune.run.console import say
+from videotune.run.export import check_formats
+from videotune.run.folder import Signals, begin, read_run_config, versions
+from videotune.run.job import Job
+from videotune.run.models import (
+    dtype_name,
+    fill_cache,
+    lora_settings,
+    make_objective,
+    make_source,
+    open_models,
+    sample_settings,
+    usual_shape,
+)
+from videotune.run.plan import make_plan
+from videotune.run.takes import prompts_of
+from videotune.train.crew import Crew
+from videotune.train.ema import Ema
+from videotune.train.masters import Masters
+from videotune.train.optimizers import OptimizerSettings, make_optimizer
+from videotune.train.state import complete_checkpoints
+from videotune.train.step import Learner
+from videotune.types import Family
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from videotune.config.schema import Config
+    from videotune.types import FamilySpec
+
+KEPT_IN_MEMORY = 256 << 20
+"""Bytes of the cache that stay in host memory while a run trains."""
+
+
+@dataclass
+class Trainer:
+    """Everything the loop holds. ``first`` is the first step to do; ``saved_at`` when a checkpoint was last written."""
+
+    run: Path
+    job: Job
+    family: Family
+    learner: Learner
+    source: Source
+    ruler: Ruler
+    prompts: list[str]
+    captions: dict[str, tuple[str, ...]]
+    journal: Journal
+    pulse: Heartbeat
+    crew: Crew = field(default_factory=Crew)
+    asked: Signals = field(default_factory=Signals)
+    first: int = 1
+    skipped_in_a_row: int = 0
+    saved_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def net(self) -> nn.Module:
+        """The network that trains."""
+        return self.learner.net
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """What the optimizer holds, by name."""
+        return self.learner.parameters
+
+    @property
+    def optimizer(self) -> Any:
+        """What turns gradients into updates."""
+        return self.learner.optimizer
+
+    @property
+    def result(self) -> Mapping[str, Tensor]:
+        """What is exported: the average of the weights where one is kept, else the weights."""
+        return self.learner.ema.values if self.learner.ema else self.parameters
+
+
+def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: Heartbeat | None = None) -> Trainer:
+    """Fill the cache, load the denoiser, add what trains. Whoever resumes puts the saved state back after it."""
+    config, crew = job.config, crew or Crew()
+    pulse = pulse or Heartbeat(run)
+    family = open_models(job.spec, job.base, config)
+    prints = family.fingerprints()
+    if resume and read_run_config(run)["base"]["fingerprints"] != prints:
+        raise VideotuneError(
+            f"the base model of {run} has changed since it started; it cannot be resumed on another one"
+        )
+    loss = make_objective(job.spec, config)
+    prompts = prompts_of(job)
+    check_formats(config, family)
+    if config.sample_after:
+        sample_settings(config, job.spec, usual_shape(job))  # a shape that cannot be drawn is said before any work
+    if crew.first:
+        for note in job.notes:
+            say(f"note: {note}")
+    if config.training_method == "LORA":
+        matching(family.skeleton(), job.spec, config.lora.targets)
+    store = Store(job.cache, KEPT_IN_MEMORY)
+    pulse.tell("encoding")
+    if crew.first:
+        fill_cache(job, family, store, prompts)
+    crew.wait()
+    if not crew.first:
+        store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
+    net = family.denoiser()
+    if next(net.parameters()).device.type == "cpu":
+        keep_freed_memory()  # only now: what the encoders took has gone back
+    learner = make_learner(net, job.spec, config)
+    if config.init_from and (not resume or not complete_checkpoints(run)):  # a resume of a run that saved nothing too
+        from videotune.run.begin_from import begin_from  # which needs this module
+
+        begin_from(Path(config.init_from).expanduser(), family, learner, config)
+    if not resume and crew.first:
+        begin(run, job, prints, make_plan(job), dtype_name(config))
+    crew.wait()
+    return Trainer(
+        run=run,
+        job=job,
+        family=family,
+        learner=learner,
+        source=make_source(job, family, store, loss),
+        ruler=Ruler(spread(job.library.held_out_windows), spread(job.training_windows), config.seed),
+        prompts=prompts,
+        captions=captions_by_window(job),
+        journal=Journal(run if crew.first else None),
+        pulse=pulse,
+        crew=crew,
+    )
+
+
+def attach(net: nn.Module, spec: FamilySpec, config: Config) -> dict[str, nn.Parameter]:
+    """Make trainable what the method trains; the parameters by name, in the network's own dtypes."""
+    if config.training_method == "FINE_TUNE":
+        return add_full(net)
+    return add_lora(net, spec, lora_settings(config), config.seed)
+
+
+def put_weights(
+    parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor], config: Config, where: str
+) -> None:
+    """Copy a checkpoint's weights into what trains; VideotuneError where they do not fit."""
+    (load_full if config.training_method == "FINE_TUNE" else load_lora)(parameters, state, where)
+
+
+def make_learner(net: nn.Module, spec: FamilySpec, config: Config) -> Learner:
+    """The network with what trains in it, its optimizer, and its average if the config asks for one."""
+    held = attach(net, spec, config)
+    checkpoint_blocks(net, config.gradient_checkpointing)
+    masters = Masters(held)
+    parameters, kind = masters.parameters, config.optimizer
+    optimizer = make_optimizer(
+        {"transformer": list(parameters.values())},
+        OptimizerSettings(kind.name, kind.beta1, kind.beta2, kind.weight_decay),
+    )
+    ema = None if config.ema.decay is None else Ema(parameters, config.ema.decay)
+    return Learner(net, parameters, optimizer, masters if masters.apart else None, ema)
+
+
+def captions_by_window(job: Job) -> dict[str, tuple[str, ...]]:
+    """Each training window's captions."""
+    captions = {clip.id: clip.captions for clip in job.library.clips}
+    return {window.id: captions[window.clip_id] for window in job.library.windows}
+
+
+def announce(trainer: Trainer, changes: list[str] | None) -> None:
+    """The journal's first line of this process, and the run in a sentence. ``changes``: of a resume; None: it is none."""
+    job, count = trainer.job, sum(p.numel() for p in trainer.parameters.values())
+    if changes is not None:
+        more = {"processes": trainer.crew.size} if trainer.crew.size > 1 else {}
+        trainer.journal.event(
+            "resume",
+            from_step=trainer.first - 1,
+            versions=versions(),
+            **({"changes": changes} if changes else {}),
+            **more,
+        )
+    if not any(line["kind"] == "start" for line in read_journal(trainer.run)):
+        trainer.journal.event(
+            "start",
+            steps=job.steps,
+            effective_batch=job.effective_batch,
+            device=str(next(trainer.net.parameters()).device),
+            versions=versions(),
+            clips=totals(job.library),
+            windows=len(job.library.windows),
+            buckets=[
+                {"shape": str(shape), "windows": len(bucket), "tokens": job.spec.tokens(shape)}
+                for shape, bucket in zip(job.shapes, job.buckets, strict=True)
+            ],
+            trainable_parameters=count,
+            notes=list(job.notes),
+        )
+    if trainer.first > job.steps:
+        say(f"all {job.steps} steps are done already: exporting again")
+        return
+    device, several = next(trainer.net.parameters()).device, trainer.crew.size
+    where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
+    say(f"training {count:,} parameters on {where}, into {trainer.run}")

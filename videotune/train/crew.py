@@ -1,0 +1,138 @@
+"""One run in several processes: each takes a part of every step's samples, and all make the same update.
+
+Started by torchrun or ``accelerate launch`` alike, which set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+Gradients are summed, not averaged: each process has already divided by the samples of the whole step, so that two processes
+with one sample each are one process with two, and a process without a sample adds nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+
+from videotune.errors import VideotuneError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=48)
+"""How long a process waits for the first one, which encodes clips and draws previews alone; a dead one ends all sooner."""
+
+FLAT = 1 << 26
+"""At most so many numbers are copied into one buffer to be summed in one message."""
+
+
+def launched() -> tuple[int, int]:
+    """(rank, number of processes) as the launcher says; (0, 1) without one.
+
+    Raises VideotuneError where its variables make no sense.
+    """
+    words = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not all(word.isdigit() for word in words) or int(words[0]) >= int(words[1]):
+        raise VideotuneError(f"RANK {words[0]!r} of WORLD_SIZE {words[1]!r}: start several processes with torchrun")
+    return int(words[0]), int(words[1])
+
+
+@dataclass(frozen=True)
+class Crew:
+    """This process's place among those of the run."""
+
+    rank: int = 0
+    size: int = 1
+    hosts: Any = None
+    """The group over which hosts agree, apart from the one that sums on devices."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files, draws previews and talks."""
+        return self.rank == 0
+
+    def agree(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag whether any process raised it; all are answered alike."""
+        if self.size == 1:
+            return flags
+        import torch.distributed as dist
+
+        raised = torch.tensor([int(flag) for flag in flags])
+        dist.all_reduce(raised, dist.ReduceOp.MAX, group=self.hosts)
+        return tuple(bool(flag) for flag in raised.tolist())
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        self.agree(False)
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """The first process alone, then the others, who find what it has left on the disk."""
+        if self.first:
+            done = work()
+            self.wait()
+            return done
+        self.wait()
+        return work()
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Each gradient becomes the sum over all processes; a process that has none counts as zeros."""
+        if self.size == 1:
+            return
+        import torch.distributed as dist
+
+        for group in _portions(parameters):
+            for parameter in group:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            gradients = [parameter.grad for parameter in group if parameter.grad is not None]
+            if len(gradients) == 1:
+                dist.all_reduce(gradients[0])
+                continue
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            parts = flat.split([gradient.numel() for gradient in gradients])
+            torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over all processes, on the device."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(values)
+        return values
+
+
+def _portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Neighbours of one dtype, together at most FLAT numbers; a larger one goes by itself."""
+    portion: list[nn.Parameter] = []
+    for parameter in parameters:
+        held = sum(p.numel() for p in portion)
+        if portion and (held + parameter.numel() > FLAT or parameter.dtype != portion[0].dtype):
+            yield portion
+            portion = []
+        portion.append(parameter)
+    if portion:
+        yield portion
+
+
+@contextmanager
+def join() -> Iterator[Crew]:
+    """The crew that the launcher made of this process, for the length of a block."""
+    rank, size = launched()
+    if size == 1:
+        yield Crew()
+        return
+    import torch.distributed as dist
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    try:
+        yield Crew(rank, size, dist.new_group(backend="gloo", timeout=PATIENCE))
+    finally:
+        dist.destroy_process_group()
