@@ -379,8 +379,17 @@ def test_resume_needs_a_run_and_takes_no_other_words(
 ) -> None:
     answer = videotune("train", "--out", tmp_path / "none", "--resume")
     assert (answer.code, "holds no run" in answer.sentence) == (1, True)
-    answer = videotune("train", "--out", a_run, "--resume", "--data", clips)
-    assert (answer.code, "its own config" in answer.sentence) == (1, True)
+    for words, said in (
+        (("--preset", "toy"), "own config"),
+        (("--init-from", "x.safetensors"), "which?"),
+        (("--from", "7"), "no complete checkpoint of step 7"),
+        (("--set", "lora.rank=3"), "cannot be resumed with another"),
+        (("--set", "learning_rate=0.5"), "add --override"),
+    ):
+        answer = videotune("train", "--out", a_run, "--resume", *words)
+        assert (answer.code, said in answer.sentence) == (1, True), answer.sentence
+    answer = videotune("train", "--out", tmp_path / "none", "--data", clips, "--override")
+    assert (answer.code, "go with --resume" in answer.sentence) == (1, True)
     assert not (tmp_path / "none").exists()
 
 
@@ -390,7 +399,10 @@ def test_sample_and_export_say_what_they_lack(videotune: Command, a_run: Path, t
         (("sample", "--prompt", "a cat"), "name one"),
         (("sample", a_run, "--base", model, "--prompt", "a cat"), "name one"),
         (("sample", tmp_path, "--prompt", "a cat"), "holds no run"),
-        (("sample", a_run, "--prompt", "a cat", "--step", "7"), "no complete checkpoint of step 7; complete are those of the steps 1"),
+        (
+            ("sample", a_run, "--prompt", "a cat", "--step", "7"),
+            "no complete checkpoint of step 7; complete are those of the steps 1",
+        ),
         (("sample", "--base", model, "--lora", tmp_path / "x", "--prompt", "a cat"), "no such LoRA file"),
         (("sample", a_run, "--prompt", "a cat", "--set", "sample.frames=6"), "sample.frames"),
         (("export", tmp_path), "holds no run"),

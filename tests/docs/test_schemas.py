@@ -110,8 +110,9 @@ def test_every_line_of_the_journal(run: Path, blown_up: Path) -> None:
 
 def test_the_journals_kinds_are_those_that_are_written(run: Path, blown_up: Path) -> None:
     """By the code, by what the two runs wrote, and by the schema."""
-    tree = ast.parse((ROOT / "videotune" / "run" / "train.py").read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "videotune" / "run").glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     said = {ast.literal_eval(node.args[0]) for node in calls if node.func.attr == "event"}
     known = {part["$ref"].rsplit("/", 1)[-1] for part in schema("journal")["oneOf"]}
     assert known == said | {"step"}
@@ -131,7 +132,7 @@ def test_what_the_two_runs_show(run: Path, blown_up: Path) -> None:
     assert all(line["held_out"] is None for line in read_journal(blown_up) if line["kind"] == "ruler")
 
 
-@pytest.mark.parametrize("name", ["plan", "check", "exports", "config"])
+@pytest.mark.parametrize("name", ["plan", "check", "exports", "config", "heartbeat"])
 def test_files_of_a_run(name: str, run: Path, blown_up: Path) -> None:
     for folder in (run, blown_up):
         assert faults(name, read_json(folder / f"{name}.json")) == []

@@ -10,8 +10,6 @@ from effects_kit import Lab, job_of, pixels
 from videotune.errors import VideotuneError
 
 OTHERS = {
-    "training_method": ("LORA", "FINE_TUNE"),
-    "optimizer.name": ("ADAMW", "LION"),
     "transformer.train": (True, False),
     "text_encoder.train": (False, True),
 }

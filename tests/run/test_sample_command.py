@@ -40,7 +40,7 @@ def test_a_run_and_its_file_draw_the_same_and_strength_0_is_the_base(
 ) -> None:
     base, prompts = str(tiny_bases("wan")), ("a red circle",)
     family = find("wan").open_family(tiny_bases("wan"), torch.device("cpu"), torch.float32)
-    state = last_checkpoint(a_run).load()[0]
+    state = last_checkpoint(a_run).load("weights")
     file = export_lora(family, "comfyui", state, 1.0, tmp_path / "lora.safetensors", {}).path
     from_run = drawn(SampleWords(prompts, 3, run=a_run), tmp_path / "a")
     from_file = drawn(SampleWords(prompts, 3, base=base, lora=file, sets=SIZE), tmp_path / "b")
@@ -60,5 +60,5 @@ def test_words_that_do_not_say_what_to_draw(a_run: Path, tmp_path: Path) -> None
             sample(words, tmp_path)
     with pytest.raises(VideotuneError, match="no such LoRA file"):
         sample(SampleWords(("a",), base="asset:toy", lora=tmp_path / "none.safetensors"), tmp_path)
-    with pytest.raises(VideotuneError, match="no complete checkpoint of step 7; it has 20"):
+    with pytest.raises(VideotuneError, match="no complete checkpoint of step 7; complete are those of the steps 20"):
         sample(SampleWords(("a",), run=a_run, step=7), tmp_path)

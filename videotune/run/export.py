@@ -41,7 +41,7 @@ def export(run: Path, formats: Sequence[str] = (), step: int | None = None, out:
     state, net = checkpoint.load("ema" if checkpoint.has_ema else "weights"), None
     if resolved.config.training_method == "FINE_TUNE":
         net = family.denoiser()
-    for done in export_run(run, family, net, state, checkpoint.step, resolved, formats, out):
+    for done in export_run(run, family, state, checkpoint.step, resolved, formats, out, net):
         print(
             f"{done.format}: {done.path}  ({done.modules} parts, read back by {done.reader}: {exactly(done.max_error)})"
         )
@@ -70,12 +70,12 @@ def check_formats(config: Config, family: Family) -> None:
 def export_run(
     run: Path,
     family: Family,
-    net: nn.Module | None,
     state: Mapping[str, Tensor],
     step: int,
     resolved: Resolved,
     formats: Sequence[str] = (),
     out: Path | None = None,
+    net: nn.Module | None = None,
 ) -> list[Exported]:
     """Write each format, and the list of them into ``exports.json``; ``net`` is the network, where all of it was trained."""
     config = resolved.config

@@ -13,7 +13,7 @@ from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.monitor.journal import read_journal
 from videotune.run.console import bar, clock, say
 from videotune.run.export import exactly, export_run
-from videotune.run.folder import Signals, look, only_process, signals
+from videotune.run.folder import look, only_process, signals
 from videotune.run.job import Words, refuse_skips
 from videotune.run.keeping import backup_due, flush_or_wait, refuse_small_disk, save, save_what_is_good
 from videotune.run.plan import make_plan
@@ -54,7 +54,7 @@ def work(opened: Opened, run: Path, resume: Resume | None, crew: Crew, pulse: He
             announce(trainer, list(opened.changes) if resume is not None else None)
         with signals(several=crew.size > 1) as asked:
             trainer.asked = asked
-            why = loop(trainer, asked)
+            why = loop(trainer)
         if crew.first:
             finish(trainer, why)
         crew.wait()
@@ -63,9 +63,9 @@ def work(opened: Opened, run: Path, resume: Resume | None, crew: Crew, pulse: He
     return DONE if why == "done" else INTERRUPTED
 
 
-def loop(trainer: Trainer, asked: Signals) -> str:
+def loop(trainer: Trainer) -> str:
     """Steps to the end. Records are read one step late; what has to happen between two steps happens here."""
-    job, config, crew = trainer.job, trainer.job.config, trainer.crew
+    job, config, crew, asked = trainer.job, trainer.job.config, trainer.crew, trainer.asked
     before_training(trainer)
     if crew.agree(asked.stop)[0]:
         return "interrupted"
@@ -196,7 +196,7 @@ def finish(trainer: Trainer, why: str) -> None:
     run, job = trainer.run, trainer.job
     if why == "done":
         trainer.pulse.tell("exporting", job.steps)
-        for exported in export_run(run, trainer.family, trainer.net, trainer.result, job.steps, job.resolved):
+        for exported in export_run(run, trainer.family, trainer.result, job.steps, job.resolved, net=trainer.net):
             say(f"{exported.format}: {exported.path}  (read back by {exported.reader}: {exactly(exported.max_error)})")
     else:
         say(f"{why} and saved; continue with: videotune train --out {run} --resume")

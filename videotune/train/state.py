@@ -215,7 +215,7 @@ def sweep(run: Path) -> None:
 def superfluous(found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None) -> list[Checkpoint]:
     """The checkpoints that make way: all but the newest backups and the newest saves; never the best or the last one."""
     backups, saves = ([one for one in found if one.kind == kind] for kind in ("backup", "save"))
-    kept = {one.step for one in backups[len(backups) - backup_keep :]} if backup_keep else set()
+    kept = {one.step for one in backups[max(0, len(backups) - backup_keep) :]}
     kept |= {one.step for one in (saves if save_keep is None else saves[max(0, len(saves) - save_keep) :])}
     kept |= {found[-1].step} if found else set()
     return [one for one in found if one.step not in kept and one.step != best]

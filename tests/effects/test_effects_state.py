@@ -1,0 +1,186 @@
+"""What the keys about the method, the optimizer's memory, averages and checkpoints do to weights and files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from effects_kit import Lab, run_steps, trainer_of, weights
+from safetensors.torch import load_file
+
+from videotune.errors import VideotuneError
+from videotune.run.export import export_run
+from videotune.run.keeping import save
+from videotune.run.readings import averaged
+from videotune.run.train import loop
+from videotune.train.state import complete_checkpoints
+
+
+def stored(run: Path, part: str) -> dict[str, torch.Tensor]:
+    """A part of the newest checkpoint."""
+    return complete_checkpoints(run)[-1].load(part)
+
+
+@pytest.mark.effect("training_method")
+def test_an_adapter_leaves_the_model_s_weights_and_fine_tuning_changes_all(lab: Lab) -> None:
+    moved, rates = {}, {}
+    for method in ("LORA", "FINE_TUNE"):
+        trainer = trainer_of(lab, {"training_method": method})
+        before = {name: value.clone() for name, value in trainer.net.state_dict().items()}
+        rates[method] = run_steps(trainer, 2)[0]["lr"]["transformer"]
+        after = trainer.net.state_dict()
+        moved[method] = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert all(".lora_" in name for name in moved["LORA"])
+    assert len(moved["LORA"]) == 32
+    assert moved["FINE_TUNE"] == set(before)
+    assert rates == {"LORA": 1e-4, "FINE_TUNE": 1e-5}
+
+
+@pytest.mark.effect("training_method")
+@pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
+def test_a_fine_tuned_model_is_a_folder_that_diffusers_opens(lab: Lab, dtype: str) -> None:
+    from diffusers import WanPipeline, WanTransformer3DModel
+
+    knobs = {"training_method": "FINE_TUNE", "train_dtype": dtype, "learning_rate": 0.01, "steps": 2}
+    trainer = trainer_of(lab, knobs)
+    assert all(parameter.dtype == torch.float32 for parameter in trainer.parameters.values())
+    run_steps(trainer)
+    (done,) = export_run(trainer.run, trainer.family, trainer.result, 2, trainer.job.resolved, net=trainer.net)
+    opened = WanTransformer3DModel.from_pretrained(
+        done.path / "transformer", dtype=next(trainer.net.parameters()).dtype
+    )
+    for name, value in trainer.net.state_dict().items():
+        assert torch.equal(opened.state_dict()[name], value), name
+    base = load_file(lab.model / "transformer" / "diffusion_pytorch_model.safetensors")
+    assert not torch.allclose(opened.state_dict()["proj_out.weight"].float(), base["proj_out.weight"], atol=1e-3)
+    assert WanPipeline.from_pretrained(done.path).vae is not None
+
+
+@pytest.mark.effect("training_method")
+def test_masters_keep_what_bf16_would_lose(lab: Lab) -> None:
+    """Updates far below half a step of bf16 add up in float32, and the network holds the masters rounded."""
+    trainer = trainer_of(
+        lab,
+        {
+            "training_method": "FINE_TUNE",
+            "train_dtype": "BFLOAT_16",
+            "learning_rate": 1e-6,
+            "optimizer.weight_decay": 0,
+        },
+    )
+    held = dict(trainer.net.named_parameters())
+    name = max((n for n, p in held.items() if p.dtype == torch.bfloat16), key=lambda n: held[n].numel())
+    before = trainer.parameters[name].detach().clone()
+    run_steps(trainer, 3)
+    change = (trainer.parameters[name] - before).abs()
+    assert 0 < change.max() < 1e-5
+    assert torch.equal(held[name], trainer.parameters[name].bfloat16())
+
+
+@pytest.mark.effect("optimizer.name")
+def test_moments_of_large_weights_take_a_byte_instead_of_four(lab: Lab) -> None:
+    """And the weights go nearly the same way: each Adam step moves them by about the rate."""
+    finals, bytes_kept = {}, {}
+    for name in ("ADAMW", "ADAMW_8BIT"):
+        knobs = {"optimizer": name, "lora.rank": 256, "learning_rate": 1e-3, "steps": 3}
+        trainer = trainer_of(lab, knobs)
+        run_steps(trainer)
+        save(trainer, 3)
+        state = stored(trainer.run, "optimizer")
+        moments = [value for key, value in state.items() if value.numel() >= 4096]
+        assert {value.dtype for value in moments} == {torch.float32 if name == "ADAMW" else torch.uint8}
+        bytes_kept[name] = sum(value.numel() * value.element_size() for value in moments)
+        finals[name] = torch.cat([value.flatten() for key, value in weights(trainer).items() if "lora_B" in key])
+    assert bytes_kept["ADAMW"] == 4 * bytes_kept["ADAMW_8BIT"] > 0
+    gap = (finals["ADAMW"] - finals["ADAMW_8BIT"]).norm() / finals["ADAMW"].norm()
+    assert 0 < gap < 0.2
+
+
+@pytest.mark.effect("ema.decay")
+@pytest.mark.parametrize("decay", [0.2, 0.9])
+def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float) -> None:
+    """In float64 from the weights after each step; previews compute with it, and the file that is exported holds it."""
+    trainer = trainer_of(lab, {"ema": decay, "learning_rate": 0.05, "steps": 4})
+    expected = {name: value.double() for name, value in weights(trainer).items()}
+    for step in range(1, 5):
+        trainer.first = step
+        run_steps(trainer, 1)
+        share = min(decay, (1 + step) / (10 + step))
+        for name, value in weights(trainer).items():
+            expected[name] = share * expected[name] + (1 - share) * value.double()
+    live = weights(trainer)
+    for name, value in expected.items():
+        torch.testing.assert_close(trainer.result[name].double(), value, rtol=1e-5, atol=1e-7)
+    assert max((live[name] - trainer.result[name]).abs().max() for name in live) > 1e-3
+    with averaged(trainer):
+        inside = weights(trainer)
+    assert all(torch.equal(weights(trainer)[name], value) for name, value in live.items())
+    assert all(torch.equal(trainer.result[name], value) for name, value in inside.items())
+    (done,) = export_run(trainer.run, trainer.family, trainer.result, 4, trainer.job.resolved)
+    name = "blocks.0.attn1.to_q.lora_B.weight"
+    assert torch.equal(load_file(done.path)[f"transformer.{name}"], trainer.result[name])
+    save(trainer, 4)
+    assert torch.equal(stored(trainer.run, "ema")[name], trainer.result[name])
+
+
+@pytest.mark.effect("ema.decay")
+def test_without_a_word_no_average_is_kept(lab: Lab) -> None:
+    trainer = trainer_of(lab, {"steps": 1})
+    run_steps(trainer)
+    save(trainer, 1)
+    assert not complete_checkpoints(trainer.run)[-1].has_ema
+    assert trainer.result is trainer.parameters
+
+
+@pytest.mark.effect("init_from")
+def test_a_run_begins_with_the_weights_that_it_is_given(lab: Lab) -> None:
+    first = trainer_of(lab, {"learning_rate": 0.05, "lora.alpha": 6, "steps": 2})
+    run_steps(first)
+    (file,) = export_run(first.run, first.family, first.parameters, 2, first.job.resolved)
+    plain = weights(trainer_of(lab))
+    assert not any(value.any() for name, value in plain.items() if "lora_B" in name)
+    for rank, alpha in ((2, 2), (4, 1)):
+        begun = weights(trainer_of(lab, {"init_from": str(file.path), "lora.rank": rank, "lora.alpha": alpha}))
+        for name in begun:
+            if name.endswith("lora_A.weight"):
+                path = name.removesuffix(".lora_A.weight")
+                ours, theirs = (
+                    scale * (w[f"{path}.lora_B.weight"].double() @ w[f"{path}.lora_A.weight"].double())
+                    for scale, w in ((alpha / rank, begun), (3, weights(first)))
+                )
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
+    with pytest.raises(VideotuneError, match=r"has rank 2 .* set lora.rank"):
+        trainer_of(lab, {"init_from": str(file.path), "lora.rank": 1})
+
+
+def checkpoints(lab: Lab, **knobs: float) -> list[int]:
+    """The steps whose checkpoints are there after six steps; the last one is a save."""
+    trainer = trainer_of(lab, {"steps": 6} | knobs)
+    assert loop(trainer) == "done"
+    return sorted(int(re.findall(r"\d+", folder.name)[0]) for folder in (trainer.run / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.effect("save_keep")
+def test_older_checkpoints_make_way_for_the_newest(lab: Lab) -> None:
+    assert checkpoints(lab, save_every=1) == [1, 2, 3, 4, 5, 6]
+    assert checkpoints(lab, save_every=1, save_keep=2) == [5, 6]
+
+
+@pytest.mark.effect("backup_every")
+def test_backups_come_by_steps(lab: Lab) -> None:
+    assert checkpoints(lab, backup_every=2) == [2, 4, 6]
+    assert checkpoints(lab, backup_every=0) == [6]
+
+
+@pytest.mark.effect("backup_keep")
+def test_so_many_backups_stay_beside_the_saves(lab: Lab) -> None:
+    assert checkpoints(lab, backup_every=1, backup_keep=3) == [3, 4, 5, 6]
+    assert checkpoints(lab, backup_every=1, backup_keep=1, save_every=2) == [2, 4, 5, 6]
+
+
+@pytest.mark.effect("backup_after")
+def test_backups_come_by_the_clock(lab: Lab) -> None:
+    assert checkpoints(lab, backup_after=1e-9) == [4, 5, 6]
+    assert checkpoints(lab, backup_after=60) == checkpoints(lab, backup_after=0) == [6]
