@@ -35,7 +35,9 @@ def export_full(
     aside.mkdir(parents=True)
     try:
         shutil.copytree(base, aside, copy_function=link, ignore=_but_transformer, dirs_exist_ok=True)
-        net.save_pretrained(aside / "transformer", state_dict=rounded(net, state))  # type: ignore[operator]
+        shell: Any = family.skeleton()
+        shell.load_state_dict(rounded(net, state), assign=True)
+        shell.save_pretrained(aside / "transformer")
         write_json(aside / "videotune.json", dict(facts))
         compare(net, state, aside / "transformer")
         if folder.exists():

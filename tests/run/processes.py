@@ -1,0 +1,73 @@
+"""Real processes of a training, and real kills in the middle of things.
+
+A server that has imported everything forks one process a run, which costs a second where a new interpreter costs five.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+KILLED = -signal.SIGKILL
+WHEN = {
+    "mid-accumulation": ("train.step", "denoising_loss"),
+    "save": ("train.state", "write_tensors"),
+    "ruler": ("monitor.ruler", "denoising_loss"),
+    "preview": ("run.readings", "decode"),
+}
+"""For each moment the function at whose n-th call the process kills itself."""
+
+
+def start(words: Any, run: Path, resume: Any = None, moment: str | None = None, call: int = 0) -> ForkServerProcess:
+    """A training in a process of its own; with a ``moment`` it is killed there, at the n-th ``call``."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["videotune.run.train", "videotune.families.wan", "diffusers", "peft", "processes"])
+    process = context.Process(target=_train, args=(words, run, resume, moment, call))
+    process.start()
+    return process
+
+
+def end(process: ForkServerProcess) -> int:
+    """Its exit code, when it has ended; negative: the signal that killed it."""
+    process.join(120)
+    assert process.exitcode is not None, "still going after two minutes"
+    return process.exitcode
+
+
+def _train(words: Any, run: Path, resume: Any, moment: str | None, call: int) -> None:
+    import torch
+
+    from videotune.errors import VideotuneError
+    from videotune.run.train import train
+
+    torch.set_num_threads(1)
+    if moment is not None:
+        kill_at(*WHEN[moment], call)
+    try:
+        code = train(words, run, resume=resume)
+    except VideotuneError as error:
+        print(f"videotune: {error}", file=sys.stderr)
+        code = error.exit_code
+    sys.exit(code)
+
+
+def kill_at(module: str, name: str, call: int) -> None:
+    """The process gets SIGKILL when ``videotune.module.name`` is called for the n-th time."""
+    import importlib
+
+    room = importlib.import_module(f"videotune.{module}")
+    real, calls = getattr(room, name), 0
+
+    def counted(*words: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*words, **named)
+
+    setattr(room, name, counted)
