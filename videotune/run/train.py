@@ -33,11 +33,9 @@ from videotune.run.models import (
     make_source,
     open_models,
     plain_batch,
-    sample_settings,
-    usual_shape,
 )
 from videotune.run.plan import make_plan
-from videotune.run.takes import prompts_of
+from videotune.run.previews import first_frames_of, prompts_of, sample_settings, usual_shape
 from videotune.sampling.preview import decode, draw, file_name, write_video
 from videotune.train.engine import run_steps
 from videotune.train.optimizers import (
@@ -138,10 +136,14 @@ def prepare(job: Job, run: Path, resume: bool) -> Trainer:
         sample_settings(config, job.spec, usual_shape(job))  # a shape that cannot be drawn is said before any work
     for note in job.notes:
         say(f"note: {note}")
+    if len(job.spec.experts) > 1:
+        raise VideotuneError(f"{job.spec.title} has two experts, which cannot be trained yet")
     matching(family.skeleton(), job.spec, config.lora.targets)
     store = Store(job.cache, KEPT_IN_MEMORY)
     fill_cache(job, family, store, prompts)
-    net = family.denoiser()
+    (expert,) = job.spec.experts
+    net = family.denoiser(expert.name)
+    family.isolate_frames(net, not config.video_config.use_temporal_attention)
     if next(net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
     parameters = add_lora(net, job.spec, lora_settings(config), config.seed)
@@ -371,15 +373,18 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
     wanted = [(prompt, seed) for prompt, seed in all_of_them if prompt not in drawn]
     try:
         settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
+        told = first_frames_of(trainer.job)
         with bar(f"previews at step {step}") as progress:
             latents = draw(
                 trainer.family,
-                trainer.net,
+                {trainer.job.spec.experts[0].name: trainer.net},
                 settings,
-                lambda prompts: trainer.source.condition([trainer.source.text(prompt) for prompt in prompts]),
+                trainer.source.text,
                 [prompt for prompt, _ in wanted],
                 [seed for _, seed in wanted],
                 on_done=lambda done: progress.update(done, len(wanted)),
+                told=[trainer.source.plain(told[prompt]) for prompt, _ in wanted] if told else None,
+                isolated=not config.video_config.use_temporal_attention,
             )
         videos = decode(trainer.family, latents)
         seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
