@@ -17,7 +17,7 @@ from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.find import place, spec_for
 from videotune.families.wan import native, read_spec
-from videotune.sampling.preview import SampleSettings, conditions, decode, draw
+from videotune.sampling.preview import SampleSettings, decode, draw
 from videotune.types import ClipShape, SampleRequest
 
 SHAPE = ClipShape(5, 32, 32, 16.0)
@@ -84,7 +84,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
             parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
     states = dict(zip(["a zorble", ""], family.encode_text(["a zorble", ""]), strict=True))
     settings = SampleSettings(SHAPE, 4, guidance)
-    latents = draw(family, net, settings, conditions(family, states), ["a zorble"], [7])
+    latents = draw(family, {"transformer": net}, settings, states.__getitem__, ["a zorble"], [7])
     ours = family.decode(latents[0])
 
     def theirs() -> torch.Tensor:
@@ -149,16 +149,16 @@ def test_the_noise_of_a_sample_belongs_to_its_seed(tiny_family: Callable[..., An
     family = tiny_family("wan")
     net = family.denoiser()
     states = dict(zip(["a", "b"], family.encode_text(["a", "b"]), strict=True))
-    settings, condition = SampleSettings(SHAPE, 3, 1.0), conditions(family, states)
-    together = draw(family, net, settings, condition, ["a", "b"], [5, 6], batch=2)
-    apart = draw(family, net, settings, condition, ["a", "b"], [5, 6], batch=1)
+    settings, text, nets = SampleSettings(SHAPE, 3, 1.0), states.__getitem__, {"transformer": net}
+    together = draw(family, nets, settings, text, ["a", "b"], [5, 6], batch=2)
+    apart = draw(family, nets, settings, text, ["a", "b"], [5, 6], batch=1)
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_a_shift_of_ones_own_changes_the_schedule(tiny_family: Callable[..., Any]) -> None:
     family = tiny_family("wan")
-    usual, moved = family.pipeline(family.skeleton()), family.pipeline(family.skeleton(), shift=9.0)
+    usual, moved = family.pipeline({}), family.pipeline({}, shift=9.0)
     for pipe in (usual, moved):
         pipe.scheduler.set_timesteps(4)
     assert moved.scheduler.timesteps[1] > usual.scheduler.timesteps[1]

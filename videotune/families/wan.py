@@ -340,7 +340,9 @@ class Wan:
         for i, seed in enumerate(request.seeds):
             one, other = (None if c is None else c.map(lambda x, i=i: x[i : i + 1]) for c in (cond, uncond))  # type: ignore[misc]
             assert one is not None
-            first = one.extras["image"][:, -self.spec.latent_channels :] if request.first is None else request.first[[i]]
+            first = (
+                one.extras["image"][:, -self.spec.latent_channels :] if request.first is None else request.first[[i]]
+            )
             drawn.append(self._draw(self._told_pipeline(nets, request, one, first), one, other, request, [seed]))
         return torch.cat(drawn)
 

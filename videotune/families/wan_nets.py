@@ -82,6 +82,7 @@ class ByFrame:
         attention_mask: Tensor | None = None,
         rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
+        """What diffusers' processor gives (B,S,D) where no token sees another frame."""
         assert encoder_hidden_states is None, "cross attention reads text alone"
         assert rotary_emb is not None
         batch, frames = len(hidden_states), len(rotary_emb[0])
@@ -96,13 +97,14 @@ def isolate_frames(net: nn.Module, on: bool) -> None:
     blocks: Any = net.blocks
     inside = [block.attn1 for block in blocks if isinstance(block.attn1.processor, ByFrame)]
     if on and not inside:
-        frames_of = net.config.patch_size[0]  # type: ignore[union-attr, index]
+        config: Any = net.config
+        rope: Any = net.rope
 
         def by_frame(module: nn.Module, words: tuple[Tensor, ...], tables: tuple[Tensor, Tensor]) -> Any:
-            frames = words[0].shape[2] // frames_of
+            frames = words[0].shape[2] // config.patch_size[0]
             return tuple(table.reshape(frames, -1, *table.shape[2:]) for table in tables)
 
-        handle = net.rope.register_forward_hook(by_frame)  # type: ignore[union-attr, operator]
+        handle = rope.register_forward_hook(by_frame)
         for block in blocks:
             block.attn1.processor = ByFrame(block.attn1.processor, handle)
     if not on:
