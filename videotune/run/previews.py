@@ -31,7 +31,7 @@ def first_frames_of(job: Job) -> dict[str, Window]:
     for what is told of a frame is encoded for so many of them. Raises VideotuneError where no window has that shape.
     """
     prompts = prompts_of(job)
-    if not (job.config.sample_after and prompts and tells_first_frame(job.config, job.spec)):
+    if not (prompts and tells_first_frame(job.config, job.spec)):
         return {}
     wanted = sample_settings(job.config, job.spec, usual_shape(job)).shape
     alike = [window for window in job.training_windows if str(window.shape) == str(wanted)]

@@ -20,7 +20,7 @@ def takes_of(job: Job) -> list[tuple[Window, int]]:
     for window in job.library.windows:
         varies = window.varies or job.spec.image_noise
         pairs += [(window, variant) for variant in (range(variants) if varies else (0,))]
-    told = dict.fromkeys(first_frames_of(job).values())
+    told = dict.fromkeys(first_frames_of(job).values()) if job.config.sample_after else ()
     plain = (*spread(job.training_windows), *job.library.held_out_windows, *told)
     return [*pairs, *((window, PLAIN) for window in plain)]
 
