@@ -193,6 +193,18 @@ def test_our_frames_are_the_pipelines_from_the_same_picture(
     assert not torch.allclose(drawn[0], drawn[1])
 
 
+def test_the_images_projections_may_be_trained_by_name(tiny_family: Open, tmp_path: Path) -> None:
+    """Not by the named sets; as patterns they are exported and read back, in both layouts."""
+    family = tiny_family("wan", variant="i2v")
+    targets = ["attn2.add_k_proj", "attn2.add_v_proj", "attn2.to_k", "attn2.to_v"]
+    state = add_lora(family.denoiser(), family.spec, LoraSettings(rank=2, targets=targets), seed=0)
+    for parameter in state.values():
+        parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
+    for format in family.key_maps():
+        done = export_lora(family, format, state, 1.0, tmp_path / f"{format}.safetensors", {})
+        assert (done.modules, done.max_error <= 1e-6) == (8, True)
+
+
 def test_a_sample_that_is_not_told_its_frame_has_zeros(tiny_family: Open) -> None:
     """Its mask too: nothing says that a frame is given."""
     family = tiny_family("wan", variant="i2v")
