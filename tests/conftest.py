@@ -13,29 +13,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Family name -> the folder of its tiny random checkpoint, written once."""
+def tiny_bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Family name, and which of its kinds (default: its first) -> the folder of a tiny random checkpoint, written once."""
     from videotune.families.find import find
 
-    made: dict[str, Path] = {}
+    made: dict[tuple[str, str], Path] = {}
 
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = find(name).tiny(tmp_path_factory.mktemp("tiny") / name)
-        return made[name]
+    def get(name: str, variant: str | None = None) -> Path:
+        variant = variant or find(name).VARIANTS[0]
+        if (name, variant) not in made:
+            folder = tmp_path_factory.mktemp("tiny") / f"{name}-{variant}"
+            made[name, variant] = find(name).tiny(folder, variant=variant)
+        return made[name, variant]
 
     return get
 
 
 @pytest.fixture
-def tiny_family(tiny_bases: Callable[[str], Path]) -> Callable[..., Any]:
-    """Family name -> the family opened over its tiny checkpoint, on the CPU in float32."""
+def tiny_family(tiny_bases: Callable[..., Path]) -> Callable[..., Any]:
+    """Family name and variant -> the family opened over its tiny checkpoint, on the CPU in float32."""
     import torch
 
     from videotune.families.find import find
 
-    def get(name: str, dtype: torch.dtype = torch.float32) -> Any:
-        return find(name).open_family(tiny_bases(name), torch.device("cpu"), dtype)
+    def get(name: str, dtype: torch.dtype = torch.float32, variant: str | None = None) -> Any:
+        return find(name).open_family(tiny_bases(name, variant), torch.device("cpu"), dtype)
 
     return get
 

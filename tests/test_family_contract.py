@@ -20,6 +20,12 @@ from videotune.families.find import find, names, of_base, spec_for
 from videotune.types import BasePlace, Batch, ClipShape, SampleRequest
 
 FAMILIES = pytest.mark.parametrize("name", names())
+KINDS = pytest.mark.parametrize(
+    ("name", "variant"),
+    [(name, variant) for name in names() for variant in find(name).VARIANTS],
+    ids=lambda word: word,
+)
+"""Every family with each of the kinds of checkpoint that it knows."""
 Open = Callable[..., Any]
 
 
@@ -30,30 +36,54 @@ def small_shape(family: Any) -> ClipShape:
     return ClipShape(rules.frame_step + rules.frame_rest, side, side, rules.fps)
 
 
-def batch_of(family: Any, captions: list[str], seed: int = 0) -> Batch:
-    shape = small_shape(family)
-    generator = torch.Generator().manual_seed(seed)
-    x0 = torch.randn(
-        len(captions), family.spec.latent_channels, *family.spec.rules.latent_size(shape), generator=generator
+def clip_of(family: Any, shape: ClipShape, seed: int) -> torch.Tensor:
+    """A clip (3,T,H,W) of noise in 256 levels, as a decoder gives them."""
+    levels = torch.randint(
+        256, (3, shape.frames, shape.height, shape.width), generator=torch.Generator().manual_seed(seed)
     )
+    return levels.float() / 127.5 - 1
+
+
+def batch_of(
+    family: Any, captions: list[str], seed: int = 0, given: bool = False, shape: ClipShape | None = None
+) -> Batch:
+    """Clips of noise with these captions; where the family is told an image, each is told its own first frame.
+
+    ``given``: and feeds that frame clean, where the family does that.
+    """
+    shape = shape or small_shape(family)
+    moments = [family.encode_video(clip_of(family, shape, seed + i)) for i in range(len(captions))]
+    generator = torch.Generator().manual_seed(seed)
+    x0 = torch.randn(len(captions), *moments[0].mean.shape, generator=generator)
     none = torch.zeros(len(captions), 1, x0.shape[2], 1, 1, dtype=torch.bool)
+    clean = none.clone()
+    clean[:, :, 0] = given and family.spec.given == "replace"
+    texts = family.encode_text(captions)
     return Batch(
         x0=x0,
-        given=none,
+        given=clean,
         dropped=none,
-        weight=torch.ones_like(none, dtype=torch.float32),
+        weight=(~clean).float(),
         scale=torch.ones(len(captions)),
         anchored=torch.zeros(len(captions), dtype=torch.bool),
-        cond=family.condition(family.encode_text(captions)),
+        cond=family.condition([text | one.extras for text, one in zip(texts, moments, strict=True)]),
         captions=tuple(captions),
         window_ids=(),
         fps=torch.full((len(captions),), shape.fps),
     )
 
 
-@FAMILIES
-def test_the_spec_is_read_without_torch(name: str, tiny_bases: Callable[[str], Path]) -> None:
-    folder = tiny_bases(name)
+def denoisers(family: Any) -> dict[str, nn.Module]:
+    return {expert.name: family.denoiser(expert.name) for expert in family.spec.experts}
+
+
+def first_of(family: Any) -> nn.Module:
+    return family.denoiser(family.spec.experts[0].name)
+
+
+@KINDS
+def test_the_spec_is_read_without_torch(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
+    folder = tiny_bases(name, variant)
     code = (
         "import sys; from videotune.families.find import of_base; from pathlib import Path;"
         f"m = of_base(Path({str(folder)!r})); s = m.read_spec(Path({str(folder)!r}));"
@@ -63,24 +93,26 @@ def test_the_spec_is_read_without_torch(name: str, tiny_bases: Callable[[str], P
     assert out.split() == [name, "False"]
 
 
-@FAMILIES
-def test_the_base_says_its_family(name: str, tiny_bases: Callable[[str], Path]) -> None:
-    folder = tiny_bases(name)
+@KINDS
+def test_the_base_says_its_family(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
+    folder = tiny_bases(name, variant)
     assert of_base(folder) is find(name)
     assert spec_for(name, BasePlace("tiny", folder)) == find(name).read_spec(folder)
 
 
-@FAMILIES
-def test_tiny_is_the_same_for_the_same_seed(name: str, tmp_path: Path, tiny_bases: Callable[[str], Path]) -> None:
-    again = find(name).tiny(tmp_path / "again")
-    first = tiny_bases(name)
+@KINDS
+def test_tiny_is_the_same_for_the_same_seed(
+    name: str, variant: str, tmp_path: Path, tiny_bases: Callable[..., Path]
+) -> None:
+    again = find(name).tiny(tmp_path / "again", variant=variant)
+    first = tiny_bases(name, variant)
     for path in sorted(first.rglob("*.safetensors")):
         assert path.read_bytes() == (again / path.relative_to(first)).read_bytes()
 
 
-@FAMILIES
-def test_latents_have_the_shape_that_the_rules_say(name: str, tiny_family: Open) -> None:
-    family = tiny_family(name)
+@KINDS
+def test_latents_have_the_shape_that_the_rules_say(name: str, variant: str, tiny_family: Open) -> None:
+    family = tiny_family(name, variant=variant)
     shape = small_shape(family)
     frames = torch.rand(3, shape.frames, shape.height, shape.width) * 2 - 1
     moments = family.encode_video(frames)
@@ -91,11 +123,11 @@ def test_latents_have_the_shape_that_the_rules_say(name: str, tiny_family: Open)
     assert pixels.abs().max() <= 1
 
 
-@FAMILIES
-def test_predict_gives_gradients_to_the_adapter_alone(name: str, tiny_family: Open) -> None:
-    family = tiny_family(name)
+@KINDS
+def test_predict_gives_gradients_to_the_adapter_alone(name: str, variant: str, tiny_family: Open) -> None:
+    family = tiny_family(name, variant=variant)
     batch = batch_of(family, ["a red circle", ""])
-    net = family.denoiser()
+    net = first_of(family)
     parameters = add_lora(net, family.spec, LoraSettings(rank=2), seed=0)
     v = family.predict(net, torch.randn_like(batch.x0), torch.tensor([0.3, 0.9]), batch)
     assert v.shape == batch.x0.shape
@@ -107,12 +139,12 @@ def test_predict_gives_gradients_to_the_adapter_alone(name: str, tiny_family: Op
     assert any(p.grad.abs().max() > 0 for n, p in parameters.items() if "lora_B" in n)
 
 
-@FAMILIES
-def test_a_batch_is_its_samples(name: str, tiny_family: Open) -> None:
+@KINDS
+def test_a_batch_is_its_samples(name: str, variant: str, tiny_family: Open) -> None:
     """No sample's prediction depends on its neighbours, and captions of unequal length are padded rightly."""
-    family = tiny_family(name)
+    family = tiny_family(name, variant=variant)
     batch = batch_of(family, ["a", "a much longer caption than the other"])
-    net, x_t, t = family.denoiser(), torch.randn_like(batch.x0), torch.tensor([0.2, 0.7])
+    net, x_t, t = first_of(family), torch.randn_like(batch.x0), torch.tensor([0.2, 0.7])
     with torch.no_grad():
         together = family.predict(net, x_t, t, batch)
         apart = [family.predict(net, x_t[i : i + 1], t[i : i + 1], part) for i, part in enumerate(batch.split(1))]
@@ -136,57 +168,145 @@ class Oracle(nn.Module):
         return (self.answer(*words, **named),)
 
 
-@FAMILIES
-def test_oracle(name: str, tiny_family: Open) -> None:
+@pytest.mark.parametrize("given", [False, True], ids=["", "given"])
+@KINDS
+def test_oracle(name: str, variant: str, given: bool, tiny_family: Open) -> None:
     """A transformer that returns the exact velocity to a known latent, in the family's own pipeline, ends at that latent.
 
-    That settles sign, units, layout and schedule at once; ``predict`` over the same transformer must give our v.
+    That settles sign, units, layout and schedule at once; ``predict`` over the same transformer must give our v, but in
+    frames that are given, which are told that they are clean and count nothing.
     """
-    family = tiny_family(name)
-    batch = batch_of(family, ["a red circle"])
-    oracle = Oracle(family.denoiser(), find(name).oracle(batch.x0))
+    family = tiny_family(name, variant=variant)
+    if given and family.spec.given != "replace":
+        return  # what it is told of the first frame stands in its condition, always
+    batch = batch_of(family, ["a red circle"], given=given)
+    nets = {expert: Oracle(net, find(name).oracle(batch.x0)) for expert, net in denoisers(family).items()}
     t, noise = torch.tensor([0.4]), torch.randn_like(batch.x0)
     path = objective(family.spec.path, family.spec.path_constants, Timesteps()).path(t)
-    v = family.predict(oracle, path.alpha * batch.x0 + path.sigma * noise, t, batch)
-    torch.testing.assert_close(v, path.d_alpha * batch.x0 + path.d_sigma * noise, rtol=1e-4, atol=1e-4)
-    drawn = family.sample(oracle, batch.cond, None, SampleRequest(small_shape(family), 20, 1.0, (3,)))
+    x_t = torch.where(batch.given, batch.x0, path.alpha * batch.x0 + path.sigma * noise)
+    wanted = path.d_alpha * batch.x0 + path.d_sigma * noise
+    for oracle in nets.values():
+        v = family.predict(oracle, x_t, t, batch)
+        torch.testing.assert_close(v * batch.weight, wanted * batch.weight, rtol=1e-4, atol=1e-4)
+    first = batch.x0[:, :, :1] if given else None
+    drawn = family.sample(nets, batch.cond, None, SampleRequest(small_shape(family), 20, 1.0, (3,), first=first))
     # some schedulers round the timestep that they tell, which leaves an error of a thousandth of the noise
     torch.testing.assert_close(drawn, batch.x0, rtol=0, atol=1e-2)
+    if given:
+        torch.testing.assert_close(drawn[:, :, :1], batch.x0[:, :, :1], rtol=0, atol=1e-6)
 
 
-@FAMILIES
-def test_named_targets_lie_inside_the_blocks(name: str, tiny_family: Open) -> None:
-    family = tiny_family(name)
+@KINDS
+def test_experts_are_looked_up_when_their_steps_come(name: str, variant: str, tiny_family: Open) -> None:
+    """One after the other, and none before its first step: a mapping may hold one at a time."""
+    family = tiny_family(name, variant=variant)
+    nets, asked = denoisers(family), []
+
+    class Asked(dict[str, nn.Module]):
+        def __getitem__(self, expert: str) -> nn.Module:
+            asked.append(expert)
+            return nets[expert]
+
+    batch = batch_of(family, ["a"])
+    family.pipeline(Asked())
+    assert asked == []
+    with torch.no_grad():
+        family.sample(Asked(), batch.cond, None, SampleRequest(small_shape(family), 6, 1.0, (1,)))
+    # from noise to data
+    assert list(dict.fromkeys(asked)) == [e.name for e in sorted(family.spec.experts, key=lambda e: -e.t_lo)]
+    assert asked == sorted(asked, key=[e.name for e in family.spec.experts].index)
+
+
+@KINDS
+def test_isolated_frames_see_no_other_frame(name: str, variant: str, tiny_family: Open) -> None:
+    """On: what a frame is predicted to be hangs on itself and the text alone; off: every bit as it was."""
+    family = tiny_family(name, variant=variant)
+    rules = family.spec.rules
+    side = 2 * rules.side_multiple
+    frames = 7 * rules.frame_step + rules.frame_rest if rules.frame_step else rules.frame_rest
+    batch = batch_of(family, ["a red circle", "b"], shape=ClipShape(frames, side, side, rules.fps))
+    net, t = first_of(family), torch.tensor([0.3, 0.8])
+    group = max(1, family.spec.patch[0])
+    last = batch.x0.shape[2] - 1
+    moved = batch.x0.clone()
+    moved[:, :, last - (last % group if group > 1 else 0) :] += 1.0
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            return family.predict(net, batch.x0, t, batch), family.predict(net, moved, t, batch)
+
+    before, before_moved = both()
+    others = slice(0, last - (last % group if group > 1 else 0))
+    assert not torch.equal(before[:, :, others], before_moved[:, :, others]), "frames see each other"
+    family.isolate_frames(net, True)
+    family.isolate_frames(net, True)  # twice is once
+    alone, alone_moved = both()
+    assert torch.equal(alone[:, :, others], alone_moved[:, :, others])
+    assert not torch.allclose(alone[:, :, last], alone_moved[:, :, last])
+    assert not torch.allclose(alone, before)
+    family.isolate_frames(net, False)
+    family.isolate_frames(net, False)
+    after, after_moved = both()
+    assert torch.equal(before, after)
+    assert torch.equal(before_moved, after_moved)
+
+
+@KINDS
+def test_isolated_frames_train(name: str, variant: str, tiny_family: Open) -> None:
+    """The adapter gets the same gradients with blocks recomputed as without."""
+    family = tiny_family(name, variant=variant)
+    batch, found = batch_of(family, ["a red circle"]), []
+    for recomputed in (False, True):
+        net = first_of(family)
+        parameters = add_lora(net, family.spec, LoraSettings(rank=2), seed=0)
+        if recomputed:
+            net.enable_gradient_checkpointing()
+        net.train()
+        family.isolate_frames(net, True)
+        family.predict(net, batch.x0, torch.tensor([0.3]), batch).square().mean().backward()
+        found.append({key: parameter.grad for key, parameter in parameters.items()})
+    for key, gradient in found[0].items():
+        torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-7)
+
+
+@KINDS
+def test_named_targets_lie_inside_the_blocks(name: str, variant: str, tiny_family: Open) -> None:
+    family = tiny_family(name, variant=variant)
     net = family.skeleton()
     counts = {preset: len(matching(net, family.spec, preset)) for preset in family.spec.lora_targets}
     assert all(count > 0 for count in counts.values())
     assert counts["attention"] < counts["linear"]
 
 
-@FAMILIES
-def test_exports_read_back(name: str, tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family(name)
-    net = family.denoiser()
-    state = add_lora(net, family.spec, LoraSettings(rank=3, alpha=7.5, targets="linear"), seed=1)
-    for parameter in state.values():
-        parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
-    for format in family.key_maps():
-        done = export_lora(family, format, state, 2.5, tmp_path / f"{format}.safetensors", {"step": 1})
-        assert done.max_error <= 1e-6
-        assert done.modules == len(updates(state, 1.0))
+@KINDS
+def test_exports_read_back(name: str, variant: str, tiny_family: Open, tmp_path: Path) -> None:
+    family = tiny_family(name, variant=variant)
+    suffixes = {family.export_suffix(expert.name) for expert in family.spec.experts}
+    assert len(suffixes) == len(family.spec.experts)
+    assert suffixes == {""} or "" not in suffixes
+    for expert, net in denoisers(family).items():
+        state = add_lora(net, family.spec, LoraSettings(rank=3, alpha=7.5, targets="linear"), seed=1)
+        for parameter in state.values():
+            parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
+        for format in family.key_maps():
+            path = tmp_path / f"{format}{family.export_suffix(expert)}.safetensors"
+            done = export_lora(family, format, state, 2.5, path, {"step": 1}, expert)
+            assert done.max_error <= 1e-6
+            assert done.modules == len(updates(state, 1.0))
+
+
+@KINDS
+def test_the_skeleton_is_the_denoiser_without_weights(name: str, variant: str, tiny_family: Open) -> None:
+    family = tiny_family(name, variant=variant)
+    for expert, net in denoisers(family).items():
+        shapes = {key: tuple(value.shape) for key, value in net.state_dict().items()}
+        skeleton = family.skeleton(expert)
+        assert {key: tuple(value.shape) for key, value in skeleton.state_dict().items()} == shapes
+        assert all(parameter.is_meta for parameter in skeleton.parameters())
 
 
 @FAMILIES
-def test_the_skeleton_is_the_denoiser_without_weights(name: str, tiny_family: Open) -> None:
-    family = tiny_family(name)
-    shapes = {key: tuple(value.shape) for key, value in family.denoiser().state_dict().items()}
-    skeleton = family.skeleton()
-    assert {key: tuple(value.shape) for key, value in skeleton.state_dict().items()} == shapes
-    assert all(parameter.is_meta for parameter in skeleton.parameters())
-
-
-@FAMILIES
-def test_fingerprints_follow_the_bytes(name: str, tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:
+def test_fingerprints_follow_the_bytes(name: str, tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
     import shutil
 
     folder = tmp_path / "copy"

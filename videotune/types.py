@@ -17,6 +17,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # importing this module must not import torch
+    import numpy as np
     from torch import Tensor, nn
 
 
@@ -192,7 +193,8 @@ class Batch:
 
     x0 (B,C,F,H,W); given (B,1,F,1,1) bool, frames fed clean; dropped (B,1,F,1,1) bool, frames fed as pure noise;
     weight (B,1,F,1 or H,1 or W), what the loss counts, 0 where given, dropped or masked; scale (B,) multiplies a sample's
-    loss; anchored (B,) bool, samples whose target is the base model's own prediction; fps (B,).
+    loss; anchored (B,) bool, samples whose target is the base model's own prediction; fps (B,). ``any_given`` False: the
+    host knows that no frame is given, so nobody has to ask the device.
     """
 
     x0: Tensor
@@ -205,6 +207,7 @@ class Batch:
     captions: tuple[str, ...]
     window_ids: tuple[str, ...]
     fps: Tensor
+    any_given: bool = True
 
     def __len__(self) -> int:
         return self.x0.shape[0]
@@ -265,7 +268,11 @@ class Moments:
 
 
 class Family(Protocol):
-    """A checkpoint opened by its family's file. Parts load at the first call and are freed by ``free``."""
+    """A checkpoint opened by its family's file. Parts load at the first call and are freed by ``free``.
+
+    ``nets`` holds the denoisers by their expert's name. An expert is looked up only when a step of its own comes, and at
+    each of them, so the mapping may load it then and let another one go.
+    """
 
     spec: FamilySpec
 
@@ -273,25 +280,39 @@ class Family(Protocol):
         """For each caption its unpadded states on the CPU: {"text": (l, D), …}."""
 
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
-        """Pad and stack cached states exactly as the family's pipeline feeds them."""
+        """Pad and stack cached states, a clip's extras among them, exactly as the family's pipeline feeds them."""
 
-    def encode_video(self, frames: Tensor) -> Moments:
-        """One clip (3, T, H, W) in [-1, 1] -> its latent moments, on the CPU in float32."""
+    def encode_video(self, frames: Tensor, random: np.random.Generator | None = None) -> Moments:
+        """One clip (3, T, H, W) in [-1, 1] -> its latent moments, on the CPU in float32.
+
+        ``random`` gives the draws that this view of it needs (``spec.image_noise``); None: the plain view, without any.
+        """
 
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1, 1], on the CPU in float32."""
 
     def denoiser(self, expert: str | None = None) -> nn.Module:
-        """The diffusers transformer, frozen, in the run's dtype on the run's device."""
+        """The diffusers transformer, frozen, in the run's dtype on the run's device. None: the only expert."""
 
-    def skeleton(self) -> nn.Module:
-        """The same transformer without weights (on the meta device), to read a file into."""
+    def skeleton(self, expert: str | None = None) -> nn.Module:
+        """The same transformer without weights (on the meta device), to read a file into. None: the first expert."""
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v (B,C,F,H,W) float32 for noisy latents x_t at t (B,)."""
 
-    def sample(self, net: nn.Module, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
-        """Normalised latents (B,C,F,H,W) drawn by the family's own diffusers pipeline, one for each seed."""
+    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None) -> Any:
+        """The family's own diffusers pipeline over ``nets``, without encoders."""
+
+    def sample(
+        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
+        """Normalised latents (B,C,F,H,W) drawn by the family's own diffusers pipeline, one for each seed.
+
+        Where the image is told on channels of its own, it is in ``cond.extras``, and ``uncond`` has the same.
+        """
+
+    def isolate_frames(self, net: nn.Module, on: bool) -> None:
+        """Video tokens attend to their own latent frame and to the text, text to text alone, until switched off."""
 
     def text_length(self, caption: str) -> int:
         """How many tokens the caption has before any cut; more than ``spec.text_tokens`` are cut."""
@@ -302,8 +323,14 @@ class Family(Protocol):
     def key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """For each export format, from a module's path in diffusers to its name in that format."""
 
+    def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
+        """For each format of whole weights, from a parameter's name in diffusers to its name in that format."""
+
+    def export_suffix(self, expert: str) -> str:
+        """What the name of an expert's exported file ends in, before its .safetensors; empty where there is one."""
+
     def fingerprints(self) -> dict[str, str]:
-        """Hashes of the text encoder, the VAE and the denoiser on disk, for the caches and the journal."""
+        """Hashes of the text encoder, the VAE and the denoisers on disk, for the caches and the journal."""
 
     def free(self, part: str) -> None:
         """Drop "text_encoder" or "vae" from memory."""
@@ -311,13 +338,19 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What to draw: the shape, with how many steps, guidance, scheduler shift (None: the checkpoint's own); a seed each."""
+    """What to draw: the shape, with how many steps, guidance, scheduler shift (None: the checkpoint's own); a seed each.
+
+    ``guidance_2``: that of the second expert (None: the same). ``first`` (B,C,1,H,W): the clean first latent frames, where
+    these take the place of noise (None: from text).
+    """
 
     shape: ClipShape
     steps: int
     guidance: float
     seeds: tuple[int, ...]
     shift: float | None = None
+    guidance_2: float | None = None
+    first: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.monitor.journal import read_journal
 from videotune.run.export import export_run
-from videotune.run.models import sample_settings, usual_shape
+from videotune.run.previews import sample_settings, usual_shape
 from videotune.run.readings import preview
 from videotune.run.train import loop
 from videotune.sampling.preview import draw
-from videotune.types import Condition
 
 
 def steps_of(files: list[Path]) -> list[int]:
@@ -185,9 +184,9 @@ def test_guidance_goes_from_the_empty_prompt_through_the_prompt(lab: Lab) -> Non
         with watched(trainer.net) as calls:
             (drawn[guidance],) = draw(
                 trainer.family,
-                trainer.net,
+                {"transformer": trainer.net},
                 settings,
-                lambda prompts: Condition(torch.stack([told[prompt] for prompt in prompts])),
+                lambda prompt: {"text": told[prompt]},
                 ["a cat"],
                 [1],
             )

@@ -17,8 +17,8 @@ from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.find import place, spec_for
 from videotune.families.wan import native, read_spec
-from videotune.sampling.preview import SampleSettings, conditions, decode, draw
-from videotune.types import ClipShape, SampleRequest
+from videotune.sampling.preview import SampleSettings, decode, draw
+from videotune.types import ClipShape
 
 SHAPE = ClipShape(5, 32, 32, 16.0)
 
@@ -84,7 +84,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
             parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
     states = dict(zip(["a zorble", ""], family.encode_text(["a zorble", ""]), strict=True))
     settings = SampleSettings(SHAPE, 4, guidance)
-    latents = draw(family, net, settings, conditions(family, states), ["a zorble"], [7])
+    latents = draw(family, {"transformer": net}, settings, states.__getitem__, ["a zorble"], [7])
     ours = family.decode(latents[0])
 
     def theirs() -> torch.Tensor:
@@ -130,18 +130,65 @@ def test_the_toy_base_is_a_true_wan(tiny_bases: Callable[[str], Path]) -> None:
     assert sum(path.stat().st_size for path in base.folder.rglob("*") if path.is_file()) < 12e6
 
 
-def test_checkpoints_that_cannot_be_trained_yet_are_refused(tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = tmp_path / "two"
+def edited(folder: Path, place: str, **words: Any) -> None:
+    """Change a part's config."""
+    path = folder / place
+    path.write_text(json.dumps(json.loads(path.read_text()) | words))
+
+
+def test_checkpoints_that_are_no_wan_we_know_are_refused(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
     shutil.copytree(tiny_bases("wan"), folder)
-    index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(index | {"boundary_ratio": 0.875}))
-    with pytest.raises(VideotuneError, match="two experts"):
+    edited(folder, "model_index.json", boundary_ratio=0.875)
+    with pytest.raises(VideotuneError, match="needs transformer_2/"):
         read_spec(folder)
-    (folder / "model_index.json").write_text(json.dumps(index))
-    config = json.loads((folder / "transformer" / "config.json").read_text())
-    (folder / "transformer" / "config.json").write_text(json.dumps(config | {"in_channels": 36}))
-    with pytest.raises(VideotuneError, match="image-to-video"):
+    shutil.copytree(folder / "transformer", folder / "transformer_2")
+    assert len(read_spec(folder).experts) == 2
+    edited(folder, "model_index.json", boundary_ratio=None)
+    with pytest.raises(VideotuneError, match="needs boundary_ratio"):
         read_spec(folder)
+    shutil.rmtree(folder / "transformer_2")
+    edited(folder, "transformer/config.json", in_channels=16)
+    with pytest.raises(VideotuneError, match=r"16 channels.*latents have 4.*one checkpoint"):
+        read_spec(folder)
+    edited(folder, "transformer/config.json", in_channels=12, pos_embed_seq_len=514)
+    with pytest.raises(VideotuneError, match="FLF2V"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize(
+    ("variant", "size", "title", "fps", "side", "shift", "given", "first"),
+    [
+        ("t2v", (12, 30), "Wan 2.1 T2V 1.3B", 16.0, 16, 3.0, "none", None),
+        ("t2v", (40, 40), "Wan 2.1 T2V 14B", 16.0, 16, 3.0, "none", None),
+        ("i2v", (40, 40), "Wan 2.1 I2V 14B", 16.0, 16, 3.0, "concat", 1.0),
+        ("ti2v", (24, 30), "Wan 2.2 TI2V 5B", 24.0, 32, 5.0, "replace", 0.0),
+        ("t2v-a14b", (40, 40), "Wan 2.2 T2V A14B", 16.0, 16, 5.0, "none", None),
+        ("i2v-a14b", (40, 40), "Wan 2.2 I2V A14B", 16.0, 16, 5.0, "concat", 1.0),
+    ],
+)
+def test_each_published_checkpoint_is_told_by_its_configs(
+    variant: str,
+    size: tuple[int, int],
+    title: str,
+    fps: float,
+    side: int,
+    shift: float,
+    given: str,
+    first: float | None,
+    tiny_bases: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """The real widths and depths in a tiny checkpoint's config: weights are not read for the spec."""
+    folder = tmp_path / "real"
+    shutil.copytree(tiny_bases("wan", variant), folder)
+    edited(folder, "transformer/config.json", num_attention_heads=size[0], attention_head_dim=128, num_layers=size[1])
+    spec = read_spec(folder)
+    assert (spec.title, spec.rules.fps, spec.rules.side_multiple) == (title, fps, side)
+    assert (spec.timestep_shift, spec.given, spec.first_frame) == (shift, given, first)
+    boundary = {"t2v-a14b": 0.875, "i2v-a14b": 0.9}.get(variant)
+    lows = [(expert.name, expert.t_lo, expert.t_hi) for expert in spec.experts]
+    assert lows == ([("high", boundary, 1.0), ("low", 0.0, boundary)] if boundary else [("transformer", 0.0, 1.0)])
 
 
 def test_the_noise_of_a_sample_belongs_to_its_seed(tiny_family: Callable[..., Any]) -> None:
@@ -149,37 +196,19 @@ def test_the_noise_of_a_sample_belongs_to_its_seed(tiny_family: Callable[..., An
     family = tiny_family("wan")
     net = family.denoiser()
     states = dict(zip(["a", "b"], family.encode_text(["a", "b"]), strict=True))
-    settings, condition = SampleSettings(SHAPE, 3, 1.0), conditions(family, states)
-    together = draw(family, net, settings, condition, ["a", "b"], [5, 6], batch=2)
-    apart = draw(family, net, settings, condition, ["a", "b"], [5, 6], batch=1)
+    settings, text, nets = SampleSettings(SHAPE, 3, 1.0), states.__getitem__, {"transformer": net}
+    together = draw(family, nets, settings, text, ["a", "b"], [5, 6], batch=2)
+    apart = draw(family, nets, settings, text, ["a", "b"], [5, 6], batch=1)
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_a_shift_of_ones_own_changes_the_schedule(tiny_family: Callable[..., Any]) -> None:
     family = tiny_family("wan")
-    usual, moved = family.pipeline(family.skeleton()), family.pipeline(family.skeleton(), shift=9.0)
+    usual, moved = family.pipeline({}), family.pipeline({}, shift=9.0)
     for pipe in (usual, moved):
         pipe.scheduler.set_timesteps(4)
     assert moved.scheduler.timesteps[1] > usual.scheduler.timesteps[1]
-
-
-def test_a_2_2_checkpoint_from_text_is_read_and_drawn(tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:
-    """TI2V's pipeline tells each token its timestep; one a sample, as we train, is the same number."""
-    from videotune.families.find import find
-
-    folder = tmp_path / "ti2v"
-    shutil.copytree(tiny_bases("wan"), folder)
-    index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(index | {"expand_timesteps": True}))
-    family = find("wan").open_family(folder, torch.device("cpu"), torch.float32)
-    assert (family.spec.rules.fps, family.spec.timestep_shift) == (24.0, 5.0)
-    net, cond = family.denoiser(), family.condition(family.encode_text(["a"]))
-    request = SampleRequest(SHAPE, 3, 1.0, (1,))
-    plain = find("wan").open_family(tiny_bases("wan"), torch.device("cpu"), torch.float32)
-    with torch.no_grad():
-        per_token, per_sample = (one.sample(net, cond, None, request) for one in (family, plain))
-    torch.testing.assert_close(per_token, per_sample, rtol=0, atol=1e-5)
 
 
 def test_large_pictures_are_the_pipelines_too(pipe: WanPipeline, tiny_family: Callable[..., Any]) -> None:

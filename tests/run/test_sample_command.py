@@ -43,7 +43,7 @@ def test_a_run_and_its_file_draw_the_same_and_strength_0_is_the_base(
     state = last_checkpoint(a_run).load("weights")
     file = export_lora(family, "comfyui", state, 1.0, tmp_path / "lora.safetensors", {}).path
     from_run = drawn(SampleWords(prompts, 3, run=a_run), tmp_path / "a")
-    from_file = drawn(SampleWords(prompts, 3, base=base, lora=file, sets=SIZE), tmp_path / "b")
+    from_file = drawn(SampleWords(prompts, 3, base=base, loras=(file,), sets=SIZE), tmp_path / "b")
     alone = drawn(SampleWords(prompts, 3, base=base, sets=SIZE), tmp_path / "c")
     off = drawn(SampleWords(prompts, 3, run=a_run, strength=0.0), tmp_path / "d")
     half = drawn(SampleWords(prompts, 3, run=a_run, strength=0.5), tmp_path / "e")
@@ -59,6 +59,6 @@ def test_words_that_do_not_say_what_to_draw(a_run: Path, tmp_path: Path) -> None
         with pytest.raises(VideotuneError):
             sample(words, tmp_path)
     with pytest.raises(VideotuneError, match="no such LoRA file"):
-        sample(SampleWords(("a",), base="asset:toy", lora=tmp_path / "none.safetensors"), tmp_path)
+        sample(SampleWords(("a",), base="asset:toy", loras=(tmp_path / "none.safetensors",)), tmp_path)
     with pytest.raises(VideotuneError, match="no complete checkpoint of step 7; complete are those of the steps 20"):
         sample(SampleWords(("a",), run=a_run, step=7), tmp_path)

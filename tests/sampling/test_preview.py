@@ -10,7 +10,7 @@ import torch
 
 from videotune.data.decode import decode as read_frames
 from videotune.data.probe import probe
-from videotune.sampling.preview import SampleSettings, conditions, decode, draw, file_name, to_frames, write_video
+from videotune.sampling.preview import SampleSettings, decode, draw, file_name, to_frames, write_video
 from videotune.types import ClipShape
 
 
@@ -45,7 +45,7 @@ def test_drawing_moves_nothing_of_the_training(tiny_family: Callable[..., Any]) 
     states = dict(zip(["a", ""], family.encode_text(["a", ""]), strict=True))
     family.free("text_encoder")
     settings = SampleSettings(ClipShape(5, 32, 32, 16.0), 2, 3.0)
-    latents = draw(family, net, settings, conditions(family, states), ["a"], [1])
+    latents = draw(family, {"transformer": net}, settings, states.__getitem__, ["a"], [1])
     frames = decode(family, latents)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert net.training

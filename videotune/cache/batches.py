@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from videotune.cache.schedule import Schedule, picks, visit
-from videotune.cache.store import Store, latent_key, text_key
+from videotune.cache.store import Store, text_key
+from videotune.cache.views import moments_of, view, view_key
 from videotune.data.buckets import padded_box
-from videotune.data.windows import take
 from videotune.diffusion.objective import Objective
 from videotune.randomness import draws
 from videotune.types import PLAIN, Batch, Clip, Condition, Moments, Take, Window
@@ -54,6 +54,10 @@ class Source:
     ``variants`` of a window that varies are in the store; 0: none is, and ``encode`` makes the latents of each view, one
     at a time. A token covers ``patch_frames`` latent frames; each such group but the first is dropped with probability
     ``frame_dropout``.
+
+    A sample is told its clip's first frame with probability ``first_frame``, in the way that ``given`` names: "replace",
+    the frame is fed clean and counts nothing; "concat", the extras that were encoded with the clip are what they are,
+    else all zeros. ``image_noise``: every window has variants, of other noise on that frame.
     """
 
     store: Store
@@ -70,6 +74,9 @@ class Source:
     patch_frames: int
     sizes: Mapping[str, tuple[int, int]]
     encode: Callable[[Take], Moments] | None = None
+    given: str = "none"
+    first_frame: float = 0.0
+    image_noise: bool = False
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def text(self, caption: str) -> dict[str, Tensor]:
@@ -78,25 +85,35 @@ class Source:
 
     def latents(self, shown: Take, *name: str | int) -> Tensor:
         """A take's latents (C,F,H,W): the mean, or the draw called ``name`` where the family keeps a variance."""
+        return self.drawn(shown, *name).mean
+
+    def drawn(self, shown: Take, *name: str | int) -> Moments:
+        """A take's latents as ``latents`` draws them, as a mean without a variance, and the extras beside them."""
         moments = self._moments(shown)
         if moments.logvar is None:
-            return moments.mean
+            return moments
         noise = draws(self.schedule.seed, "posterior", *name).standard_normal(moments.mean.shape, "float32")
-        return moments.mean + torch.exp(0.5 * moments.logvar) * torch.from_numpy(noise)
+        drawn = moments.mean + torch.exp(0.5 * moments.logvar) * torch.from_numpy(noise)
+        return replace(moments, mean=drawn, logvar=None)
 
-    def plain(self, window: Window) -> Tensor:
-        """A window's latents (C,F,H,W) without any draw of frames or place: what validation and the ruler look at."""
-        return self.latents(take(window, PLAIN, self.schedule.seed), window.id)
+    def plain(self, window: Window) -> Moments:
+        """A window without any draw of frames, place or image noise: what validation, ruler and previews look at."""
+        return self.drawn(view(window, PLAIN, self.schedule.seed, self.image_noise), window.id)
+
+    @property
+    def tells_first_frame(self) -> bool:
+        """Whether the run is rather told first frames than not: so are then validation, the ruler and previews."""
+        return self.given != "none" and self.first_frame >= 0.5
 
     def take(self, bucket: int, place: int, lap: int) -> Take:
         """What a bucket's entry shows in the bucket's pass ``lap``: its window's next view, or what each view shows."""
         window = self.buckets[bucket][place]
         variant = 0
-        if window.varies:
+        if window.varies or self.image_noise:
             repeats = self.clips[window.clip_id].repeats
-            view = lap * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
-            variant = view % self.variants if self.variants else view
-        return take(window, variant, self.schedule.seed)
+            number = lap * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
+            variant = number % self.variants if self.variants else number
+        return view(window, variant, self.schedule.seed, self.image_noise)
 
     @cached_property
     def _copies(self) -> tuple[Sequence[int], ...]:
@@ -112,30 +129,43 @@ class Source:
         return tuple(numbers)
 
     def _moments(self, shown: Take) -> Moments:
-        if self.variants == 0 and shown.window.varies and shown.variant != PLAIN:
+        varies = shown.window.varies or self.image_noise
+        if self.variants == 0 and varies and shown.variant != PLAIN:
             assert self.encode is not None, "without variants in the store, somebody must encode"
             with self._one_at_a_time:
                 return self.encode(shown)
-        entry = self.store.get("latents", latent_key(shown, self.prints["vae"]))
-        return Moments(entry["mean"], entry.get("logvar"))
+        key = view_key(shown, self.prints["vae"], self.schedule.seed, self.image_noise)
+        return moments_of(self.store.get("latents", key))
 
 
-def assemble(source: Source, windows: Sequence[Window], captions: Sequence[str], latents: Sequence[Tensor]) -> Batch:
-    """Windows of one bucket with their captions -> a Batch on the CPU, nothing dropped."""
-    x0 = torch.stack(list(latents))
-    none = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    clips = [source.clips[window.clip_id] for window in windows]
+def assemble(
+    source: Source, windows: Sequence[Window], captions: Sequence[str], clips: Sequence[Moments], told: Sequence[bool]
+) -> Batch:
+    """Windows of one bucket with their captions and encoded clips -> a Batch on the CPU, nothing dropped.
+
+    ``told``: which samples are told their first frame.
+    """
+    x0 = torch.stack([moments.mean for moments in clips])
+    given = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
+    if source.given == "replace" and x0.shape[2] > 1:  # of a still nothing would be left to learn
+        given[:, :, 0, 0, 0] = torch.tensor(told)[:, None]
+    own = [source.clips[window.clip_id] for window in windows]
+    states = [
+        source.text(caption) | {name: value * tells for name, value in moments.extras.items()}
+        for caption, moments, tells in zip(captions, clips, told, strict=True)
+    ]
     return Batch(
         x0=x0,
-        given=none,
-        dropped=none,
-        weight=_picture_weight(source, windows, x0),
-        scale=torch.tensor([clip.loss_weight for clip in clips], dtype=torch.float32),
-        anchored=torch.tensor([clip.kind == "regularization" and clip.target == "base" for clip in clips]),
-        cond=source.condition([source.text(caption) for caption in captions]),
+        given=given,
+        dropped=torch.zeros_like(given),
+        weight=_picture_weight(source, windows, x0) * ~given,
+        scale=torch.tensor([clip.loss_weight for clip in own], dtype=torch.float32),
+        anchored=torch.tensor([clip.kind == "regularization" and clip.target == "base" for clip in own]),
+        cond=source.condition(states),
         captions=tuple(captions),
         window_ids=tuple(window.id for window in windows),
         fps=torch.tensor([window.shape.fps for window in windows]),
+        any_given=bool(given.any()),
     )
 
 
@@ -179,8 +209,9 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1)) -> Prepar
     lo, hi = (i * len(takes) // part[1] for i in (part[0], part[0] + 1))
     if lo == hi:
         return Prepared(step, drawn, lo, None, t[:0], torch.empty(0))
-    latents = [source.latents(takes[i], step, i) for i in range(lo, hi)]
-    batch = assemble(source, windows[lo:hi], captions[lo:hi], latents)
+    clips = [source.drawn(takes[i], step, i) for i in range(lo, hi)]
+    told = [draws(seed, "first frame", step, i).random() < source.first_frame for i in range(lo, hi)]
+    batch = assemble(source, windows[lo:hi], captions[lo:hi], clips, told)
     shape = tuple(batch.x0.shape[1:])
     noise = [torch.from_numpy(draws(seed, "noise", step, i).standard_normal(shape, "float32")) for i in range(lo, hi)]
     return Prepared(step, drawn, lo, _with_dropped_frames(source, batch, step, lo), t[lo:hi], torch.stack(noise))

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from videotune.cache.shards import Name
-from videotune.cache.store import Store, latent_key, text_key
+from videotune.cache.store import Store, text_key
+from videotune.cache.views import noise_of, tensors_of, view, view_key
 from videotune.data.decode import decode
 from videotune.data.facts import ClipProblem, Facts
 from videotune.data.index import SLOWEST_DECODER
-from videotune.data.windows import take
 from videotune.data.workers import Lost
 from videotune.errors import VideotuneError
 from videotune.types import Family, Moments, Take, Window
@@ -68,6 +68,7 @@ def missing(
     captions: Iterable[str],
     takes: Iterable[tuple[Window, int]],
     seed: int,
+    image_noise: bool = False,
 ) -> Todo:
     """Which captions and takes have no entry, in order; each entry once, whatever asks for it."""
     texts: dict[str, str] = {}
@@ -75,7 +76,8 @@ def missing(
     for caption in captions:
         texts[text_key(caption, prints["text_encoder"], tokens)] = caption
     for window, variant in takes:
-        views.setdefault(latent_key(take(window, variant, seed), prints["vae"]), (window, variant))
+        shown = view(window, variant, seed, image_noise)
+        views.setdefault(view_key(shown, prints["vae"], seed, image_noise), (window, variant))
     return Todo(
         tuple(text for key, text in texts.items() if not store.has("text", key)),
         tuple(pair for key, pair in views.items() if not store.has("latents", key)),
@@ -83,11 +85,17 @@ def missing(
 
 
 def wanted(
-    prints: Mapping[str, str], tokens: int, captions: Iterable[str], takes: Iterable[tuple[Window, int]], seed: int
+    prints: Mapping[str, str],
+    tokens: int,
+    captions: Iterable[str],
+    takes: Iterable[tuple[Window, int]],
+    seed: int,
+    image_noise: bool = False,
 ) -> set[Name]:
     """The names of all entries that these captions and takes are read from."""
     texts = {("text", text_key(caption, prints["text_encoder"], tokens)) for caption in captions}
-    return texts | {("latents", latent_key(take(window, variant, seed), prints["vae"])) for window, variant in takes}
+    views = (view(window, variant, seed, image_noise) for window, variant in takes)
+    return texts | {("latents", view_key(shown, prints["vae"], seed, image_noise)) for shown in views}
 
 
 def fill(
@@ -142,15 +150,16 @@ def _fill_takes(
 ) -> tuple[int, float]:
     """How many were encoded, and the seconds for which the VAE waited for frames."""
     vae, waited = family.fingerprints()["vae"], 0.0
-    left = [pair for pair in takes if not store.has("latents", latent_key(take(*pair, seed), vae))]
+    noisy = family.spec.image_noise
+    left = [pair for pair in takes if not store.has("latents", view_key(view(*pair, seed, noisy), vae, seed, noisy))]
+    views = (view(*pair, seed, noisy) for pair in left)
     begun = time.monotonic()
     try:
-        for done, (shown, frames, wait) in enumerate(_decoded((take(*pair, seed) for pair in left), facts, workers), 1):
+        for done, (shown, frames, wait) in enumerate(_decoded(views, facts, workers), 1):
             clip, window = facts[shown.window.clip_id], shown.window
-            moments = _encoded(family, shown, frames, clip)
-            tensors = {"mean": moments.mean} | ({} if moments.logvar is None else {"logvar": moments.logvar})
+            tensors = tensors_of(_encoded(family, shown, frames, clip, seed))
             about = {"clip": _printable(clip.path), "window": window.id, "variant": shown.variant, "encoder": vae}
-            store.put("latents", latent_key(shown, vae), tensors, about)
+            store.put("latents", view_key(shown, vae, seed, noisy), tensors, about)
             if store.full("latents") or done == len(left):
                 store.pack("latents")
             waited += wait
@@ -160,18 +169,20 @@ def _fill_takes(
     return len(left), waited
 
 
-def encode_take(family: Family, shown: Take, facts: Mapping[str, Facts]) -> Moments:
+def encode_take(family: Family, shown: Take, facts: Mapping[str, Facts], seed: int) -> Moments:
     """A take's latents, decoded in this process and encoded now.
 
     Raises VideotuneError that names the clip.
     """
-    return _encoded(family, shown, frames_of(shown, facts), facts[shown.window.clip_id])
+    return _encoded(family, shown, frames_of(shown, facts), facts[shown.window.clip_id], seed)
 
 
-def _encoded(family: Family, shown: Take, frames: np.ndarray, clip: Facts) -> Moments:
+def _encoded(family: Family, shown: Take, frames: np.ndarray, clip: Facts, seed: int) -> Moments:
+    noise = noise_of(shown, seed, family.spec.image_noise)
     with _named(f"{clip.path}: window {shown.window.id}", "Fewer frames or a lower resolution need less memory."):
-        moments = family.encode_video(to_model(frames))
-        _finite({"mean": moments.mean} | ({} if moments.logvar is None else {"logvar": moments.logvar}))
+        pixels = to_model(frames)
+        moments = family.encode_video(pixels) if noise is None else family.encode_video(pixels, noise)
+        _finite(tensors_of(moments))
     return moments
 
 

@@ -203,7 +203,13 @@ def sample(
         int | None, typer.Option("--step", help="the run's checkpoint of this step (default: newest)")
     ] = None,
     base: Annotated[str | None, typer.Option("--base", help="a base model, instead of a run")] = None,
-    lora: Annotated[Path | None, typer.Option("--lora", help="a LoRA file for --base")] = None,
+    lora: Annotated[
+        list[Path] | None, typer.Option("--lora", help="a LoRA file for --base; of two experts one for each")
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option("--image", help="what the video begins with; one for all prompts, or one for each"),
+    ] = None,
     strength: Annotated[
         float, typer.Option("--strength", help="how strongly the adapter acts; 0: the base alone")
     ] = 1.0,
@@ -213,7 +219,8 @@ def sample(
     from videotune.run.sample import SampleWords
     from videotune.run.sample import sample as draw
 
-    words = SampleWords(tuple(prompt or ()), seed, run, step, base, lora, strength, tuple(sets or ()))
+    files, images = tuple(lora or ()), tuple(image or ())
+    words = SampleWords(tuple(prompt or ()), seed, run, step, base, files, strength, tuple(sets or ()), images)
     raise typer.Exit(draw(words, out))
 
 

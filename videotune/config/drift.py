@@ -17,15 +17,15 @@ from videotune.config.load import flatten
 SAFE = frozenset((
     "backup_after", "backup_every", "backup_keep", "cache_dir", "dataloader_threads", "gradient_checkpointing",
     "output_model_destination", "output_model_format", "ruler_after", "sample.frames", "sample.guidance",
-    "sample.resolution", "sample.seed", "sample.shift", "sample.steps", "sample_after", "samples", "save_every",
-    "save_keep",
+    "sample.guidance_2", "sample.resolution", "sample.seed", "sample.shift", "sample.steps",
+    "sample.use_temporal_attention", "sample_after", "samples", "save_every", "save_keep",
 ))  # fmt: skip
 
 OVERRIDE = frozenset((
-    "caption_dropout", "ema.decay", "learning_rate", "learning_rate_scheduler", "lora.dropout", "loss_weighting",
-    "max_grad_norm", "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "timestep_distribution",
-    "timestep_shift", "video_config.frame_dropout_probability", "video_config.temporal_consistency_weight",
-    "warmup_steps",
+    "caption_dropout", "ema.decay", "first_frame_probability", "learning_rate", "learning_rate_scheduler",
+    "lora.dropout", "loss_weighting", "max_grad_norm", "optimizer.beta1", "optimizer.beta2",
+    "optimizer.weight_decay", "timestep_distribution", "timestep_shift", "video_config.frame_dropout_probability",
+    "video_config.temporal_consistency_weight", "video_config.use_temporal_attention", "warmup_steps",
 ))  # fmt: skip
 
 DATA = frozenset((

@@ -30,7 +30,8 @@ class Resolved:
 
 def family_defaults(spec: FamilySpec) -> dict[str, Any]:
     """The keys whose default is the model's own."""
-    return {
+    told = {} if spec.first_frame is None else {"first_frame_probability": spec.first_frame}
+    return told | {
         "family": spec.name,
         "resolution": spec.default_resolution,
         "timestep_distribution": spec.timestep_distribution,
@@ -62,6 +63,12 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
     for name, layer in layers.items():
         origins |= {key: name for key, value in flatten(layer).items() if key in origins}
     refuse_what_does_not_apply(config)
+    if spec and spec.first_frame is None and config.first_frame_probability is not None:
+        raise VideotuneError(
+            f"first_frame_probability: {spec.title} takes no image; it is drawn from text alone. Leave it out."
+        )
+    if spec and len(spec.experts) == 1 and config.sample.guidance_2 is not None:
+        raise VideotuneError(f"sample.guidance_2: {spec.title} has one denoiser, which sample.guidance is for")
     if spec and spec.path != "v" and config.loss_weighting != "none":
         raise VideotuneError(
             f"loss_weighting {config.loss_weighting!r} is defined for v-prediction; {spec.title} is flow"

@@ -91,6 +91,9 @@ class VideoConfig(Section):
     variants: int = Field(
         4, ge=0, description="draws kept of each window that varies; 0: the VAE stays and encodes each view anew"
     )
+    use_temporal_attention: bool = Field(
+        True, description="false: while training, frames attend to themselves and the text alone; less time a step"
+    )
     frame_dropout_probability: float = Field(
         0.0, ge=0, le=0.3, description="share of latent frames, never the first, fed as noise and left out of the loss"
     )
@@ -152,6 +155,12 @@ class Sample(Section):
         None, ge=1, description="classifier-free guidance scale; 1: none (default: the family's)"
     )
     seed: int = Field(42, ge=0, description="seed of the first prompt's noise; the next prompt takes the next seed")
+    guidance_2: float | None = Field(
+        None, ge=1, description="guidance under the expert for low noise, where there are two (default: guidance)"
+    )
+    use_temporal_attention: bool = Field(
+        True, description="false: previews are drawn with isolated frames too (video_config.use_temporal_attention)"
+    )
     shift: float | None = Field(None, gt=0, description="the scheduler's shift (default: the checkpoint's own)")
     frames: int | None = Field(None, ge=1, description="frames of a preview (default: the bucket with most windows)")
     resolution: str | None = Field(None, description='"HxW" of a preview (default: the bucket with most windows)')
@@ -235,6 +244,9 @@ class Config(Section):
         "none", description="weight of each noise level; flow takes none"
     )
     caption_dropout: Share = Field(0.1, description="share of samples that train with the empty caption")
+    first_frame_probability: Share | None = Field(
+        None, description="share of samples that are told their clip's first frame (default: the family's)"
+    )
     missing_caption: Literal["error", "skip", "empty", "text"] = Field(
         "error", description="what a clip without a caption does; text: it takes missing_caption_text"
     )

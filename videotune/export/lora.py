@@ -65,9 +65,15 @@ def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float
 
 
 def export_lora(
-    family: Family, format: str, state: Mapping[str, Tensor], scale: float, path: Path, facts: Mapping[str, Any]
+    family: Family,
+    format: str,
+    state: Mapping[str, Tensor],
+    scale: float,
+    path: Path,
+    facts: Mapping[str, Any],
+    expert: str | None = None,
 ) -> Exported:
-    """Write one file, read it back through diffusers and compare ΔW module by module.
+    """Write one file, read it back through diffusers and compare ΔW module by module; ``expert``: whose adapter it is.
 
     Raises VideotuneError where the file would not do elsewhere what was trained here.
     """
@@ -79,7 +85,7 @@ def export_lora(
 
     def write(aside: Path) -> None:
         save_file(tensors, aside, metadata=header)
-        worst.append(difference(updates(state, scale), read_back(family, aside), path))
+        worst.append(difference(updates(state, scale), read_back(family, aside, expert), path))
 
     write_whole(path, write)
     return Exported(format, path, len(updates(state, scale)), worst[0])
@@ -106,12 +112,14 @@ def difference(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], path: 
     return worst
 
 
-def read_back(family: Family, path: Path) -> dict[str, Tensor]:
+def read_back(family: Family, path: Path, expert: str | None = None) -> dict[str, Tensor]:
     """ΔW of each module as diffusers' own loader applies it, float64, by module path."""
-    return {name: scale * (b.double() @ a.double()) for name, (a, b, scale) in read_factors(family, path).items()}
+    return {
+        name: scale * (b.double() @ a.double()) for name, (a, b, scale) in read_factors(family, path, expert).items()
+    }
 
 
-def read_factors(family: Family, path: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
+def read_factors(family: Family, path: Path, expert: str | None = None) -> dict[str, tuple[Tensor, Tensor, float]]:
     """A, B and scale of each module as diffusers' own loader reads them, by module path.
 
     The loader runs on a model of the same shape whose weights are one shared zero, so only the adapter takes memory.
@@ -120,7 +128,7 @@ def read_factors(family: Family, path: Path) -> dict[str, tuple[Tensor, Tensor, 
     from peft.tuners.tuners_utils import BaseTunerLayer
     from torch.nn import Parameter
 
-    net, zero = family.skeleton(), torch.zeros(())
+    net, zero = family.skeleton(expert), torch.zeros(())
     for module in net.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, Parameter(zero.expand(parameter.shape), requires_grad=False))

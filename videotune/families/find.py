@@ -16,7 +16,7 @@ import videotune.families as home
 from videotune.errors import VideotuneError
 from videotune.types import BasePlace, FamilySpec
 
-_NO_FAMILY = ("find", "tiny")
+_NO_FAMILY = ("find", "tiny", "wan_nets", "wan_tiny")
 
 
 def names() -> list[str]:

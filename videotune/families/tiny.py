@@ -1,4 +1,4 @@
-"""``python -m videotune.families.tiny NAME DIR``: a tiny random checkpoint in the family's real layout.
+"""``python -m videotune.families.tiny NAME DIR [--variant KIND]``: a tiny random checkpoint in the family's real layout.
 
 With it a whole run can be tried on any machine: ``videotune train --set base_model_name=DIR …``.
 """
@@ -38,10 +38,14 @@ def main() -> None:
     parser.add_argument("name", choices=names(), help="the family")
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--seed", type=int, default=0, help="names the random weights")
+    parser.add_argument("--variant", help="which of the family's kinds (default: its first)")
     words = parser.parse_args()
+    module = find(words.name)
+    if words.variant is not None and words.variant not in module.VARIANTS:
+        parser.error(f"{words.name} has {', '.join(module.VARIANTS)}, not {words.variant!r}")
     if words.folder.is_dir() and any(words.folder.iterdir()):
         parser.error(f"{words.folder} is not empty: name a new folder")
-    print(find(words.name).tiny(words.folder, words.seed))
+    print(module.tiny(words.folder, words.seed, words.variant or module.VARIANTS[0]))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Wan 2.1 and 2.2 (Wan team 2025, arXiv 2503.20314): flow matching, UMT5 text, a causal video VAE.
 
-Text to video with one denoiser: 2.1 T2V 1.3B and 14B, and 2.2 TI2V-5B from text.
+2.1 from text (1.3B, 14B) and from an image (14B), 2.2 TI2V-5B from either, 2.2 A14B from text and from an image, with an
+expert for high noise and one for low.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.families.find import fingerprint, read_config
+from videotune.families.wan_nets import encoded, full_name, isolate_frames, native, stand_in
+from videotune.families.wan_tiny import VARIANTS, oracle, tiny
 from videotune.types import Batch, Condition, Expert, FamilySpec, Moments, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor, nn
+
+__all__ = ["SPEC", "VARIANTS", "native", "open_family", "oracle", "read_spec", "tiny", "token_lengths"]
 
 ATTENTION = (r"blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)",)
 FEED_FORWARD = (r"blocks\.\d+\.ffn\.(net\.0\.proj|net\.2)",)
 
+SIZES = {(1536, 30): "1.3B", (3072, 30): "5B", (5120, 40): "14B"}
+"""(width, blocks) of the published transformers."""
+
+FOLDERS = {"transformer": "transformer", "high": "transformer", "low": "transformer_2"}
+"""Where each expert lies: in diffusers' layout the first transformer is the one for high noise."""
+
 SPEC = FamilySpec(
     name="wan",
-    known_as=("WanPipeline", "wan2.1", "wan2.2", "wan21", "wan22", "WAN_2_2", "WAN_2_1"),
+    known_as=("WanPipeline", "WanImageToVideoPipeline", "wan2.1", "wan2.2", "wan21", "wan22", "WAN_2_2", "WAN_2_1"),
     title="Wan 2.1 T2V",
     path="flow",
     rules=VideoRules(4, 1, 16, 16.0, 8, 4),
@@ -50,26 +61,52 @@ SPEC = FamilySpec(
 def read_spec(folder: Path) -> FamilySpec:
     """The facts of a checkpoint from its own configs, without torch.
 
-    Raises VideotuneError for the Wan checkpoints that videotune does not train yet.
+    The shift of training is 3 for 2.1, as its schedulers say and its authors draw at 480p. For 2.2 it is 5, at which its
+    authors draw TI2V-5B and I2V-A14B; they draw T2V-A14B at 12, which would leave the expert for low noise under a third
+    of the draws, and diffusers at 3. Raises VideotuneError for a Wan checkpoint that is none of those at the top.
     """
     index = read_config(folder / "model_index.json")
     net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
-    if index.get("boundary_ratio") is not None or (folder / "transformer_2").is_dir():
-        raise VideotuneError(f"{folder}: a Wan checkpoint with two experts (A14B) cannot be trained yet")
-    if net["in_channels"] != vae["z_dim"]:
-        raise VideotuneError(f"{folder}: an image-to-video Wan checkpoint cannot be trained yet")
     spatial, temporal = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
-    patch = tuple(net["patch_size"])
-    fps = 24.0 if index.get("expand_timesteps") else 16.0
+    patch, from_both = tuple(net["patch_size"]), bool(index.get("expand_timesteps"))
+    from_image = net["in_channels"] == 2 * vae["z_dim"] + temporal  # noise, the mask of what is given, the image
+    if not from_image and net["in_channels"] != vae["z_dim"]:
+        raise VideotuneError(
+            f"{folder}: its transformer takes {net['in_channels']} channels, and its VAE's latents have {vae['z_dim']}: "
+            "neither text-to-video nor image-to-video Wan. Are both of one checkpoint?"
+        )
+    if net.get("pos_embed_seq_len") is not None:
+        raise VideotuneError(f"{folder}: a Wan checkpoint for first and last frames (FLF2V) cannot be trained")
+    experts = _experts(folder, index)
+    newer = from_both or len(experts) > 1
+    size = SIZES.get((net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), "")
+    size = f"A{size}" if size and len(experts) > 1 else size
+    title = f"Wan {'2.2' if newer else '2.1'} {'TI2V' if from_both else 'I2V' if from_image else 'T2V'} {size}".rstrip()
+    fps = 24.0 if from_both else 16.0
     return replace(
         SPEC,
-        title="Wan 2.2 TI2V" if index.get("expand_timesteps") else "Wan 2.1 T2V",
+        title=title,
         rules=VideoRules(temporal, 1, spatial * patch[1], fps, spatial, temporal),
         latent_channels=vae["z_dim"],
         patch=patch,
         text_width=net["text_dim"],
-        timestep_shift=5.0 if index.get("expand_timesteps") else SPEC.timestep_shift,
+        given="concat" if from_image else "replace" if from_both else "none",
+        first_frame=1.0 if from_image else 0.0 if from_both else None,
+        experts=experts,
+        timestep_shift=5.0 if newer else SPEC.timestep_shift,
+        sample_guidance=SPEC.sample_guidance if len(experts) == 1 else 3.5 if from_image else 4.0,
     )
+
+
+def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
+    """One denoiser, or in A14B the one for t from the boundary up and the one for t below it."""
+    boundary, second = index.get("boundary_ratio"), (folder / "transformer_2").is_dir()
+    if boundary is None and not second:
+        return SPEC.experts
+    if boundary is None or not second:
+        missing = "boundary_ratio in its model_index.json" if second else "transformer_2/"
+        raise VideotuneError(f"{folder}: a Wan checkpoint with two experts (A14B) needs {missing}")
+    return Expert("high", float(boundary), 1.0), Expert("low", 0.0, float(boundary))
 
 
 class Wan:
@@ -105,10 +142,34 @@ class Wan:
             self._parts["vae"] = vae
         return self._parts["vae"]
 
+    def _looks_at_image(self) -> bool:
+        """Whether the denoiser is told what CLIP sees in the image (2.1 I2V), beside its latents."""
+        return read_config(self.folder / "transformer" / "config.json").get("image_dim") is not None
+
+    def _image_pipeline(self) -> Any:
+        """diffusers' image-to-video pipeline of VAE and CLIP alone, for its own preparation of the image."""
+        from diffusers import WanImageToVideoPipeline
+
+        pipe = WanImageToVideoPipeline(None, None, vae=self._vae(), scheduler=None)
+        if self._looks_at_image():
+            if "image_encoder" not in self._parts:
+                self._parts["image_encoder"] = self._image_encoder()
+            pipe.image_processor, pipe.image_encoder = self._parts["image_encoder"]
+        return pipe
+
+    def _image_encoder(self) -> tuple[Any, Any]:
+        from transformers import CLIPImageProcessor, CLIPVisionModel
+
+        encoder = CLIPVisionModel.from_pretrained(self.folder / "image_encoder", dtype=_torch().float32)
+        encoder.to(self.device).requires_grad_(False).eval()
+        return CLIPImageProcessor.from_pretrained(self.folder / "image_processor"), encoder
+
     def free(self, part: str) -> None:
-        """Drop "text_encoder" or "vae" from memory."""
+        """Drop "text_encoder", or "vae" (and the image encoder that goes with it), from memory."""
         with self._vae_lock:
             self._parts.pop(part, None)
+            if part == "vae":
+                self._parts.pop("image_encoder", None)
         if self.device.type == "cuda":
             _torch().cuda.empty_cache()
 
@@ -134,12 +195,13 @@ class Wan:
         return states
 
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
-        """Text (B,512,D), zeros after the true length: the pipeline feeds no mask."""
+        """Text (B,512,D), zeros after the true length: the pipeline feeds no mask. What else there is is stacked."""
         torch = _torch()
         text = torch.zeros(len(states), self.spec.text_tokens, self.spec.text_width, dtype=states[0]["text"].dtype)
         for row, state in zip(text, states, strict=True):
             row[: len(state["text"])] = state["text"]
-        return Condition(text)
+        others = [name for name in states[0] if name != "text"]
+        return Condition(text, extras={name: torch.stack([state[name] for state in states]) for name in others})
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
         """The VAE's latent mean and standard deviation, (C,1,1,1) each."""
@@ -148,12 +210,39 @@ class Wan:
         mean, std = (torch.tensor(v, device=self.device).view(-1, 1, 1, 1) for v in values)
         return mean, std
 
-    def encode_video(self, frames: Tensor) -> Moments:
-        """Frames (3,T,H,W) in [-1,1], T = 4n+1 -> the normalised latent mean; Wan's authors train on it alone."""
+    def encode_video(self, frames: Tensor, random: np.random.Generator | None = None) -> Moments:
+        """Frames (3,T,H,W) in [-1,1], T = 4n+1 -> the normalised latent mean; Wan's authors train on it alone.
+
+        Of image-to-video also what the first frame tells, in the denoiser's dtype: "image" (4+C,F,H,W), the mask and the
+        latents of that frame before grey ones; 2.1's "clip" (257, 1280). ``random`` is for other families: nothing is
+        drawn.
+        """
         with self._vae_lock, _torch().no_grad():
             mean, std = self._statistics()
             latent = self._vae().encode(frames[None].to(self.device)).latent_dist.mode()[0]
-        return Moments(((latent - mean) / std).float().cpu())
+            extras = self._told(frames) if self.spec.given == "concat" else {}
+        return Moments(((latent - mean) / std).float().cpu(), extras=extras)
+
+    def _told(self, frames: Tensor) -> dict[str, Tensor]:
+        """What the pipeline itself makes of the first of these frames, for a video of as many."""
+        from PIL import Image
+
+        torch, pipe, image = _torch(), self._image_pipeline(), frames[:, 0]
+        size = {"num_frames": frames.shape[1], "height": frames.shape[2], "width": frames.shape[3]}
+        _, told = pipe.prepare_latents(
+            image[None].to(self.device),
+            1,
+            self.spec.latent_channels,
+            **size,
+            dtype=torch.float32,
+            device=self.device,
+            latents=torch.empty(0),  # it would draw noise, which is not asked for
+        )
+        extras = {"image": told[0].to(self.dtype).cpu()}
+        if self._looks_at_image():
+            bytes_ = ((image + 1) * 127.5).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
+            extras["clip"] = pipe.encode_image(Image.fromarray(bytes_), self.device)[0].to(self.dtype).cpu()
+        return extras
 
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU."""
@@ -162,32 +251,53 @@ class Wan:
             pixels = self._vae().decode((latents.to(self.device) * std + mean)[None], return_dict=False)[0][0]
         return pixels.clamp(-1, 1).float().cpu()
 
+    def _expert_folder(self, expert: str | None) -> Path:
+        if expert is None:
+            assert len(self.spec.experts) == 1, f"{self.spec.title} has two experts: which one?"
+            return self.folder / "transformer"
+        return self.folder / FOLDERS[expert]
+
     def denoiser(self, expert: str | None = None) -> nn.Module:
-        """The transformer, frozen; norms and embedders that diffusers keeps in float32 stay so."""
+        """The transformer, frozen; norms and embedders that diffusers keeps in float32 stay so. None: the only expert."""
         from diffusers import WanTransformer3DModel
 
-        net = WanTransformer3DModel.from_pretrained(self.folder / (expert or "transformer"), dtype=self.dtype)
+        net = WanTransformer3DModel.from_pretrained(self._expert_folder(expert), dtype=self.dtype)
         return net.to(self.device).requires_grad_(False)
 
-    def skeleton(self) -> nn.Module:
-        """The transformer's shape without weights."""
+    def skeleton(self, expert: str | None = None) -> nn.Module:
+        """The transformer's shape without weights. None: the first expert; both have one shape."""
         from diffusers import WanTransformer3DModel
 
+        folder = self._expert_folder(expert or self.spec.experts[0].name)
         with _torch().device("meta"):
-            return WanTransformer3DModel.from_config(WanTransformer3DModel.load_config(self.folder / "transformer"))
+            return WanTransformer3DModel.from_config(WanTransformer3DModel.load_config(folder))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """v = noise - x0 (B,C,F,H,W) float32; the network is told 1000 t, in float32."""
+        """v = noise - x0 (B,C,F,H,W) float32; the network is told 1000 t, in float32, and 0 of tokens that are given.
+
+        One timestep a sample says the same as one a token where nothing is given, and is lighter.
+        """
+        extras, told, x_t = batch.cond.extras, t.float() * 1000, x_t.to(self.dtype)
+        if self.spec.given == "concat":
+            x_t = _torch().cat([x_t, extras["image"].to(self.dtype)], dim=1)
+        if self.spec.given == "replace" and batch.any_given:
+            _, rows, columns = self.spec.patch
+            tokens = (x_t.shape[3] // rows) * (x_t.shape[4] // columns)  # of a frame
+            told = (told[:, None] * ~batch.given[:, 0, :, 0, 0]).repeat_interleave(tokens, dim=1)
         out = net(
-            hidden_states=x_t.to(self.dtype),
-            timestep=t.float() * 1000,
+            hidden_states=x_t,
+            timestep=told,
             encoder_hidden_states=batch.cond.text.to(self.dtype),
+            encoder_hidden_states_image=extras["clip"].to(self.dtype) if "clip" in extras else None,
             return_dict=False,
         )
         return out[0].float()
 
-    def pipeline(self, net: nn.Module, shift: float | None = None) -> Any:
-        """WanPipeline over ``net``, without VAE and text encoder, with the checkpoint's own scheduler."""
+    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None) -> Any:
+        """The checkpoint's own pipeline over ``nets``, without VAE and text encoder, with its own scheduler."""
+        return self._pipeline(self.pipeline_class(), nets, shift)
+
+    def _pipeline(self, kind: Any, nets: Mapping[str, nn.Module], shift: float | None) -> Any:
         import diffusers
 
         index = read_config(self.folder / "model_index.json")
@@ -195,12 +305,15 @@ class Wan:
         config = scheduler_class.load_config(self.folder / "scheduler")
         if shift is not None:
             config |= {"flow_shift" if "flow_shift" in config else "shift": shift}
-        pipe = diffusers.WanPipeline(
+        experts = [self._stand_in(nets, expert.name) for expert in self.spec.experts]
+        pipe = kind(
             None,
             None,
             vae=None,
             scheduler=scheduler_class.from_config(config),
-            transformer=net,
+            transformer=experts[0],
+            transformer_2=experts[1] if len(experts) > 1 else None,
+            boundary_ratio=index.get("boundary_ratio"),
             expand_timesteps=bool(index.get("expand_timesteps")),
         )
         pipe.vae_scale_factor_spatial = self.spec.rules.spatial_stride
@@ -208,10 +321,52 @@ class Wan:
         pipe.set_progress_bar_config(disable=True)
         return pipe
 
-    def sample(self, net: nn.Module, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
-        """Normalised latents (B,C,F,H,W), float32, on the run's device; noise is drawn on the CPU, by a seed each."""
-        torch, shape = _torch(), request.shape
-        latents = self.pipeline(net, request.shift)(
+    def _stand_in(self, nets: Mapping[str, nn.Module], name: str) -> nn.Module:
+        config = read_config(self._expert_folder(name) / "config.json")
+        return stand_in(nets, name, {"image_dim": None} | config, self.dtype, self.device)
+
+    def sample(
+        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
+        """Normalised latents (B,C,F,H,W), float32, on the run's device; noise is drawn on the CPU, by a seed each.
+
+        An image is told by ``cond.extras`` (image-to-video) or ``request.first`` (TI2V). Samples with one are drawn one
+        by one: the pipeline takes a single image for all.
+        """
+        torch = _torch()
+        if self.spec.given != "concat" and request.first is None:
+            return self._draw(self.pipeline(nets, request.shift), cond, uncond, request, list(request.seeds))
+        drawn = []
+        for i, seed in enumerate(request.seeds):
+            one, other = (None if c is None else c.map(lambda x, i=i: x[i : i + 1]) for c in (cond, uncond))  # type: ignore[misc]
+            assert one is not None
+            first = (
+                one.extras["image"][:, -self.spec.latent_channels :] if request.first is None else request.first[[i]]
+            )
+            drawn.append(self._draw(self._told_pipeline(nets, request, one, first), one, other, request, [seed]))
+        return torch.cat(drawn)
+
+    def _told_pipeline(
+        self, nets: Mapping[str, nn.Module], request: SampleRequest, cond: Condition, first: Tensor
+    ) -> Any:
+        """The image-to-video pipeline, which finds what its encoders would have made of the image already made."""
+        from diffusers import WanImageToVideoPipeline
+
+        pipe = self._pipeline(WanImageToVideoPipeline, nets, request.shift)
+        pipe.vae = encoded(first.float().to(self.device), self.device)
+        if "clip" in cond.extras:
+            pipe.encode_image = lambda *_: cond.extras["clip"].to(self.device)
+        return pipe
+
+    def _draw(
+        self, pipe: Any, cond: Condition, uncond: Condition | None, request: SampleRequest, seeds: Sequence[int]
+    ) -> Tensor:
+        torch, shape, words = _torch(), request.shape, {}
+        if "image_processor" in pipe.components:  # what the pixels would be: only their size is looked at
+            words["image"] = torch.zeros(1, 3, shape.height, shape.width)
+        if len(self.spec.experts) > 1:
+            words["guidance_scale_2"] = request.guidance if request.guidance_2 is None else request.guidance_2
+        latents = pipe(
             prompt_embeds=cond.text.to(self.device, self.dtype),
             negative_prompt_embeds=None if uncond is None else uncond.text.to(self.device, self.dtype),
             height=shape.height,
@@ -219,16 +374,21 @@ class Wan:
             num_frames=shape.frames,
             num_inference_steps=request.steps,
             guidance_scale=request.guidance,
-            generator=[torch.Generator("cpu").manual_seed(seed) for seed in request.seeds],
+            generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds],
             output_type="latent",
+            **words,
         )
         return latents.frames.float()
 
-    def pipeline_class(self) -> Any:
-        """The diffusers pipeline whose ``load_lora_weights`` reads our files."""
-        from diffusers import WanPipeline
+    def isolate_frames(self, net: nn.Module, on: bool) -> None:
+        """Video tokens attend to their own latent frame alone; text is only read from, so nothing leaks through it."""
+        isolate_frames(net, on)
 
-        return WanPipeline
+    def pipeline_class(self) -> Any:
+        """The diffusers pipeline that draws from this checkpoint, and whose ``load_lora_weights`` reads our files."""
+        from diffusers import WanImageToVideoPipeline, WanPipeline
+
+        return WanImageToVideoPipeline if self.spec.given == "concat" else WanPipeline
 
     def key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """From a module's path to the prefix of its LoRA keys, in each format."""
@@ -237,29 +397,26 @@ class Wan:
             "comfyui": lambda path: f"diffusion_model.{native(path)}",
         }
 
+    def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
+        """From a parameter's name in diffusers to its name in a file of all weights, in each format."""
+        return {"diffusers": lambda name: name, "original": full_name}
+
+    def export_suffix(self, expert: str) -> str:
+        """What the name of an expert's file ends in, before .safetensors; ComfyUI's workflows go by it."""
+        return {"high": "_high_noise", "low": "_low_noise"}.get(expert, "")
+
     def fingerprints(self) -> dict[str, str]:
-        """Names of the bytes that the caches and checkpoints depend on."""
+        """Names of the bytes that the caches and checkpoints depend on.
+
+        Latents of image-to-video have the image's beside them, in the denoiser's dtype, and so another name.
+        """
         text = "-".join([fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")] + [str(self.dtype)])
-        parts = {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
-        return {"text_encoder": text, **parts}
-
-
-_NATIVE = (
-    (r"\.attn1\.", ".self_attn."),
-    (r"\.attn2\.", ".cross_attn."),
-    (r"\.add_([kv])_proj$", r".\1_img"),
-    (r"\.to_([qkv])$", r".\1"),
-    (r"\.to_out\.0$", ".o"),
-    (r"\.ffn\.net\.0\.proj$", ".ffn.0"),
-    (r"\.ffn\.net\.2$", ".ffn.2"),
-)
-
-
-def native(path: str) -> str:
-    """A block module's path in diffusers -> its name in the authors' code, which ComfyUI uses."""
-    for pattern, name in _NATIVE:
-        path = re.sub(pattern, name, path)
-    return path
+        vae = fingerprint(self.folder / "vae")
+        if self.spec.given == "concat":
+            looks = [fingerprint(self.folder / part) for part in ("image_encoder", "image_processor")]
+            vae = "-".join([vae, "image", *(looks if self._looks_at_image() else ()), str(self.dtype)])
+        nets = {FOLDERS[expert.name] for expert in self.spec.experts}
+        return {"text_encoder": text, "vae": vae} | {name: fingerprint(self.folder / name) for name in sorted(nets)}
 
 
 def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
@@ -282,54 +439,6 @@ def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
 def open_family(folder: Path, device: torch.device, dtype: torch.dtype) -> Wan:
     """The family over a checkpoint folder."""
     return Wan(folder, device, dtype)
-
-
-def oracle(x0: Tensor) -> Callable[..., Tensor]:
-    """What a perfect transformer would return for the latents x0 (B,C,F,H,W): v = (x_t - x0) / t, told 1000 t.
-
-    In the family's own pipeline it must end at x0, which settles sign, units, layout and schedule; tests use it.
-    """
-
-    def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
-        t = (timestep.float() / 1000).view(-1, 1, 1, 1, 1)
-        return (hidden_states - x0) / t
-
-    return answer
-
-
-def tiny(folder: Path, seed: int = 0) -> Path:
-    """Write a random Wan checkpoint of some 40,000 parameters in the real layout, and return its folder."""
-    from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
-    from transformers import UMT5Config, UMT5EncoderModel
-
-    from videotune.families.tiny import letters_tokenizer
-
-    torch = _torch()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        vae = AutoencoderKLWan(
-            base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, latents_mean=[0.0] * 4, latents_std=[1.0] * 4
-        )
-        net = WanTransformer3DModel(
-            num_attention_heads=2,
-            attention_head_dim=12,
-            in_channels=4,
-            out_channels=4,
-            text_dim=16,
-            freq_dim=16,
-            ffn_dim=32,
-            num_layers=2,
-            rope_max_seq_len=128,
-        )
-        tokenizer = letters_tokenizer()
-        encoder = UMT5EncoderModel(
-            UMT5Config(
-                vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0
-            )
-        )
-    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
-    WanPipeline(tokenizer, encoder, vae, scheduler, net).save_pretrained(folder)
-    return folder
 
 
 def _torch() -> Any:

@@ -13,7 +13,8 @@ from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.run.console import bar, print_table, say, size
 from videotune.run.job import CACHE_NAME, Job, Words, open_job, refuse_skips, settle
 from videotune.run.models import fill_cache, open_models
-from videotune.run.takes import captions_of, prompts_of, takes_of
+from videotune.run.previews import prompts_of
+from videotune.run.takes import captions_of, takes_of
 
 
 def cache(words: Words, *, allow_skips: str | None = None) -> int:
@@ -93,7 +94,8 @@ def prune_cache(words: Words, *, yes: bool = False) -> int:
         say(f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed")
     prints = open_models(job.spec, job.base, job.config).fingerprints()
     captions = captions_of(job, prompts_of(job))
-    names = wanted(prints, job.spec.text_tokens, captions, takes_of(job), job.config.seed)
+    noisy = job.spec.image_noise
+    names = wanted(prints, job.spec.text_tokens, captions, takes_of(job), job.config.seed, noisy)
     said = len(store.notes)
     pruned = care.prune(store, names, yes=yes)
     _say_notes(store, said)

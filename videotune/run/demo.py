@@ -153,8 +153,7 @@ def control_share(clips: Sequence[np.ndarray]) -> float:
 
 def own_difference(run: Path, prompt: str, seed: int, theirs: np.ndarray) -> float:
     """Largest difference, in grey levels of 255, between our sampler's frames and diffusers' with the exported file."""
-    family, net, settings, *_ = open_sampler(SampleWords((prompt,), seed, run))
-    ours = render(family, net, settings, [prompt], [seed])[0]
+    ours = render(open_sampler(SampleWords((prompt,), seed, run)), [prompt], [seed])[0]
     return int(abs(ours.astype("int16") - to_bytes(theirs).astype("int16")).max())
 
 

@@ -204,7 +204,7 @@ def open_job(
         raise DoesNotFit(f"no clip can be trained on; {validated}{reasons}")
     shaped = buckets(library)
     schedule, notes = make_schedule(config, shaped, library, processes)
-    notes += unused_keys(resolved, library)
+    notes += unused_keys(resolved, library, spec.image_noise)
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_a_pass(schedule))
     notes += [arithmetic] if arithmetic else []
     notes += notes_on_views(library, shaped, schedule, steps)
@@ -323,7 +323,7 @@ def mixes(library: Library) -> bool:
     return len({clip.still for clip in library.clips if not clip.held_out}) == 2
 
 
-def unused_keys(resolved: Resolved, library: Library) -> list[str]:
+def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
     """A sentence for each key that the person has set and nothing uses."""
     video = resolved.config.video_config
     windows = (*library.windows, *library.held_out_windows)
@@ -331,7 +331,8 @@ def unused_keys(resolved: Resolved, library: Library) -> list[str]:
         "video_batch_size_multiplier": not mixes(library) and "images and videos are not mixed here",
         "window_stride": video.windows != "slide" and 'video_config.windows is not "slide"',
         "keyframe_source": video.frame_sample_strategy != "keyframe" and 'frame_sample_strategy is not "keyframe"',
-        "variants": not any(window.varies for window in windows) and "nothing of a window is drawn at random",
+        "variants": not (noisy or any(window.varies for window in windows))
+        and "nothing of a window is drawn at random",
         "windows": video.stretch and "stretch makes one window of each clip",
     }
     return [

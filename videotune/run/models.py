@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -22,8 +21,7 @@ from videotune.families.find import find, place
 from videotune.run.console import bar, clock, say
 from videotune.run.job import Job
 from videotune.run.takes import captions_of, takes_of
-from videotune.sampling.preview import SampleSettings
-from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, Window
+from videotune.types import BasePlace, Batch, Family, FamilySpec, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
@@ -69,7 +67,7 @@ def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()
     """Encode what the cache lacks: every caption, the empty one, ``extra`` prompts, every take of every window."""
     prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
     captions = captions_of(job, extra)
-    todo = missing(store, prints, tokens, captions, takes_of(job), seed)
+    todo = missing(store, prints, tokens, captions, takes_of(job), seed, job.spec.image_noise)
     if todo:
         threads = job.config.dataloader_threads
         with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
@@ -119,48 +117,14 @@ def make_source(job: Job, family: Family, store: Store, loss: Objective) -> Sour
         frame_dropout=job.config.video_config.frame_dropout_probability,
         patch_frames=job.spec.patch[0],
         sizes={name: (facts.width, facts.height) for name, facts in job.library.facts.items()},
-        encode=lambda take: encode_take(family, take, job.library.facts),
+        encode=lambda take: encode_take(family, take, job.library.facts, job.config.seed),
+        given=job.spec.given,
+        first_frame=job.config.first_frame_probability or 0.0,
+        image_noise=job.spec.image_noise,
     )
 
 
 def plain_batch(source: Source, window: Window) -> Batch:
-    """A window alone with its first caption, nothing dropped: what the ruler reads."""
-    return assemble(source, [window], [source.clips[window.clip_id].captions[0]], [source.plain(window)])
-
-
-def sample_settings(config: Config, spec: FamilySpec, usual: ClipShape) -> SampleSettings:
-    """How previews are drawn; ``usual`` is the shape where the config names none.
-
-    Raises VideotuneError for a shape that the model cannot draw.
-    """
-    sample, rules = config.sample, spec.rules
-    frames = usual.frames if sample.frames is None else sample.frames
-    height, width = (usual.height, usual.width) if sample.resolution is None else parse_size(sample.resolution)
-    if (frames - rules.frame_rest) % rules.frame_step or frames < rules.frame_rest:
-        raise VideotuneError(
-            f"sample.frames: {spec.title} draws {rules.frame_step}n+{rules.frame_rest} frames, not {frames}"
-        )
-    if height % rules.side_multiple or width % rules.side_multiple:
-        raise VideotuneError(
-            f"sample.resolution: sides must be multiples of {rules.side_multiple}, not {height}x{width}"
-        )
-    return SampleSettings(
-        ClipShape(frames, height, width, rules.fps),
-        sample.steps or spec.sample_steps,
-        spec.sample_guidance if sample.guidance is None else sample.guidance,
-        sample.shift,
-    )
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """ "HxW" -> (H, W)."""
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() for part in parts):
-        raise VideotuneError(f'sample.resolution takes "HxW", such as 480x832, not {text!r}')
-    return int(parts[0]), int(parts[1])
-
-
-def usual_shape(job: Job) -> ClipShape:
-    """The bucket with most training windows; of videos where there are any."""
-    count = Counter(window.shape for window in job.training_windows)
-    return max(count, key=lambda shape: (shape.frames > 1, count[shape], shape))
+    """A window alone with its first caption, nothing drawn or dropped: what the ruler reads."""
+    caption = source.clips[window.clip_id].captions[0]
+    return assemble(source, [window], [caption], [source.plain(window)], [source.tells_first_frame])

@@ -13,7 +13,8 @@ from videotune.errors import DONE
 from videotune.families.find import find
 from videotune.run.console import bar, print_table, size
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
-from videotune.run.takes import captions_of, prompts_of, takes_of
+from videotune.run.previews import prompts_of
+from videotune.run.takes import captions_of, takes_of
 
 
 def plan(words: Words, *, as_json: bool = False, allow_skips: str | None = None) -> int:
@@ -86,10 +87,14 @@ def adapter_size(job: Job) -> dict[str, int] | None:
 
 def disk(job: Job, adapter: dict[str, int] | None) -> dict[str, int]:
     """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
-    latents = 0
-    for window, _ in {(window, variant if window.varies else 0) for window, variant in takes_of(job)}:
-        frames, rows, columns = job.spec.rules.latent_size(window.shape)
-        latents += 4 * job.spec.latent_channels * frames * rows * columns
+    latents, spec = 0, job.spec
+    channels = spec.latent_channels
+    if spec.given == "concat":  # the image's latents beside the clip's, and a mask of what is given
+        channels += spec.latent_channels + spec.rules.temporal_stride
+    noisy = spec.image_noise
+    for window, _ in {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}:
+        frames, rows, columns = spec.rules.latent_size(window.shape)
+        latents += 4 * channels * frames * rows * columns
     texts = 4 * job.spec.text_tokens * job.spec.text_width * len(captions_of(job, prompts_of(job)))
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:

@@ -11,7 +11,8 @@ from videotune.monitor.journal import read_journal
 from videotune.monitor.ruler import normalised, read_ruler
 from videotune.run.console import bar, say
 from videotune.run.folder import Interrupted
-from videotune.run.models import plain_batch, sample_settings, usual_shape
+from videotune.run.models import plain_batch
+from videotune.run.previews import first_frames_of, sample_settings, usual_shape
 from videotune.run.trainer import Trainer
 from videotune.sampling.preview import decode, draw, file_name, write_video
 
@@ -94,15 +95,18 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
     trainer.pulse.tell("sampling", step)
     try:
         settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
+        told = first_frames_of(trainer.job)
         with trainer.asked.breaking(), averaged(trainer), bar(f"previews at step {step}") as progress:
             latents = draw(
                 trainer.family,
-                trainer.net,
+                {trainer.job.spec.experts[0].name: trainer.net},
                 settings,
-                lambda prompts: trainer.source.condition([trainer.source.text(prompt) for prompt in prompts]),
+                trainer.source.text,
                 [prompt for prompt, _ in wanted],
                 [seed for _, seed in wanted],
                 on_done=lambda done: progress.update(done, len(wanted)),
+                told=[trainer.source.plain(told[prompt]) for prompt, _ in wanted] if told else None,
+                isolated=not config.video_config.use_temporal_attention,
             )
             videos = decode(trainer.family, latents)
         seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.lora import ADAPTER
+from videotune.cache.encode import to_model
 from videotune.config.resolve import resolve
+from videotune.config.schema import Config
+from videotune.data.decode import decode as decode_frames
+from videotune.data.facts import ClipProblem
+from videotune.data.images import probe_image
 from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import read_lora
 from videotune.families.find import place, spec_for
 from videotune.files import read_json
 from videotune.run.console import bar
 from videotune.run.folder import run_settings
-from videotune.run.models import open_models, sample_settings
+from videotune.run.models import open_models
+from videotune.run.previews import sample_settings
 from videotune.run.trainer import attach, put_weights
-from videotune.sampling.preview import SampleSettings, conditions, decode, draw, file_name, write_video
+from videotune.sampling.preview import SampleSettings, decode, draw, file_name, write_video
 from videotune.train.state import pick
-from videotune.types import ClipShape, Family
+from videotune.types import ClipShape, Family, FamilySpec, Moments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +36,8 @@ if TYPE_CHECKING:
 class SampleWords:
     """What to draw: prompts and the first seed (None: the config's), from ``run`` or from ``base``.
 
-    A run is drawn from at its newest checkpoint or at ``step``; a base model with a ``lora`` file or alone.
+    A run is drawn from at its newest checkpoint or at ``step``; a base model with ``loras``, a file for each expert, or
+    alone. ``images``: what the videos begin with, one for all prompts or one for each.
     """
 
     prompts: tuple[str, ...]
@@ -38,71 +45,160 @@ class SampleWords:
     run: Path | None = None
     step: int | None = None
     base: str | None = None
-    lora: Path | None = None
+    loras: tuple[Path, ...] = ()
     strength: float = 1.0
     sets: tuple[str, ...] = ()
+    images: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """What samples are drawn with: the family, its networks with the adapter in place, how, the adapter's step, a seed."""
+
+    family: Family
+    nets: Mapping[str, nn.Module]
+    settings: SampleSettings
+    step: int
+    seed: int
+
+
+class OneAtATime(Mapping[str, "nn.Module"]):
+    """The experts by name, of which one is in memory: the one that was looked up last."""
+
+    def __init__(self, spec: FamilySpec, load: Callable[[str], nn.Module]) -> None:
+        self._names, self._load = [expert.name for expert in spec.experts], load
+        self._held: dict[str, nn.Module] = {}
+
+    def __getitem__(self, name: str) -> nn.Module:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._held:
+            self._held.clear()  # before another one is loaded
+            self._held[name] = self._load(name)
+        return self._held[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def sample(words: SampleWords, out: Path) -> int:
     """Write one mp4 a prompt into ``out`` and print where."""
     out.mkdir(parents=True, exist_ok=True)
-    family, net, settings, step, first = open_sampler(words)
-    seeds = [first + i for i in range(len(words.prompts))]
-    frames = render(family, net, settings, words.prompts, seeds)
+    sampler = open_sampler(words)
+    seeds = [sampler.seed + i for i in range(len(words.prompts))]
+    frames = render(sampler, words.prompts, seeds, images=words.images)
     for prompt, seed, video in zip(words.prompts, seeds, frames, strict=True):
-        path = out / f"{adapter_name(words)}{file_name(step, prompt, seed)}"
-        write_video(path, video, settings.shape.fps)
+        path = out / f"{adapter_name(words)}{file_name(sampler.step, prompt, seed)}"
+        write_video(path, video, sampler.settings.shape.fps)
         print(path)
     return DONE
 
 
-def open_sampler(words: SampleWords) -> tuple[Family, nn.Module, SampleSettings, int, int]:
-    """The family, its transformer with the adapter in place, how to draw, the adapter's step and the first seed.
+def open_sampler(words: SampleWords) -> Sampler:
+    """The sampler that the words name; a network is loaded when its first step comes.
 
-    Raises VideotuneError where neither a run nor a base model is named.
+    Raises VideotuneError where neither a run nor a base model is named, and for files and images that do not fit it.
     """
     from videotune.run.job import anchored, merge, parse_sets
 
+    refuse(words)
+    settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
+    settings = anchored(merge(settings, parse_sets(words.sets)))
+    base = place(settings["base_model_name"], weights=False)
+    spec = spec_for(settings.get("family"), base)
+    config = resolve(settings, {}, spec).config
+    refuse_images(words, spec)
+    files = by_expert(words.loras, spec)
+    shape = sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec))
+    seed = config.sample.seed if words.seed is None else words.seed
+    family, step = open_models(spec, base, config), 0
+    adapt: Callable[[str, nn.Module], None]
+    if words.run is not None:
+        if len(spec.experts) > 1:
+            raise VideotuneError(f"{words.run}: a run of {spec.title} is drawn from its files, by --base and --lora")
+        checkpoint = pick(words.run, words.step)
+        step, weights = checkpoint.step, checkpoint.load("ema" if checkpoint.has_ema else "weights")
+        if words.strength != 1.0 and config.training_method != "LORA":
+            raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")
+
+        def adapt(name: str, net: nn.Module) -> None:
+            put_weights(attach(net, spec, config), weights, config, str(words.run))
+    else:
+
+        def adapt(name: str, net: nn.Module) -> None:
+            if name in files:
+                load_file_into(family, net, files[name])
+
+    def load(name: str) -> nn.Module:
+        net = family.denoiser(name)
+        adapt(name, net)
+        if words.strength != 1.0 and (words.run or name in files):
+            net.set_adapters([ADAPTER], [words.strength])  # type: ignore[operator]
+        return net
+
+    nets = OneAtATime(spec, load)
+    _ = nets[spec.experts[0].name]  # a file that does not fit is told before the text encoder runs
+    return Sampler(family, nets, shape, step, seed)
+
+
+def refuse(words: SampleWords) -> None:
+    """VideotuneError for words that do not say what to draw, or with what."""
     if not words.prompts:
         raise VideotuneError("which prompt? Give --prompt TEXT, as often as you like")
     if (words.run is None) == (words.base is None):
         raise VideotuneError(
             "sample draws from a RUN folder, or from --base MODEL with or without --lora FILE: name one"
         )
-    if (words.run and words.lora) or (words.base and words.step is not None):
+    if (words.run and words.loras) or (words.base and words.step is not None):
         raise VideotuneError("--lora goes with --base, and --step with a RUN: a run is drawn with its own adapter")
-    settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
-    settings = anchored(merge(settings, parse_sets(words.sets)))
-    base = place(settings["base_model_name"], weights=False)
-    spec = spec_for(settings.get("family"), base)
-    config = resolve(settings, {}, spec).config
-    family, step = open_models(spec, base, config), 0
-    net = family.denoiser()
-    if words.run is not None:
-        checkpoint = pick(words.run, words.step)
-        weights = checkpoint.load("ema" if checkpoint.has_ema else "weights")
-        put_weights(attach(net, spec, config), weights, config, str(checkpoint.folder))
-        if words.strength != 1.0 and config.training_method != "LORA":
-            raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")
-        step = checkpoint.step
-    elif words.lora is not None:
-        load_file_into(family, net, words.lora)
-    if words.strength != 1.0 and (words.run or words.lora):
-        net.set_adapters([ADAPTER], [words.strength])  # type: ignore[operator]
-    settings_of = sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec))
-    return family, net, settings_of, step, config.sample.seed if words.seed is None else words.seed
+    for path in words.loras:
+        if not path.is_file():
+            raise VideotuneError(f"no such LoRA file: {path}")
+
+
+def refuse_images(words: SampleWords, spec: FamilySpec) -> None:
+    """VideotuneError where the model takes no image, cannot do without, or the images are not one for each prompt."""
+    if words.images and spec.first_frame is None:
+        raise VideotuneError(f"--image: {spec.title} takes no image; it draws from text alone")
+    if not words.images and spec.given == "concat":
+        raise VideotuneError(f"which image? {spec.title} continues one: give --image FILE, for each prompt or for all")
+    if len(words.images) not in (0, 1, len(words.prompts)):
+        raise VideotuneError(f"--image: give one for all {len(words.prompts)} prompts, or one for each")
+
+
+def by_expert(files: Sequence[Path], spec: FamilySpec) -> dict[str, Path]:
+    """Which LoRA file is whose: of two experts their names stand in the files' names.
+
+    Raises VideotuneError where that cannot be told.
+    """
+    names = [expert.name for expert in spec.experts]
+    if len(names) == 1:
+        if len(files) > 1:
+            raise VideotuneError(f"--lora: {spec.title} has one denoiser and takes one file, not {len(files)}")
+        return dict(zip(names, files, strict=False))
+    found: dict[str, Path] = {}
+    for path in files:
+        own = [name for name in names if f"_{name}_" in f"_{path.stem.lower()}_".replace("-", "_")]
+        if len(own) != 1 or own[0] in found:
+            raise VideotuneError(
+                f"--lora {path}: {spec.title} has the experts {' and '.join(names)}, with a file each, whose name says "
+                f"whose it is, such as name_{names[0]}_noise.safetensors"
+            )
+        found[own[0]] = path
+    return found
 
 
 def adapter_name(words: SampleWords) -> str:
     """What tells a sample's file from those of another adapter or strength; empty for a run at full strength."""
-    name = "" if words.run else f"{words.lora.stem}-" if words.lora else "base-"
+    name = "" if words.run else f"{words.loras[0].stem}-" if words.loras else "base-"
     return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
 
 
 def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
     """A LoRA file of any form that diffusers reads, by diffusers' own loader."""
-    if not path.is_file():
-        raise VideotuneError(f"no such LoRA file: {path}")
     try:
         read_lora(family, net, path, ADAPTER)
     except (OSError, RuntimeError, ValueError, KeyError) as error:  # each of diffusers' ways to say no
@@ -113,7 +209,7 @@ def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
         ) from error
 
 
-def shape_of(run: Path | None, fps: float, config: Any, spec: Any) -> ClipShape:
+def shape_of(run: Path | None, fps: float, config: Config, spec: FamilySpec) -> ClipShape:
     """The shape a run trained most on, or without a run a square of the model's own resolution."""
     if run is not None:
         most = max(read_json(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"])
@@ -125,28 +221,46 @@ def shape_of(run: Path | None, fps: float, config: Any, spec: Any) -> ClipShape:
 
 
 def render(
-    family: Family,
-    net: nn.Module,
-    settings: SampleSettings,
-    prompts: Sequence[str],
-    seeds: Sequence[int],
-    batch: int = 1,
+    sampler: Sampler, prompts: Sequence[str], seeds: Sequence[int], batch: int = 1, images: Sequence[Path] = ()
 ) -> list[np.ndarray]:
-    """uint8 frames (T,H,W,3) of each prompt: text encoder, transformer and VAE one after the other."""
+    """uint8 frames (T,H,W,3) of each prompt: encoders, transformer and VAE one after the other."""
+    family, told = sampler.family, None
     try:
         texts = list(dict.fromkeys([*prompts, ""]))
         states = dict(zip(texts, family.encode_text(texts), strict=True))
     finally:
         family.free("text_encoder")
+    if images:
+        first = encode_images(family, images, sampler.settings.shape)
+        told = first if len(first) == len(prompts) else first * len(prompts)
     with bar("sampling") as progress:
         latents = draw(
             family,
-            net,
-            settings,
-            conditions(family, states),
+            sampler.nets,
+            sampler.settings,
+            states.__getitem__,
             prompts,
             seeds,
             batch,
             on_done=lambda done: progress.update(done, len(prompts)),
+            told=told,
         )
     return decode(family, latents)
+
+
+def encode_images(family: Family, images: Sequence[Path], shape: ClipShape) -> list[Moments]:
+    """What each image, cropped to the shape as clips are, tells as the first frame of a video.
+
+    Raises VideotuneError that names an image that cannot be read.
+    """
+    encoded = []
+    try:
+        for path in images:
+            try:
+                still = decode_frames(probe_image(path), [0.0] * shape.frames, shape.height, shape.width)
+            except (ClipProblem, OSError) as problem:
+                raise VideotuneError(f"--image {path}: {getattr(problem, 'detail', None) or problem}") from problem
+            encoded.append(family.encode_video(to_model(still)))
+    finally:
+        family.free("vae")
+    return encoded

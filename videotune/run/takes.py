@@ -6,32 +6,22 @@ from collections.abc import Sequence
 
 from videotune.monitor.probe import spread
 from videotune.run.job import Job
+from videotune.run.previews import first_frames_of
 from videotune.types import PLAIN, Window
-
-
-def prompts_of(job: Job) -> list[str]:
-    """The previews' prompts: as given, or so many different captions, evenly over the training clips."""
-    wanted = job.config.samples
-    if isinstance(wanted, list):
-        return wanted
-    shown = {window.clip_id for window in job.training_windows}
-    captions = list(
-        dict.fromkeys(clip.captions[0] for clip in job.library.clips if clip.id in shown and clip.captions[0])
-    )
-    count = min(wanted, len(captions))
-    return [captions[i * len(captions) // count] for i in range(count)]
 
 
 def takes_of(job: Job) -> list[tuple[Window, int]]:
     """The (window, variant) pairs that a run reads from the cache.
 
     A training window that varies has as many as ``variants`` says (none for 0: then each view is encoded anew); what
-    validation and the ruler's probe look at has nothing drawn.
+    validation, the ruler's probe and previews look at has nothing drawn.
     """
     variants, pairs = job.config.video_config.variants, []
     for window in job.library.windows:
-        pairs += [(window, variant) for variant in (range(variants) if window.varies else (0,))]
-    plain = (*spread(job.training_windows), *job.library.held_out_windows)
+        varies = window.varies or job.spec.image_noise
+        pairs += [(window, variant) for variant in (range(variants) if varies else (0,))]
+    told = dict.fromkeys(first_frames_of(job).values()) if job.config.sample_after else ()
+    plain = (*spread(job.training_windows), *job.library.held_out_windows, *told)
     return [*pairs, *((window, PLAIN) for window in plain)]
 
 

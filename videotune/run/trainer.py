@@ -33,11 +33,9 @@ from videotune.run.models import (
     make_objective,
     make_source,
     open_models,
-    sample_settings,
-    usual_shape,
 )
 from videotune.run.plan import make_plan
-from videotune.run.takes import prompts_of
+from videotune.run.previews import prompts_of, sample_settings, usual_shape
 from videotune.train.crew import Crew
 from videotune.train.ema import Ema
 from videotune.train.masters import Masters
@@ -115,6 +113,8 @@ def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: 
     if crew.first:
         for note in job.notes:
             say(f"note: {note}")
+    if len(job.spec.experts) > 1:
+        raise VideotuneError(f"{job.spec.title} has two experts, which cannot be trained yet")
     if config.training_method == "LORA":
         matching(family.skeleton(), job.spec, config.lora.targets)
     store = Store(job.cache, KEPT_IN_MEMORY)
@@ -124,7 +124,9 @@ def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: 
     crew.wait()
     if not crew.first:
         store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
-    net = family.denoiser()
+    (expert,) = job.spec.experts
+    net = family.denoiser(expert.name)
+    family.isolate_frames(net, not config.video_config.use_temporal_attention)
     if next(net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
     learner = make_learner(net, job.spec, config)

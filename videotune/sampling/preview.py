@@ -6,14 +6,16 @@ all transformer passes, and freed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from videotune.files import digest, write_whole
-from videotune.types import ClipShape, Condition, Family, SampleRequest
+from videotune.types import ClipShape, Condition, Family, Moments, SampleRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,44 +24,120 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """The shape of a sample, denoising steps, guidance (above 1: twice the passes), and the scheduler's shift."""
+    """The shape of a sample, denoising steps, guidance (above 1: twice the passes), and the scheduler's shift.
+
+    ``guidance_2``: the second expert's (None: the same); ``temporal_attention`` False: frames are isolated.
+    """
 
     shape: ClipShape
     steps: int
     guidance: float
     shift: float | None = None
+    guidance_2: float | None = None
+    temporal_attention: bool = True
 
 
 def draw(
     family: Family,
-    net: nn.Module,
+    nets: Mapping[str, nn.Module],
     settings: SampleSettings,
-    condition: Callable[[Sequence[str]], Condition],
+    text: Callable[[str], Mapping[str, Tensor]],
     prompts: Sequence[str],
     seeds: Sequence[int],
     batch: int = 1,
     on_done: Callable[[int], None] | None = None,
+    told: Sequence[Moments] | None = None,
+    isolated: bool = False,
 ) -> list[Tensor]:
-    """Latents (C,F,H,W) of each prompt with its seed; ``batch`` prompts at a time, which changes rounding alone."""
+    """Latents (C,F,H,W) of each prompt with its seed; ``batch`` prompts at a time, which changes rounding alone.
+
+    ``text`` gives a prompt's cached states; ``told`` the clip or image whose first frame each is told (None: none);
+    ``isolated`` says that the networks' frames are isolated now, which they are again afterwards.
+    """
     import torch
 
-    training = net.training
-    net.eval()
     out: list[Tensor] = []
-    try:
-        with torch.no_grad():
-            for lo in range(0, len(prompts), batch):
-                words = list(prompts[lo : lo + batch])
-                uncond = condition([""] * len(words)) if settings.guidance > 1 else None
-                request = SampleRequest(
-                    settings.shape, settings.steps, settings.guidance, tuple(seeds[lo : lo + batch]), settings.shift
-                )
-                out += family.sample(net, condition(words), uncond, request).unbind(0)
-                if on_done:
-                    on_done(len(out))
-    finally:
-        net.train(training)
+    with torch.no_grad(), as_drawn(family, nets, settings, isolated) as ready:
+        for lo in range(0, len(prompts), batch):
+            part = slice(lo, lo + batch)
+            images = [None] * len(prompts[part]) if told is None else told[part]
+            cond = condition(family, [text(prompt) for prompt in prompts[part]], images)
+            empty = [text("")] * len(prompts[part]) if settings.guidance > 1 else None
+            request = SampleRequest(
+                settings.shape,
+                settings.steps,
+                settings.guidance,
+                tuple(seeds[part]),
+                settings.shift,
+                settings.guidance_2,
+                first_latents(family, images),
+            )
+            uncond = None if empty is None else condition(family, empty, images)
+            out += family.sample(ready, cond, uncond, request).unbind(0)
+            if on_done:
+                on_done(len(out))
     return out
+
+
+def condition(family: Family, texts: Sequence[Mapping[str, Tensor]], images: Sequence[Moments | None]) -> Condition:
+    """What the denoiser is told: the text of each sample, and what else its image tells, if it has one."""
+    extras = [{} if image is None else image.extras for image in images]
+    return family.condition([{**states, **more} for states, more in zip(texts, extras, strict=True)])
+
+
+def first_latents(family: Family, images: Sequence[Moments | None]) -> Tensor | None:
+    """The clean first latent frames (B,C,1,H,W) where these take the place of noise."""
+    import torch
+
+    known = [image.mean[:, :1] for image in images if image is not None]
+    return torch.stack(known) if known and family.spec.given == "replace" else None
+
+
+@contextmanager
+def as_drawn(
+    family: Family, nets: Mapping[str, nn.Module], settings: SampleSettings, isolated: bool
+) -> Iterator[Mapping[str, nn.Module]]:
+    """The networks as samples are drawn with them, made so as each is looked up; afterwards all are as they were."""
+    ready = _Ready(family, nets, isolated, not settings.temporal_attention)
+    try:
+        yield ready
+    finally:
+        ready.put_back()
+
+
+class _Ready(Mapping[str, "nn.Module"]):
+    """``nets``, each in evaluation and with its frames isolated or not, from its first look-up on.
+
+    It keeps no network in memory: ``nets`` may let one go.
+    """
+
+    def __init__(self, family: Family, nets: Mapping[str, nn.Module], isolated: bool, isolate: bool) -> None:
+        self.family, self.nets, self.isolated, self.isolate = family, nets, isolated, isolate
+        self.met: list[tuple[ref[nn.Module], bool]] = []
+
+    def __getitem__(self, name: str) -> nn.Module:
+        net = self.nets[name]
+        if not any(known() is net for known, _ in self.met):
+            self.met.append((ref(net), net.training))
+            net.eval()
+            if self.isolate != self.isolated:
+                self.family.isolate_frames(net, self.isolate)
+        return net
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.nets)
+
+    def __len__(self) -> int:
+        return len(self.nets)
+
+    def put_back(self) -> None:
+        """Those that still live are as they were."""
+        for known, training in self.met:
+            net = known()
+            if net is not None:
+                net.train(training)
+                if self.isolate != self.isolated:
+                    self.family.isolate_frames(net, self.isolated)
 
 
 def decode(family: Family, latents: Sequence[Tensor]) -> list[np.ndarray]:
@@ -95,8 +173,3 @@ def write_video(path: Path, frames: np.ndarray, fps: float) -> None:
             container.mux(stream.encode())
 
     write_whole(path, write, durable=False)
-
-
-def conditions(family: Family, states: Mapping[str, Mapping[str, Tensor]]) -> Callable[[Sequence[str]], Condition]:
-    """Prompt -> condition, from states that were made once."""
-    return lambda prompts: family.condition([states[prompt] for prompt in prompts])

@@ -1,0 +1,45 @@
+"""Isolated frames: processor time of a forward and backward pass as a share of the whole attention's, on one CPU thread.
+
+``python benchmarks/frames.py``: a random Wan transformer of width 256 with two blocks, 256 tokens a latent frame.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from diffusers import WanTransformer3DModel
+
+from videotune.families.wan_nets import isolate_frames
+
+
+def seconds(net: torch.nn.Module, latents: torch.Tensor, text: torch.Tensor) -> float:
+    """Processor seconds of one pass forward and back."""
+    begun = time.process_time()
+    net(latents, torch.tensor([500.0]), text, return_dict=False)[0].square().mean().backward()
+    net.zero_grad()
+    return time.process_time() - begun
+
+
+def main() -> None:
+    """Print a line for each length: the better of two passes each, taken in turn."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = WanTransformer3DModel(
+        num_attention_heads=4, attention_head_dim=64, text_dim=64, freq_dim=64, ffn_dim=1024, num_layers=2
+    )
+    text = torch.randn(1, 512, 64)
+    for frames in (5, 13, 21):
+        latents, took = torch.randn(1, 16, frames, 32, 32), {False: 1e9, True: 1e9}
+        for _ in range(2):
+            for on in took:
+                isolate_frames(net, on)
+                took[on] = min(took[on], seconds(net, latents, text))
+        isolate_frames(net, False)
+        print(
+            f"{frames} latent frames: whole {took[False]:.2f} s, isolated {took[True]:.2f} s, {took[True] / took[False]:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
