@@ -149,7 +149,8 @@ def test_oracle(name: str, tiny_family: Open) -> None:
     path = objective(family.spec.path, family.spec.path_constants, Timesteps()).path(t)
     v = family.predict(oracle, path.alpha * batch.x0 + path.sigma * noise, t, batch)
     torch.testing.assert_close(v, path.d_alpha * batch.x0 + path.d_sigma * noise, rtol=1e-4, atol=1e-4)
-    drawn = family.sample(oracle, batch.cond, None, SampleRequest(small_shape(family), 20, 1.0, (3,)))
+    nets = {expert.name: oracle for expert in family.spec.experts}
+    drawn = family.sample(nets, batch.cond, None, SampleRequest(small_shape(family), 20, 1.0, (3,)))
     # some schedulers round the timestep that they tell, which leaves an error of a thousandth of the noise
     torch.testing.assert_close(drawn, batch.x0, rtol=0, atol=1e-2)
 
