@@ -78,7 +78,7 @@ def read_spec(folder: Path) -> FamilySpec:
         text_width=net["text_embed_dim"],
         given="concat" if image else "none",
         # 1.5's sample size is the largest it takes; its authors train at 768x1360
-        default_resolution=1022 if patch_t else math.isqrt(size[0] * size[1]),
+        default_resolution=1022 if patch_t else round(math.sqrt(size[0] * size[1])),
         fp16_safe=not rotary,  # 2B was trained in it
         licence=SPEC.licence if rotary else "Apache-2.0",
         path_constants=_schedule(folder / "scheduler" / "scheduler_config.json"),
@@ -113,4 +113,6 @@ def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch(list(captions))]
+    # T5's tokenizer takes any white space for one space, whether its file says so or the library that loads it
+    plain = [" ".join(caption.split()) for caption in captions]
+    return [len(encoding.ids) for encoding in tokenizer.encode_batch(plain)]

@@ -207,7 +207,7 @@ class CogVideoX:
         return _torch().cat([image, image.new_zeros(*image.shape[:2], frames - 1, *image.shape[3:])], dim=2)
 
     def _refuse_other_sizes(self, frames: int, height: int, width: int) -> None:
-        """VideotuneError for a shape without trained positions, where the checkpoint learned them for one shape."""
+        """VideotuneError for a shape that the checkpoint has no positions for: it learned some for one shape, or has a most."""
         stride, config = self.spec.rules.spatial_stride, self._config
         shape = config.sample_frames, config.sample_height * stride, config.sample_width * stride
         if config.use_learned_positional_embeddings and (frames, height, width) != shape:
@@ -215,6 +215,11 @@ class CogVideoX:
                 f"{self.spec.title} has learned where {shape[0]} frames of {shape[1]}x{shape[2]} pixels lie, and knows no "
                 f"other shape; these are {frames} of {height}x{width}. "
                 f'Set video_config.frames={shape[0]} and resolution="{shape[1]}x{shape[2]}".'
+            )
+        if config.patch_size_t is not None and (height > shape[1] or width > shape[2]):
+            raise VideotuneError(
+                f"{self.spec.title} has positions for at most {shape[1]}x{shape[2]} pixels, and these frames have "
+                f"{height}x{width}. Set a lower resolution."
             )
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:

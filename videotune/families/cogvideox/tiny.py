@@ -31,15 +31,17 @@ def oracle(x0: Tensor, constants: Mapping[str, float] = SPEC.path_constants) -> 
     return answer
 
 
+OLDER = {"sample_height": 4, "sample_width": 6}
+NEWER = {"sample_height": 40, "sample_width": 40, "patch_size_t": 2, "patch_bias": False}
+ROTARY = {"use_rotary_positional_embeddings": True}
+
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "5b": {"use_rotary_positional_embeddings": True},
-    "2b": {},
-    "5b-i2v": {"use_rotary_positional_embeddings": True, "use_learned_positional_embeddings": True},
-    "1.5-5b": {"use_rotary_positional_embeddings": True, "patch_size_t": 2, "patch_bias": False},
-    "1.5-5b-i2v": {
-        "use_rotary_positional_embeddings": True, "patch_size_t": 2, "patch_bias": False, "ofs_embed_dim": 8,
-    },
-}  # fmt: skip
+    "5b": OLDER | ROTARY,
+    "2b": OLDER,
+    "5b-i2v": OLDER | ROTARY | {"use_learned_positional_embeddings": True},
+    "1.5-5b": NEWER | ROTARY,
+    "1.5-5b-i2v": NEWER | ROTARY | {"ofs_embed_dim": 8},
+}
 """The checkpoints that ``tiny`` can write: what sets each one's transformer apart."""
 
 
@@ -59,7 +61,7 @@ def tiny(folder: Path, seed: int = 0, variant: str = "5b") -> Path:
         )  # fmt: skip
         net = diffusers.CogVideoXTransformer3DModel(
             num_attention_heads=2, attention_head_dim=16, in_channels=8 if image else 4, out_channels=4, num_layers=2,
-            time_embed_dim=8, text_embed_dim=16, sample_height=4, sample_width=6, **VARIANTS[variant],
+            time_embed_dim=8, text_embed_dim=16, **VARIANTS[variant],
         )  # fmt: skip
         tokenizer = letters_tokenizer()
         encoder = T5EncoderModel(
