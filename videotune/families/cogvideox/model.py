@@ -50,12 +50,24 @@ class CogVideoX:
             from transformers import AutoTokenizer, T5EncoderModel
             from transformers.utils import logging
 
+            self._refuse_unreadable_tokenizer()
             logging.disable_progress_bar()
             encoder = T5EncoderModel.from_pretrained(self.folder / "text_encoder", dtype=self.dtype)
             encoder.to(self.device).requires_grad_(False)
             tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
             self._parts["text_encoder"] = self.pipeline_class()(tokenizer, encoder, None, None, None)
         return self._parts["text_encoder"]
+
+    def _refuse_unreadable_tokenizer(self) -> None:
+        """VideotuneError where the tokenizer is a sentencepiece model alone, and what reads such a file is not installed."""
+        from transformers.utils import is_protobuf_available
+
+        folder = self.folder / "tokenizer"
+        if not (folder / "tokenizer.json").is_file() and not is_protobuf_available():
+            raise VideotuneError(
+                f"{folder} has no tokenizer.json, and to read its spiece.model the package protobuf is needed: "
+                "pip install protobuf"
+            )
 
     def _vae(self) -> Any:
         """The VAE in float32. It is never tiled: tiles would give other latents and other frames than the pipeline's."""
@@ -111,7 +123,7 @@ class CogVideoX:
         frame as it is. Raises VideotuneError for a size that the checkpoint's positions do not know.
         """
         torch = _torch()
-        self._refuse_other_sizes(*frames.shape[1:])
+        self._refuse_shape(*frames.shape[1:])
         with self._vae_lock, torch.no_grad():
             vae = self._vae()
             scale = float(vae.config.scaling_factor)
@@ -165,7 +177,7 @@ class CogVideoX:
         rules, front = self.spec.rules, self._front(x_t.shape[2])
         frames, rows, columns = x_t.shape[2:]
         height, width = rows * rules.spatial_stride, columns * rules.spatial_stride
-        self._refuse_other_sizes((frames - 1) * rules.temporal_stride + 1, height, width)
+        self._refuse_shape((frames - 1) * rules.temporal_stride + 1, height, width)
         if front:
             alpha = self._path(t).alpha
             clean = alpha * batch.x0[:, :, :1]
@@ -206,8 +218,8 @@ class CogVideoX:
         image = cond.extras["image"]
         return _torch().cat([image, image.new_zeros(*image.shape[:2], frames - 1, *image.shape[3:])], dim=2)
 
-    def _refuse_other_sizes(self, frames: int, height: int, width: int) -> None:
-        """VideotuneError for a shape that the checkpoint has no positions for: it learned some for one shape, or has a most."""
+    def _refuse_shape(self, frames: int, height: int, width: int) -> None:
+        """VideotuneError for a shape that has no positions: some checkpoints learned one shape, 1.5 has a largest."""
         stride, config = self.spec.rules.spatial_stride, self._config
         shape = config.sample_frames, config.sample_height * stride, config.sample_width * stride
         if config.use_learned_positional_embeddings and (frames, height, width) != shape:
@@ -251,7 +263,7 @@ class CogVideoX:
         ``cond.extras["image"]`` (B,C,1,H,W) goes on from an image, where the checkpoint takes one.
         """
         torch, shape = _torch(), request.shape
-        self._refuse_other_sizes(shape.frames, shape.height, shape.width)
+        self._refuse_shape(shape.frames, shape.height, shape.width)
         pipe, generators = self.pipeline(nets, request.shift), [torch.Generator().manual_seed(s) for s in request.seeds]
         image = {}
         if self.spec.first_frame is not None:
