@@ -11,7 +11,7 @@ from videotune.types import Batch, ClipShape
 
 OLDER = [ClipShape(9, 32, 48, 8.0), ClipShape(17, 48, 48, 8.0), ClipShape(1, 64, 32, 8.0)]
 NEWER = [ClipShape(17, 32, 48, 16.0), ClipShape(33, 48, 48, 16.0), ClipShape(1, 64, 32, 16.0)]
-SHAPES = {"2b": OLDER, "5b": OLDER, "5b-i2v": [ClipShape(49, 32, 48, 8.0)], "1.5-5b": NEWER, "1.5-5b-i2v": NEWER}
+SHAPES = {"2b": OLDER, "5b": OLDER, "5b-i2v": [ClipShape(49, 32, 32, 8.0)], "1.5-5b": NEWER, "1.5-5b-i2v": NEWER}
 """Some of the model's own size (its positions are trained there), some of others, and one of a single frame."""
 
 

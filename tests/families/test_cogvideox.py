@@ -354,3 +354,19 @@ def test_bfloat16_is_close_and_told_the_same_timesteps(cog_bases: Bases) -> None
             said.append(family.predict(net, x_t, t, batch))
     assert said[0] == said[2] == 731
     assert (said[1] - said[3]).abs().max() < 0.05 * said[1].abs().max()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_presets_ask_for_what_their_checkpoint_takes(variant: str, cog_bases: Bases) -> None:
+    """Frames need no change, sides are multiples, and the targets are there."""
+    from videotune.adapters.lora import matching
+    from videotune.config.load import preset_names, read_preset
+    from videotune.data.buckets import check_resolution, parse_resolution
+    from videotune.data.windows import snap_frames
+
+    titles = {name.removesuffix(" LoRA").lower().replace(" ", "-"): name for name in preset_names()}
+    family, preset = opened(cog_bases(variant)), read_preset(titles[f"cogvideox-{variant}"])
+    rules, frames = family.spec.rules, preset["video_config"]["frames"]
+    assert snap_frames(frames, rules) == frames == (81 if variant.startswith("1.5") else 49)
+    check_resolution(parse_resolution(preset["resolution"]), rules)
+    assert len(matching(family.skeleton(), family.spec, preset["lora"]["targets"])) == 2 * 4

@@ -38,7 +38,7 @@ ROTARY = {"use_rotary_positional_embeddings": True}
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "5b": OLDER | ROTARY,
     "2b": OLDER,
-    "5b-i2v": OLDER | ROTARY | {"use_learned_positional_embeddings": True},
+    "5b-i2v": OLDER | ROTARY | {"use_learned_positional_embeddings": True, "sample_width": 4},
     "1.5-5b": NEWER | ROTARY,
     "1.5-5b-i2v": NEWER | ROTARY | {"ofs_embed_dim": 8},
 }
