@@ -211,7 +211,7 @@ def test_a_perfect_transformer_ends_at_the_truth(
     for shape in SHAPES[variant]:
         batch = batch_for(family, shape, ["a red circle"], image=True)
         net = family.denoiser()
-        answer = oracle(batch.x0, family.spec.path_constants)
+        answer = oracle(batch.x0, family.spec)
         net.forward = lambda answer=answer, **named: (answer(**named),)
         pipe = family.pipeline({"transformer": net})
         assert type(pipe.scheduler) is scheduler

@@ -27,6 +27,15 @@ OFS = 2.0
 """What the pipeline tells the offset embedding, which 1.5 I2V alone has."""
 
 
+OFF_UNLESS_SAID = (
+    "patch_size_t",
+    "ofs_embed_dim",
+    "use_rotary_positional_embeddings",
+    "use_learned_positional_embeddings",
+)
+"""Keys that older checkpoints do not have in their transformer's config."""
+
+
 class CogVideoX:
     """A CogVideoX checkpoint in diffusers layout; its parts load at the first use."""
 
@@ -38,8 +47,7 @@ class CogVideoX:
         self.folder, self.device, self.dtype = folder, device, dtype
         self._path = objective("v", self.spec.path_constants, Timesteps()).path
         self._config = SimpleNamespace(
-            **{"patch_size_t": None, "use_learned_positional_embeddings": False, "ofs_embed_dim": None}
-            | read_config(folder / "transformer" / "config.json")
+            **dict.fromkeys(OFF_UNLESS_SAID) | read_config(folder / "transformer" / "config.json")
         )
         self._parts: dict[str, Any] = {}
         self._vae_lock = RLock()  # whoever frees the VAE waits for whoever uses it
@@ -241,6 +249,8 @@ class CogVideoX:
     def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None) -> Any:
         """The family's diffusers pipeline over the one network, without VAE and text encoder, with its own scheduler.
 
+        ``nets`` is asked for it at each step and not before, so it may load it then.
+
         Raises VideotuneError for a ``shift``: a schedule of v-prediction is the one that the model was trained on.
         """
         import diffusers
@@ -249,11 +259,28 @@ class CogVideoX:
             raise VideotuneError(f"sample.shift: {self.spec.title} has no shift to set; leave it out")
         scheduler_class = getattr(diffusers, read_config(self.folder / "model_index.json")["scheduler"][1])
         scheduler = scheduler_class.from_config(scheduler_class.load_config(self.folder / "scheduler"))
-        pipe = self.pipeline_class()(None, None, None, nets[self.spec.experts[0].name], scheduler)
+        pipe = self.pipeline_class()(None, None, None, self._stand_in(nets), scheduler)
         pipe.vae_scale_factor_spatial = self.spec.rules.spatial_stride
         pipe.vae_scale_factor_temporal = self.spec.rules.temporal_stride
         pipe.set_progress_bar_config(disable=True)
         return pipe
+
+    def _stand_in(self, nets: Mapping[str, nn.Module]) -> nn.Module:
+        """What the pipeline holds in place of the network: its config, and its answers."""
+        torch, name = _torch(), self.spec.experts[0].name
+
+        class StandIn(torch.nn.Module):  # type: ignore[name-defined]
+            """The network, looked up at every call."""
+
+            def forward(self, *words: Any, **named: Any) -> Any:
+                return nets[name](*words, **named)
+
+            def cache_context(self, *words: Any) -> Any:
+                return nets[name].cache_context(*words)  # type: ignore[operator]
+
+        stand = StandIn()
+        stand.config, stand.dtype, stand.device = self._config, self.dtype, self.device
+        return stand
 
     def sample(
         self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
@@ -323,6 +350,14 @@ class CogVideoX:
     def key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """From a module's path to the prefix of its LoRA keys; there is no other form that a reader is known for."""
         return {"diffusers": lambda path: f"transformer.{path}"}
+
+    def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
+        """From a parameter's name in diffusers to its name in a file of all weights, in each format."""
+        return {"diffusers": lambda name: name}
+
+    def export_suffix(self, expert: str) -> str:
+        """What the name of an expert's file ends in, before .safetensors: there is one."""
+        return ""
 
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on."""

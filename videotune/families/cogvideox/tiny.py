@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.families.cogvideox.facts import SPEC
+from videotune.types import FamilySpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def oracle(x0: Tensor, constants: Mapping[str, float] = SPEC.path_constants) -> Callable[..., Tensor]:
+def oracle(x0: Tensor, spec: FamilySpec = SPEC) -> Callable[..., Tensor]:
     """What a perfect transformer would return for the latents x0 (B,C,F,H,W): v = (alpha·x_t - x0) / sigma, told k.
 
     In the family's own pipeline it must end at x0, which settles sign, units, layout and schedule; tests use it.
@@ -20,10 +21,13 @@ def oracle(x0: Tensor, constants: Mapping[str, float] = SPEC.path_constants) -> 
     from videotune.diffusion.objective import objective
     from videotune.diffusion.timesteps import Timesteps
 
-    path = objective("v", constants, Timesteps()).path
+    path, num_timesteps = (
+        objective("v", spec.path_constants, Timesteps()).path,
+        spec.path_constants["num_train_timesteps"],
+    )
 
     def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
-        at = path(timestep.float() / (constants["num_train_timesteps"] - 1))
+        at = path(timestep.float() / (num_timesteps - 1))
         front = x0[:, :, :1].expand(-1, -1, hidden_states.shape[1] - x0.shape[2], -1, -1)
         clean = _torch().cat([front, x0], dim=2).transpose(1, 2)
         return (at.alpha * hidden_states[:, :, : x0.shape[1]] - clean) / at.sigma
@@ -35,17 +39,20 @@ OLDER = {"sample_height": 4, "sample_width": 6}
 NEWER = {"sample_height": 40, "sample_width": 40, "patch_size_t": 2, "patch_bias": False}
 ROTARY = {"use_rotary_positional_embeddings": True}
 
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
+TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
     "5b": OLDER | ROTARY,
     "2b": OLDER,
     "5b-i2v": OLDER | ROTARY | {"use_learned_positional_embeddings": True, "sample_width": 4},
     "1.5-5b": NEWER | ROTARY,
     "1.5-5b-i2v": NEWER | ROTARY | {"ofs_embed_dim": 8},
 }
-"""The checkpoints that ``tiny`` can write: what sets each one's transformer apart."""
+"""What sets each checkpoint's transformer apart."""
+
+VARIANTS = tuple(TRANSFORMERS)
+"""The checkpoints that ``tiny`` can write."""
 
 
-def tiny(folder: Path, seed: int = 0, variant: str = "5b") -> Path:
+def tiny(folder: Path, seed: int = 0, variant: str = VARIANTS[0]) -> Path:
     """Write a random checkpoint of some 55,000 parameters in the real layout, and return its folder."""
     import diffusers
     from transformers import T5Config, T5EncoderModel
@@ -61,7 +68,7 @@ def tiny(folder: Path, seed: int = 0, variant: str = "5b") -> Path:
         )  # fmt: skip
         net = diffusers.CogVideoXTransformer3DModel(
             num_attention_heads=2, attention_head_dim=16, in_channels=8 if image else 4, out_channels=4, num_layers=2,
-            time_embed_dim=8, text_embed_dim=16, **VARIANTS[variant],
+            time_embed_dim=8, text_embed_dim=16, **TRANSFORMERS[variant],
         )  # fmt: skip
         tokenizer = letters_tokenizer()
         encoder = T5EncoderModel(
