@@ -131,7 +131,7 @@ def test_help_and_check_import_nothing_heavy(clips: Path) -> None:
     code, modules = imported("check", clips, "--preset", "toy")
     assert code == 0
     assert not modules & set(HEAVY)
-    code, modules = imported("plan", "--data", clips, "--family", names()[0])
+    code, modules = imported("plan", "--data", clips, "--family", names()[0], "--set", "video_config.target_fps=16")
     assert code == 0
     assert not modules & set(HEAVY)
 

@@ -1,10 +1,17 @@
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, FlowMatchEulerDiscreteScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from videotune.diffusion.objective import objective
 from videotune.diffusion.path import flow_path, noise_from, scaled_linear_alphas_cumprod, v_path, x0_from
+from videotune.diffusion.timesteps import Timesteps
 from videotune.types import Path
 
 K = 1000
@@ -124,3 +131,51 @@ def test_bfloat16_tables_would_be_wrong_at_low_noise() -> None:
     assert ((rounded - exact).abs() / exact).max() > 0.03
     ours = v_path(torch.arange(20) / (K - 1), table(1.0, True)).sigma.flatten().double()
     torch.testing.assert_close(ours, exact, rtol=1e-7, atol=0)
+
+
+CONSTANTS = {
+    "beta_start": 0.00085, "beta_end": 0.012, "num_train_timesteps": K, "snr_shift_scale": 1.0,
+    "rescale_betas_zero_snr": True,
+}  # fmt: skip
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch does, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_table_is_made_once_and_never_of_fake_numbers() -> None:
+    path, t = objective("v", CONSTANTS, Timesteps()).path, torch.tensor([0.0, 0.3, 1.0])
+    with FakeTensorMode():  # a plan may come first …
+        assert path(torch.rand(3)).alpha.shape == (3, 1, 1, 1, 1)
+    with Operations() as first:
+        made = path(t)
+    with Operations() as second:
+        again = path(t)
+    assert first.seen["cumprod"] == 1
+    assert second.seen["cumprod"] == 0
+    with FakeTensorMode():  # … or later
+        path(torch.rand(2))
+    truth = v_path(t, table(1.0, True))
+    for one in (made, again, path(t)):
+        assert torch.equal(one.alpha, truth.alpha)
+        assert torch.equal(one.sigma, truth.sigma)
+
+
+@pytest.mark.cuda
+def test_the_host_does_not_wait_for_the_table() -> None:
+    path, t = objective("v", CONSTANTS, Timesteps()).path, torch.rand(3, device="cuda")
+    path(t)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        alpha = path(t).alpha
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(alpha.cpu(), v_path(t.cpu(), table(1.0, True)).alpha)

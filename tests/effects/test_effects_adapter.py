@@ -53,7 +53,7 @@ def test_a_family_stands_in_for_a_base_model_and_must_not_contradict_one(lab: La
     """Without a base model each family lays the same clips out by its own rules; with one the name is checked."""
 
     def shapes(family: str | None, base: Path | None = None) -> tuple[Any, list[str]]:
-        sets = [f"cache_dir={lab.cache}", "video_config.max_frames=16"]
+        sets = [f"cache_dir={lab.cache}", "video_config.max_frames=16", "video_config.target_fps=16"]
         sets += [f"base_model_name={base}"] if base else []
         words = Words(family=family, data=str(lab.clips), sets=tuple(sets))
         job = open_job(*settle(words))

@@ -222,7 +222,7 @@ def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) ->
     if source.frame_dropout == 0:
         return batch
     frames = batch.x0.shape[2]
-    group = torch.arange(frames) // source.patch_frames
+    group = (torch.arange(frames) + -frames % source.patch_frames) // source.patch_frames  # padding stands in front
     dropped = torch.zeros_like(batch.given)
     for i in range(len(batch)):
         u = draws(source.schedule.seed, "frame dropout", step, first + i).random(frames)  # one for each group is enough

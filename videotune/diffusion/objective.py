@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
-from videotune.diffusion.path import flow_path, scaled_linear_alphas_cumprod, v_path
+from videotune.diffusion.path import flow_path, scaled_linear_alphas_cumprod, v_path_of, v_roots
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.types import Path
@@ -91,9 +92,18 @@ def _v(constants: Mapping[str, float]) -> tuple[Callable[[Tensor], Path], int | 
         )
     start, end, num, shift, zero_snr = (constants[name] for name in names)
 
+    tables: dict[torch.device, Tensor] = {}
+
     def path(t: Tensor) -> Path:
-        # The table is made anew at each call (some 0.05 ms): nothing is captured, so a plan may run this under fake tensors.
-        return v_path(t, scaled_linear_alphas_cumprod(start, end, int(num), shift, bool(zero_snr)))
+        # One copy of the table for each device: a copy at every step would make the host wait for a CUDA device. What is
+        # made while a plan runs under fake tensors is fake too, and stays out of it.
+        faked = isinstance(t, FakeTensor)
+        roots = None if faked else tables.get(t.device)
+        if roots is None:
+            roots = v_roots(scaled_linear_alphas_cumprod(start, end, int(num), shift, bool(zero_snr)), t.device)
+            if not isinstance(roots, FakeTensor):
+                tables[t.device] = roots
+        return v_path_of(t, roots)
 
     return path, int(num)
 

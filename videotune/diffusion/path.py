@@ -25,15 +25,28 @@ def flow_path(t: Tensor) -> Path:
 def v_path(t: Tensor, alphas_cumprod: Tensor) -> Path:
     """The variance-preserving path of v-prediction: alpha = √ᾱ, sigma = √(1 - ᾱ), v = alpha·noise - sigma·x0.
 
-    t (B,) in [0, 1] stands for the integer timestep k = t·(K - 1), rounded; alphas_cumprod (K,) float64.
-    Source: Salimans & Ho 2022, appendix D.
+    t (B,) in [0, 1] stands for ``timestep_index``; alphas_cumprod (K,) float64. Source: Salimans & Ho 2022, appendix D.
     """
-    k = (t.float() * (len(alphas_cumprod) - 1)).round().long()
+    return v_path_of(t, v_roots(alphas_cumprod, t.device))
+
+
+def v_roots(alphas_cumprod: Tensor, device: torch.device) -> Tensor:
+    """(√ᾱ, √(1 - ᾱ)) of each integer timestep, (2,K) float32 on the device: the table that ``v_path_of`` reads."""
     # Roots are taken in float64: 1 - ᾱ cancels at low noise, and some devices have no float64.
-    alpha = alphas_cumprod.double().sqrt().float().to(t.device)[k]
-    sigma = (1 - alphas_cumprod.double()).sqrt().float().to(t.device)[k]
+    alphas_cumprod = alphas_cumprod.double()
+    return torch.stack([alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()]).float().to(device)
+
+
+def v_path_of(t: Tensor, roots: Tensor) -> Path:
+    """The path of v-prediction at t (B,), from its table (2,K) on the same device."""
+    alpha, sigma = roots[:, timestep_index(t, roots.shape[1])]
     alpha, sigma = _column(alpha), _column(sigma)
     return Path(alpha=alpha, sigma=sigma, d_alpha=-sigma, d_sigma=alpha)
+
+
+def timestep_index(t: Tensor, num_timesteps: int) -> Tensor:
+    """The integer timestep k = t·(K - 1), rounded, (B,) int64, for which t (B,) in [0, 1] stands."""
+    return (t.float() * (num_timesteps - 1)).round().long()
 
 
 def scaled_linear_alphas_cumprod(

@@ -89,11 +89,12 @@ def _clip() -> tuple[Any, Any]:
     return processor, CLIPVisionModel(config)
 
 
-def oracle(x0: Tensor) -> Callable[..., Tensor]:
+def oracle(x0: Tensor, spec: Any = None) -> Callable[..., Tensor]:
     """What a perfect transformer would return for the latents x0 (B,C,F,H,W): v = (x_t - x0) / t, told 1000 t.
 
     In the family's own pipeline it must end at x0, which settles sign, units, layout and schedule; tests use it. Where a
     token is told 0 its v is 0. Channels behind those of x0 (a mask, an image) are passed over.
+    ``spec`` is for families whose path hangs on the checkpoint.
     """
 
     def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:

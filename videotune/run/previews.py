@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from videotune.config.schema import Config
+from videotune.data.windows import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.run.job import Job
 from videotune.sampling.preview import SampleSettings
@@ -65,10 +66,8 @@ def sample_settings(config: Config, spec: FamilySpec, usual: ClipShape) -> Sampl
     sample, rules = config.sample, spec.rules
     frames = usual.frames if sample.frames is None else sample.frames
     height, width = (usual.height, usual.width) if sample.resolution is None else parse_size(sample.resolution)
-    if (frames - rules.frame_rest) % rules.frame_step or frames < rules.frame_rest:
-        raise VideotuneError(
-            f"sample.frames: {spec.title} draws {rules.frame_step}n+{rules.frame_rest} frames, not {frames}"
-        )
+    if snap_frames(frames, rules) != frames:
+        raise VideotuneError(f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}")
     if height % rules.side_multiple or width % rules.side_multiple:
         raise VideotuneError(
             f"sample.resolution: sides must be multiples of {rules.side_multiple}, not {height}x{width}"

@@ -1,0 +1,118 @@
+"""What is true of a CogVideoX checkpoint, read from its configs without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from videotune.errors import VideotuneError
+from videotune.families.find import read_config
+from videotune.types import Expert, FamilySpec, VideoRules
+
+ATTENTION = (r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",)
+FEED_FORWARD = (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",)
+
+SCHEDULE = ("beta_start", "beta_end", "num_train_timesteps", "snr_shift_scale", "rescale_betas_zero_snr")
+"""What the noising path is made of; each from the checkpoint, since the schedulers' own defaults are no checkpoint's."""
+
+SPEC = FamilySpec(
+    name="cogvideox",
+    known_as=(
+        "CogVideoXPipeline", "CogVideoXImageToVideoPipeline", "cogvideo", "cogvideox-2b", "cogvideox-5b",
+        "cogvideox-5b-i2v", "cogvideox1.5", "cogvideox1.5-5b", "cogvideox1.5-5b-i2v",
+    ),
+    title="CogVideoX 5B",
+    path="v",
+    rules=VideoRules(8, 1, 16, 8.0, 8, 4),
+    latent_channels=16,
+    patch=(1, 2, 2),
+    text_tokens=226,
+    text_width=4096,
+    given="none",
+    experts=(Expert("transformer"),),
+    blocks=("transformer_blocks",),
+    lora_targets={"attention": ATTENTION, "linear": ATTENTION + FEED_FORWARD},
+    default_resolution=588,  # the area of 480x720
+    timestep_distribution="UNIFORM",
+    timestep_shift=1.0,
+    sample_steps=50,
+    sample_guidance=6.0,
+    fp16_safe=False,
+    licence="CogVideoX License",
+    path_constants=dict(zip(SCHEDULE, (0.00085, 0.012, 1000.0, 1.0, 1.0), strict=True)),
+)  # fmt: skip
+
+TOLD = 0.95
+"""The share of samples that are told their image, as the authors train image to video."""
+
+
+def read_spec(folder: Path) -> FamilySpec:
+    """The facts of a checkpoint from its own configs, without torch.
+
+    Raises VideotuneError for a checkpoint that only looks like one of these.
+    """
+    net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
+    latent, channels = vae["latent_channels"], net["in_channels"]
+    if channels not in (latent, 2 * latent):
+        raise VideotuneError(
+            f"{folder}: its transformer reads {channels} channels, neither {latent} (from text) nor {2 * latent} (from an "
+            "image): it is a variant of CogVideoX that videotune does not know"
+        )
+    image, patch_t, rotary = channels != latent, net.get("patch_size_t"), net.get("use_rotary_positional_embeddings")
+    spatial, temporal = 2 ** (len(vae["block_out_channels"]) - 1), vae["temporal_compression_ratio"]
+    size = net["sample_height"] * spatial, net["sample_width"] * spatial
+    # The VAE works on pairs of latent frames behind the first, and a token of 1.5 covers two frames. A learned table of
+    # positions fits one length: at another the model would put an untrained one in its place and say nothing.
+    step, rest = 2 * temporal * (patch_t or 1), 1
+    if net.get("use_learned_positional_embeddings"):
+        step, rest = 0, net["sample_frames"]
+    return replace(
+        SPEC,
+        title=f"CogVideoX {'1.5 5B' if patch_t else '5B' if rotary else '2B'}{' I2V' if image else ''}",
+        rules=VideoRules(step, rest, spatial * net["patch_size"], 16.0 if patch_t else 8.0, spatial, temporal),
+        latent_channels=latent,
+        patch=(patch_t or 1, net["patch_size"], net["patch_size"]),
+        text_tokens=net["max_text_seq_length"],
+        text_width=net["text_embed_dim"],
+        given="concat" if image else "none",
+        # 1.5's sample size is the largest it takes; its authors train at 768x1360
+        default_resolution=1022 if patch_t else round(math.sqrt(size[0] * size[1])),
+        fp16_safe=not rotary,  # 2B was trained in it
+        licence=SPEC.licence if rotary else "Apache-2.0",
+        path_constants=_schedule(folder / "scheduler" / "scheduler_config.json"),
+        first_frame=TOLD if image else None,
+        image_noise=image,
+    )
+
+
+def _schedule(path: Path) -> dict[str, float]:
+    """What the scheduler's config says of the noising path.
+
+    Raises VideotuneError where it is silent or names another kind of path.
+    """
+    config = read_config(path)
+    missing = [name for name in SCHEDULE if config.get(name) is None]
+    if missing:
+        raise VideotuneError(f"{path} does not say {', '.join(missing)}; take the file that comes with the checkpoint")
+    wanted = {"prediction_type": "v_prediction", "beta_schedule": "scaled_linear", "trained_betas": None}
+    for name, value in wanted.items():
+        if config.get(name) != value:
+            raise VideotuneError(f"{path}: {name} is {config.get(name)!r}; CogVideoX is trained with {value!r}")
+    return {name: float(config[name]) for name in SCHEDULE}
+
+
+def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
+    """How many tokens each caption has, the end mark included, without torch; None without a tokenizer.json."""
+    path = folder / "tokenizer" / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # T5's tokenizer takes any white space for one space, whether its file says so or the library that loads it
+    plain = [" ".join(caption.split()) for caption in captions]
+    return [len(encoding.ids) for encoding in tokenizer.encode_batch(plain)]
