@@ -44,8 +44,9 @@ def fetch(name: str, *, weights: bool, own: Collection[str], say: Callable[[str]
 
     That is the parts of its model_index.json: configs and tokenizers, and with ``weights`` the safetensors of each part but
     those in ``own``; never variants, other formats or code. Before weights are fetched, ``say`` is told their size, the
-    licence and the place. A download that was interrupted goes on where it stopped. Raises VideotuneError that says what
-    to do: for a wrong id, a gated or private model, a full disk, no network.
+    licence and the place. A connection that breaks is taken up where it broke; of a run that was stopped, files that had
+    come whole are kept. Raises VideotuneError that says what to do: for a wrong id, a gated or private model, a full disk,
+    no network.
     """
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
@@ -59,7 +60,7 @@ def fetch(name: str, *, weights: bool, own: Collection[str], say: Callable[[str]
         with _bars(False):
             index = read_config(Path(hf_hub_download(name, "model_index.json", revision=info.sha)))
         files = wanted(name, index, sorted(listed), weights=weights, own=own)
-        large = _account(name, info, files, say)
+        large = weights and _account(name, info, files, say)
         with _bars(large):
             return Path(snapshot_download(name, allow_patterns=[re.sub(r"([\[*?])", r"[\1]", file) for file in files]))
     except VideotuneError:
@@ -67,7 +68,10 @@ def fetch(name: str, *, weights: bool, own: Collection[str], say: Callable[[str]
     except Exception as error:  # the hub's library raises a dozen kinds; each is told to the person
         if _unreached(error):
             folder = cached(
-                name, weights=weights, own=own, why="the Hub is not reached: check the network; what has come is kept"
+                name,
+                weights=weights,
+                own=own,
+                why="the Hub is not reached: check the network; files that have come are kept",
             )
             say(f"note: the Hub is not reached; {name} is taken from {folder}")
             return folder
@@ -101,12 +105,11 @@ def _is_weights(file: str) -> bool:
 
 @dataclass(frozen=True)
 class Need:
-    """What a download takes: files and bytes of it in all, bytes still to come, bytes of those begun."""
+    """What a download takes: files and bytes of it in all, and bytes still to come."""
 
     files: int
     size: int
     to_come: int
-    begun: int
 
 
 @contextmanager
@@ -139,10 +142,10 @@ def _account(name: str, info: ModelInfo, files: Sequence[str], say: Callable[[st
     room = cache
     while not room.exists():
         room = room.parent
-    free, lacking = shutil.disk_usage(room).free, need.to_come - need.begun
-    if free < lacking:
+    free = shutil.disk_usage(room).free
+    if free < need.to_come:
         raise VideotuneError(
-            f"base_model_name: {name} needs {_size(lacking)} more, and the disk of {cache} has {_size(free)} free. "
+            f"base_model_name: {name} needs {_size(need.to_come)} more, and the disk of {cache} has {_size(free)} free. "
             "Free some, or set HF_HOME to a folder on a disk with room."
         )
     return True
@@ -162,8 +165,7 @@ def _need(name: str, info: ModelInfo, files: Sequence[str]) -> Need:
             ).exists()
             size += file.size or 0
             to_come += 0 if here else file.size or 0
-    begun = sum(path.stat().st_size for path in (repo / "blobs").glob("*.incomplete"))
-    return Need(len(files), size, to_come, min(begun, to_come))
+    return Need(len(files), size, to_come)
 
 
 def _licence(info: ModelInfo) -> str:
@@ -255,7 +257,7 @@ def told(name: str, error: Exception) -> str:
         return f"{who}: the disk of {constants.HF_HUB_CACHE} is full. Free some, or set HF_HOME to a disk with room."
     return (
         f"{who} could not be fetched: {_without_token(str(error))}\n"
-        "What has come is kept: run it again to go on. Or give a local folder in diffusers layout."
+        "Files that have come whole are kept: run it again to go on. Or give a local folder in diffusers layout."
     )
 
 
