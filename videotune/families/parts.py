@@ -187,8 +187,9 @@ def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
     """Raise VideotuneError that lists what the folder of the base model ``name`` lacks, weights included."""
     absent = missing(folder, weights=True, own=own)
     for part in sorted({path.partition("/")[0] for path in absent if path.endswith(".safetensors")}):
-        if not shards(folder / part):  # there may be weights in a form that is not read
-            weight_files(folder / part)
+        instead = without_safetensors(p.name for p in (folder / part).glob("*"))
+        if instead and not shards(folder / part):
+            raise VideotuneError(f"base_model_name: {folder / part} has no weights{instead}")
     if absent:
         raise VideotuneError(
             f"base_model_name: {name} is incomplete: {folder} lacks {some(absent)}. Copy or fetch all of the model."
