@@ -269,7 +269,7 @@ def test_a_hub_id_without_a_network_is_one_sentence(clips: Path, tmp_path: Path)
     )
     answer = Answer(done.returncode, done.stdout, done.stderr)
     assert answer.code == 1
-    assert "nobody/nothing could not be fetched" in answer.sentence
+    assert "nobody/nothing is not in" in answer.sentence
 
 
 def test_data_that_are_not_there(videotune: Command, clips: Path, tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from effects_kit import Lab, run_steps, trainer_of, watched
+from effects_kit import Lab, job_of, run_steps, trainer_of, watched
 from safetensors.torch import load_file
 
 from videotune.errors import VideotuneError
@@ -46,6 +47,37 @@ def test_the_model_that_is_named_is_trained(lab: Lab) -> None:
             run_steps(trainer, 1)
         answers.append(calls[0]["answer"])
     assert not torch.allclose(*answers)
+
+
+@pytest.mark.effect("transformer.file")
+def test_the_file_s_weights_stand_for_the_base_s(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own weights train, under its own fingerprint, with the base's text encoder and VAE; a LoRA of it loads."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(lab.tmp / "cache"))
+    other = tiny(lab.tmp / "other", seed=1) / "transformer" / "diffusion_pytorch_model.safetensors"
+    file = lab.tmp / "own.safetensors"
+    file.write_bytes(other.read_bytes())
+    answers, prints = [], []
+    for value in (None, str(file), [str(file)]):
+        trainer = trainer_of(lab, {"transformer.file": value})
+        prints.append(trainer.family.fingerprints())
+        with watched(trainer.net) as calls:
+            run_steps(trainer, 1)
+        answers.append(calls[0]["answer"])
+    assert torch.equal(
+        trainer.net.blocks[0].attn1.to_q.base_layer.weight, load_file(file)["blocks.0.attn1.to_q.weight"]
+    )
+    assert not torch.allclose(answers[0], answers[1])
+    assert torch.equal(answers[1], answers[2])
+    assert {part for part in prints[0] if prints[0][part] != prints[1][part]} == {"transformer"}
+    job = job_of(lab, {"transformer.file": os.path.relpath(file)})
+    assert Path(job.config.transformer.file).is_absolute(), "a resume from another folder would not find it"
+    assert Path(job.config.transformer.file).samefile(file)
+    for wrong, said in (
+        (str(lab.tmp / "none.safetensors"), "no such file"),
+        ([str(file)] * 2, "2 given; .* one transformer"),
+    ):
+        with pytest.raises(VideotuneError, match=f"transformer.file: {said}"):
+            job_of(lab, {"transformer.file": wrong})
 
 
 @pytest.mark.effect("family")

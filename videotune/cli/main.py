@@ -28,6 +28,15 @@ app.add_typer(cache_app, name="cache")
 dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
 app.add_typer(dataset_app, name="dataset")
 
+
+def _offline(asked: bool) -> bool:
+    if asked:
+        from videotune.families.hub import go_offline
+
+        go_offline()
+    return asked
+
+
 Preset = Annotated[str | None, typer.Option("--preset", help="a preset by name; `videotune presets list` shows them")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="a JSON or YAML file with the config's keys")]
 FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where no base model says it")]
@@ -35,6 +44,9 @@ Data = Annotated[str | None, typer.Option("--data", help="a folder of clips, a z
 Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be given many times")]
 Skips = Annotated[str | None, typer.Option("--allow-skips", help="go on although N (or all) clips are skipped")]
 CachePlace = Annotated[Path, typer.Argument(help="a cache folder, or the dataset folder that holds one")]
+Offline = Annotated[
+    bool, typer.Option("--offline", callback=_offline, help="ask no network; use what the Hub's cache holds")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -60,6 +72,7 @@ def check(
         Path | None,
         typer.Option("--contact-sheet", help="folder for pictures of each clip as it is trained, and a page"),
     ] = None,
+    offline: Offline = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
     from videotune.run.check import check as run
@@ -79,6 +92,7 @@ def plan(
     sets: Sets = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
+    offline: Offline = False,
 ) -> None:
     """Say what a run would do: steps, views of each clip, tokens, disk."""
     from videotune.run.plan import plan as run
@@ -95,10 +109,11 @@ def cache(
     data: Data = None,
     sets: Sets = None,
     allow_skips: Skips = None,
+    offline: Offline = False,
 ) -> None:
     """Encode clips and captions ahead of a training; or look after what was encoded."""
     if context.invoked_subcommand is not None:
-        if preset or config or family or data or sets or allow_skips:
+        if preset or config or family or data or sets or allow_skips or offline:
             raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
         return
     from videotune.run.cache import cache as run
@@ -130,6 +145,7 @@ def cache_prune(
     data: Data = None,
     sets: Sets = None,
     yes: Annotated[bool, typer.Option("--yes", help="do it; without this it is only said what would go")] = False,
+    offline: Offline = False,
 ) -> None:
     """Remove what a run of these words would not read."""
     from videotune.run.cache import prune_cache
@@ -177,6 +193,7 @@ def train(
         Path | None, typer.Option("--init-from", help="begin a new run with a LoRA file's weights; fresh optimizer")
     ] = None,
     allow_skips: Skips = None,
+    offline: Offline = False,
 ) -> None:
     """Train, with previews and checkpoints, into a run folder; export the result."""
     from videotune.run.resume import Resume
@@ -214,6 +231,7 @@ def sample(
         float, typer.Option("--strength", help="how strongly the adapter acts; 0: the base alone")
     ] = 1.0,
     sets: Sets = None,
+    offline: Offline = False,
 ) -> None:
     """Draw videos with a run's LoRA, a LoRA file, or a base model."""
     from videotune.run.sample import SampleWords
@@ -232,6 +250,7 @@ def export(
     ] = None,
     step: Annotated[int | None, typer.Option("--step", help="the checkpoint of this step (default: newest)")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder for the files (default: RUN/export)")] = None,
+    offline: Offline = False,
 ) -> None:
     """Write a run's LoRA for other programs, and read it back through diffusers."""
     from videotune.run.export import export as write

@@ -41,7 +41,7 @@ DATA = frozenset((
 
 FATAL = frozenset((
     "family", "init_from", "lora.alpha", "lora.rank", "lora.targets", "optimizer.name", "seed", "shuffle",
-    "text_encoder.train", "train_dtype", "training_method", "transformer.train",
+    "text_encoder.train", "train_dtype", "training_method", "transformer.file", "transformer.train",
     "video_config.video_batch_size_multiplier",
 ))  # fmt: skip
 

@@ -139,6 +139,10 @@ class Transformer(Section):
     """The denoiser."""
 
     train: Literal[True] = Field(True, description="the adapter trains")
+    file: str | list[str | None] | None = Field(
+        None,
+        description="a .safetensors file whose weights stand for the base model's; of two experts a list, null: the base's",
+    )
 
 
 class TextEncoder(Section):

@@ -6,7 +6,11 @@ import difflib
 import hashlib
 import importlib
 import json
+import os
 import pkgutil
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +18,11 @@ from typing import Any
 
 import videotune.families as home
 from videotune.errors import VideotuneError
+from videotune.families.parts import STEMS, check_parts, complete, headers, read_config, said
+from videotune.files import digest
 from videotune.types import BasePlace, FamilySpec
 
-_NO_FAMILY = ("find", "tiny", "wan_nets", "wan_tiny")
+_NO_FAMILY = ("find", "hub", "loading", "parts", "tiny", "wan_nets", "wan_tiny")
 
 
 def names() -> list[str]:
@@ -42,41 +48,130 @@ def find(name: str) -> ModuleType:
     raise VideotuneError(f"there is no family {name!r}{hint}  Families: {', '.join(names())}.")
 
 
-def place(name: str, *, weights: bool = True) -> BasePlace:
+def place(
+    name: str,
+    *,
+    weights: bool = True,
+    files: Mapping[str, Path] | None = None,
+    say: Callable[[str], None] = said,
+) -> BasePlace:
     """Where the base model called ``name`` lies: asset:NAME, a folder, or a Hub id.
 
-    What of a Hub model is not here is downloaded; without ``weights`` its configs alone, a few kilobytes.
+    What of a Hub model is not here is downloaded; without ``weights`` its configs and tokenizers alone. With ``weights``
+    all of the model must be there, and the heads of its files must fit its configs. ``files`` (``part_files``) stand for
+    the weights of the parts that they name. ``say`` is told what a download takes.
 
-    Raises VideotuneError that says what was looked for.
+    Raises VideotuneError that says what was looked for, or what is missing.
     """
+    files = files or {}
+    folder = _folder(name, weights, files, say)
+    if not weights:
+        return BasePlace(name, folder)
+    complete(name, folder, own=files)
+    if files:
+        folder = with_files(folder, files)
+    from videotune.families.loading import check_base
+
+    check_base(folder)
+    return BasePlace(name, folder)
+
+
+def _folder(name: str, weights: bool, files: Mapping[str, Path], say: Callable[[str], None]) -> Path:
     if name.startswith("asset:"):
         folder = Path(str(resources.files("videotune") / "assets" / name.removeprefix("asset:")))
         if not (folder / "model_index.json").is_file():
             raise VideotuneError(f"base_model_name: videotune comes with no model {name!r}; there is asset:toy")
-        return BasePlace(name, folder)
+        return folder
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "model_index.json").is_file():
             raise VideotuneError(
                 f"base_model_name: {folder} is no model in diffusers layout: it has no model_index.json"
             )
-        return BasePlace(name, folder)
+        return folder
+    if folder.is_file():
+        raise VideotuneError(
+            f"base_model_name: {folder} is a file. Name the folder or Hub id of its model in diffusers layout, for its "
+            "other parts, and give the file as transformer.file"
+        )
     if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
         raise VideotuneError(f"base_model_name: no such folder: {name}")
-    return BasePlace(name, _download(name, weights))
+    from videotune.families.hub import fetch
+
+    return fetch(name, weights=weights, own=tuple(files), say=say)
 
 
-def _download(name: str, weights: bool) -> Path:
-    from huggingface_hub import snapshot_download
+def part_files(value: str | Sequence[str | None] | None, spec: FamilySpec) -> dict[str, Path]:
+    """``transformer.file`` of the config -> the file that stands for the weights of each part it names.
 
-    try:
-        patterns = ["*.json", "*.txt", "*.model", *(["*.safetensors"] if weights else [])]
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the hub's library raises a dozen kinds; each is told to the person as it is
+    The n-th expert of a family lies in ``transformer``, ``transformer_2`` …, as ``expert_part`` says. Raises VideotuneError
+    for a file that is not there or cannot be one, for too few or too many, and for one of another expert.
+    """
+    given = [value] if isinstance(value, str) else list(value or ())
+    experts = [expert.name for expert in spec.experts]
+    if given and len(given) != len(experts):
+        names = f"the experts {', '.join(experts)}: list {len(experts)} files in that order, null for the base's own"
         raise VideotuneError(
-            f"base_model_name: {name} could not be fetched from the Hub: {error}\n"
-            "Give a local folder in diffusers layout, or check the network, the id and HF_TOKEN."
+            f"transformer.file: {len(given)} given; {spec.title} has {names if len(experts) > 1 else 'one transformer'}"
+        )
+    found: dict[str, Path] = {}
+    for expert, text in zip(experts, given, strict=False):
+        if text is None:
+            continue
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise VideotuneError(f"transformer.file: no such file: {path}")
+        if path.suffix != ".safetensors":
+            raise VideotuneError(f"transformer.file: {path.name} is not read: it must be a .safetensors file")
+        others = [name for name in experts if name != expert and re.search(rf"{name}[^a-z]?noise", path.stem.lower())]
+        if others:
+            raise VideotuneError(
+                f"transformer.file: {path.name} stands for the expert {expert!r}, and is one for {others[0]!r} by its name. "
+                f"The order is {', '.join(experts)}."
+            )
+        if path.resolve() in {other.resolve() for other in found.values()}:
+            raise VideotuneError(f"transformer.file: {path.name} is given for two experts; each has weights of its own")
+        headers([path])
+        found[expert_part(spec, expert)] = path.absolute()
+    return found
+
+
+def expert_part(spec: FamilySpec, expert: str | None = None) -> str:
+    """The folder of an expert's weights in diffusers layout: transformer, then transformer_2, in the order of the spec."""
+    names = [known.name for known in spec.experts]
+    index = 0 if expert is None else names.index(expert)
+    return "transformer" if index == 0 else f"transformer_{index + 1}"
+
+
+def with_files(base: Path, files: Mapping[str, Path]) -> Path:
+    """A folder of links that is the model in ``base`` with other files as the weights of some parts.
+
+    It lies in the user's cache, named by what it links to, and takes no room.
+    """
+    links = {entry.name: entry for entry in sorted(base.iterdir()) if entry.name not in files}
+    for part, path in files.items():
+        links[f"{part}/config.json"] = base / part / "config.json"
+        links[f"{part}/{STEMS[0]}.safetensors"] = path
+    absolute = {name: str(target.absolute()) for name, target in links.items()}
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "videotune" / "bases" / digest(absolute)
+    if folder.is_dir():
+        return folder
+    aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
+    try:
+        for name, target in absolute.items():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            (aside / name).symlink_to(target)
+        aside.rename(folder)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if folder.is_dir():  # another process of the run was quicker
+            return folder
+        raise VideotuneError(
+            f"transformer.file: {folder} cannot be made of links ({error}). Instead, copy {base}, and put the file "
+            f"into it as {next(iter(files))}/{STEMS[0]}.safetensors."
         ) from error
+    return folder
 
 
 def of_base(folder: Path) -> ModuleType:
@@ -107,34 +202,15 @@ def spec_for(family: str | None, base: BasePlace | None) -> FamilySpec:
     return module.read_spec(base.folder)
 
 
-def check_parts(folder: Path) -> None:
-    """Raise VideotuneError where a part that the model's index names is not there."""
-    for part, value in read_config(folder / "model_index.json").items():
-        if isinstance(value, list) and len(value) == 2 and value[1] is not None and not (folder / part).is_dir():
-            raise VideotuneError(
-                f"the base model is incomplete: {folder} has no {part}/, which its model_index.json names"
-            )
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A part's JSON config; VideotuneError where the file is missing or broken."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise VideotuneError(f"the base model is incomplete: {path} is missing") from None
-    except json.JSONDecodeError as error:
-        raise VideotuneError(f"{path} is not valid JSON: {error.msg} in line {error.lineno}") from error
-
-
 SAMPLED_ABOVE, BLOCKS, BLOCK = 64 << 20, 256, 64 << 10
-"""Files above the first are read in so many blocks of so many bytes, evenly over the file."""
+"""Files above the first are not read whole: safetensors in two blocks a tensor, others in so many; each of so many bytes."""
 
 
 def fingerprint(folder: Path) -> str:
     """16 hex digits that name a part on disk by its files' names, sizes and bytes.
 
-    Files up to 64 MB are read whole; of larger ones 16 MB, in blocks spread evenly: reading all of an 11 GB text encoder
-    at every start would cost more than it tells. A change of a few tensors of a large file may thus go unseen.
+    Files up to 64 MB are read whole; of larger safetensors the head, and of each tensor the first 64 KB and as much from
+    its middle: so a tensor that was changed is seen, wherever it lies in the file. A few numbers in its depth may not be.
     """
     name = hashlib.blake2b(digest_size=8)
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")):
@@ -144,7 +220,23 @@ def fingerprint(folder: Path) -> str:
             if size <= SAMPLED_ABOVE:
                 name.update(file.read())
                 continue
-            for block in range(BLOCKS):
-                file.seek((size - BLOCK) * block // (BLOCKS - 1))
-                name.update(file.read(BLOCK))
+            for start, length in _blocks(path, size):
+                file.seek(start)
+                name.update(file.read(length))
     return name.hexdigest()
+
+
+def _blocks(path: Path, size: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of what is read of a large file, in the file's order."""
+    if path.suffix != ".safetensors":
+        yield from (((size - BLOCK) * block // (BLOCKS - 1), BLOCK) for block in range(BLOCKS))
+        return
+    with path.open("rb") as file:
+        head = 8 + int.from_bytes(file.read(8), "little")
+        tensors: Iterable[dict[str, Any]] = json.loads(file.read(head - 8)).values()
+    yield 0, head
+    for lo, hi in sorted(tuple(tensor["data_offsets"]) for tensor in tensors if "data_offsets" in tensor):
+        yield head + lo, min(BLOCK, hi - lo)
+        if hi - lo > BLOCK:
+            middle = max(lo + BLOCK, (lo + hi - BLOCK) // 2)
+            yield head + middle, min(BLOCK, hi - middle)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.families.find import fingerprint, read_config
+from videotune.families.loading import load_model
 from videotune.families.wan_nets import encoded, full_name, isolate_frames, native, stand_in
 from videotune.families.wan_tiny import VARIANTS, oracle, tiny
 from videotune.types import Batch, Condition, Expert, FamilySpec, Moments, SampleRequest, VideoRules
@@ -123,11 +124,8 @@ class Wan:
         if "text_encoder" not in self._parts:
             from diffusers import WanPipeline
             from transformers import AutoTokenizer, UMT5EncoderModel
-            from transformers.utils import logging
 
-            logging.disable_progress_bar()
-            encoder = UMT5EncoderModel.from_pretrained(self.folder / "text_encoder", dtype=self.dtype)
-            encoder.to(self.device).requires_grad_(False)
+            encoder = load_model(UMT5EncoderModel, self.folder / "text_encoder", self.dtype, self.device)
             tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
             self._parts["text_encoder"] = WanPipeline(tokenizer, encoder, vae=None, scheduler=None)
         return self._parts["text_encoder"]
@@ -137,9 +135,7 @@ class Wan:
         if "vae" not in self._parts:
             from diffusers import AutoencoderKLWan
 
-            vae = AutoencoderKLWan.from_pretrained(self.folder / "vae", dtype=_torch().float32)
-            vae.to(self.device).requires_grad_(False).eval()
-            self._parts["vae"] = vae
+            self._parts["vae"] = load_model(AutoencoderKLWan, self.folder / "vae", _torch().float32, self.device)
         return self._parts["vae"]
 
     def _looks_at_image(self) -> bool:
@@ -160,8 +156,7 @@ class Wan:
     def _image_encoder(self) -> tuple[Any, Any]:
         from transformers import CLIPImageProcessor, CLIPVisionModel
 
-        encoder = CLIPVisionModel.from_pretrained(self.folder / "image_encoder", dtype=_torch().float32)
-        encoder.to(self.device).requires_grad_(False).eval()
+        encoder = load_model(CLIPVisionModel, self.folder / "image_encoder", _torch().float32, self.device)
         return CLIPImageProcessor.from_pretrained(self.folder / "image_processor"), encoder
 
     def free(self, part: str) -> None:
@@ -261,8 +256,7 @@ class Wan:
         """The transformer, frozen; norms and embedders that diffusers keeps in float32 stay so. None: the only expert."""
         from diffusers import WanTransformer3DModel
 
-        net = WanTransformer3DModel.from_pretrained(self._expert_folder(expert), dtype=self.dtype)
-        return net.to(self.device).requires_grad_(False)
+        return load_model(WanTransformer3DModel, self._expert_folder(expert), self.dtype, self.device)
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """The transformer's shape without weights. None: the first expert; both have one shape."""

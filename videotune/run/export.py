@@ -108,11 +108,13 @@ def _folder(resolved: Resolved) -> Path:
 def _facts(run: Path, family: Family, step: int, resolved: Resolved) -> dict[str, Any]:
     """What the file says of itself, so that it can be used years later."""
     config, kept = resolved.config, read_run_config(run)
-    plan = read_json(run / "plan.json")
+    plan, file = read_json(run / "plan.json"), config.transformer.file
+    files = [Path(one).name for one in ([file] if isinstance(file, str) else file or []) if one]
     base = Path(kept["base"]["name"]).name if Path(kept["base"]["name"]).is_absolute() else kept["base"]["name"]
     return {
         "videotune": __version__,
         "base": {**kept["base"], "name": base},  # of a local folder its name alone: the file is made to be shared
+        **({"transformer_file": files} if files else {}),
         "data": kept["data"],
         "step": step,
         "steps": kept["steps"],

@@ -22,7 +22,7 @@ from videotune.config.schema import Config, Dataset
 from videotune.data.library import Library, LibrarySettings, Source, buckets, scan
 from videotune.data.windows import WindowSettings
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.families.find import place, spec_for
+from videotune.families.find import part_files, place, spec_for
 from videotune.files import digest
 from videotune.monitor.exposure import Exposure, exposure
 from videotune.types import BasePlace, ClipShape, FamilySpec, Window
@@ -139,6 +139,10 @@ def anchored(layer: dict[str, Any]) -> dict[str, Any]:
         value = out.get(name)
         if isinstance(value, str) and (name != "base_model_name" or Path(value).expanduser().is_dir()):
             out[name] = absolute(value)
+    transformer = out.get("transformer")
+    if isinstance(transformer, dict) and (file := transformer.get("file")):
+        many = [absolute(one) if isinstance(one, str) else one for one in (file if isinstance(file, list) else [file])]
+        out["transformer"] = {**transformer, "file": many if isinstance(file, list) else many[0]}
     return out
 
 
@@ -167,7 +171,9 @@ def settle(words: Words) -> tuple[Resolved, FamilySpec, BasePlace | None]:
             "which model? Give --preset NAME (see `videotune presets list`), --config FILE, or --set base_model_name=…"
         )
     spec = spec_for(family, base)
-    return resolve(user, preset, spec), spec, base
+    resolved = resolve(user, preset, spec)
+    part_files(resolved.config.transformer.file, spec)  # a file that is not there is said before anything is read
+    return resolved, spec, base
 
 
 def open_job(

@@ -17,7 +17,7 @@ from videotune.data.workers import Workers
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
-from videotune.families.find import find, place
+from videotune.families.find import find, part_files, place
 from videotune.run.console import bar, clock, say
 from videotune.run.job import Job
 from videotune.run.takes import captions_of, takes_of
@@ -46,7 +46,8 @@ def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Fam
     """
     if base is None:
         raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
-    return find(spec.name).open_family(place(base.name).folder, *device_and_dtype(config))
+    folder = place(base.name, files=part_files(config.transformer.file, spec)).folder
+    return find(spec.name).open_family(folder, *device_and_dtype(config))
 
 
 def lora_settings(config: Config) -> LoraSettings:

@@ -13,6 +13,7 @@ from videotune.errors import VideotuneError
 from videotune.families.cogvideox.attention import isolate_frames
 from videotune.families.cogvideox.facts import read_spec
 from videotune.families.find import fingerprint, read_config
+from videotune.families.loading import load_model
 from videotune.types import Batch, Condition, Moments, SampleRequest
 
 if TYPE_CHECKING:
@@ -56,12 +57,9 @@ class CogVideoX:
         """A diffusers pipeline of tokenizer and text encoder alone, for its own prompt handling."""
         if "text_encoder" not in self._parts:
             from transformers import AutoTokenizer, T5EncoderModel
-            from transformers.utils import logging
 
             self._refuse_unreadable_tokenizer()
-            logging.disable_progress_bar()
-            encoder = T5EncoderModel.from_pretrained(self.folder / "text_encoder", dtype=self.dtype)
-            encoder.to(self.device).requires_grad_(False)
+            encoder = load_model(T5EncoderModel, self.folder / "text_encoder", self.dtype, self.device)
             tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
             self._parts["text_encoder"] = self.pipeline_class()(tokenizer, encoder, None, None, None)
         return self._parts["text_encoder"]
@@ -82,9 +80,7 @@ class CogVideoX:
         if "vae" not in self._parts:
             from diffusers import AutoencoderKLCogVideoX
 
-            vae = AutoencoderKLCogVideoX.from_pretrained(self.folder / "vae", dtype=_torch().float32)
-            vae.to(self.device).requires_grad_(False).eval()
-            self._parts["vae"] = vae
+            self._parts["vae"] = load_model(AutoencoderKLCogVideoX, self.folder / "vae", _torch().float32, self.device)
         return self._parts["vae"]
 
     def free(self, part: str) -> None:
@@ -165,8 +161,7 @@ class CogVideoX:
         """The transformer, frozen."""
         from diffusers import CogVideoXTransformer3DModel
 
-        net = CogVideoXTransformer3DModel.from_pretrained(self.folder / (expert or "transformer"), dtype=self.dtype)
-        return net.to(self.device).requires_grad_(False)
+        return load_model(CogVideoXTransformer3DModel, self.folder / (expert or "transformer"), self.dtype, self.device)
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """The transformer's shape without weights."""

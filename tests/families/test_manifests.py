@@ -1,0 +1,99 @@
+"""The real base models, by their configs, on the meta device: sizes as published, what a LoRA covers, exported names.
+
+scripts/write_manifests.py writes tests/manifests/; what a manifest says and what the code computes must agree.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from videotune.errors import VideotuneError
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / "tests" / "manifests"
+AGAIN = "the manifests are old: python scripts/write_manifests.py"
+FINETRAINERS_LORA = 132_120_576
+"""Trainable parameters of a LoRA of rank 128 on to_q, to_k, to_v, to_out.0 of CogVideoX-5B, as finetrainers prints them."""
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_manifests", ROOT / "scripts" / "write_manifests.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["write_manifests"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+WRITER = script()
+EACH = pytest.mark.parametrize("name", sorted(WRITER.MODELS))
+
+
+def kept(name: str) -> dict[str, Any]:
+    return json.loads((HOME / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_each_model_has_a_manifest_and_each_config_a_model() -> None:
+    assert {path.stem for path in HOME.glob("*.json")} == set(WRITER.MODELS), AGAIN
+    used = {f"{model.transformer}.transformer" for model in WRITER.MODELS.values()}
+    used |= {model.vae for model in WRITER.MODELS.values() if model.vae}
+    assert {path.name.removesuffix(".json") for path in (HOME / "configs").iterdir()} == used
+
+
+@EACH
+def test_sizes_are_as_written_and_as_published(name: str) -> None:
+    manifest, model = kept(name), WRITER.MODELS[name]
+    assert manifest["transformer"] == WRITER.count(WRITER.config(f"{model.transformer}.transformer")), AGAIN
+    assert manifest["vae"] == (WRITER.count(WRITER.config(model.vae)) if model.vae else None), AGAIN
+    published = manifest["published"]
+    assert published == {"parameters": model.published.parameters, "source": model.published.source}, AGAIN
+    if published["parameters"] is None:
+        assert published["source"].startswith("not verified")
+    else:
+        assert published["parameters"] == manifest["transformer"]["parameters"]
+
+
+def test_the_bytes_that_are_loaded_are_the_published_ones() -> None:
+    """A public log of the loaded parts in bfloat16, in GiB: so the modules that stay in float32 are the right ones."""
+    for name, gib in (("wan2.1-t2v-1.3b", 2.64891254901886), ("wan2.1-t2v-14b", 26.66874897480011)):
+        assert kept(name)["transformer"]["bytes_in_bfloat16"] == gib * 2**30
+        assert kept(name)["vae"]["bytes_in_bfloat16"] == 0.23635575734078884 * 2**30
+
+
+@EACH
+def test_what_our_family_says_of_it(name: str, tmp_path: Path) -> None:
+    written = kept(name)["family"]
+    try:
+        found = WRITER.by_family(name, WRITER.lay_out(name, tmp_path / "model"))
+    except VideotuneError as error:
+        if "no family reads" in str(error) or "cannot be trained yet" in str(error):
+            pytest.skip(str(error))
+        raise
+    assert found == written, AGAIN
+    blocks = sum(found["blocks"].values())
+    assert found["lora"]["attention"]["modules"] % blocks == 0
+    assert {names["keys"] for names in found["export"].values()} == {2 * found["lora"]["linear"]["modules"]}
+    assert found["lora"]["linear"]["modules"] > found["lora"]["attention"]["modules"]
+
+
+def test_a_lora_has_as_many_parameters_as_others_count() -> None:
+    family = kept("cogvideox-5b")["family"]
+    assert family is not None, AGAIN
+    assert 128 * family["lora"]["attention"]["parameters_a_rank"] == FINETRAINERS_LORA
+
+
+def test_the_first_model_is_read_by_a_family() -> None:
+    family = kept("wan2.1-t2v-1.3b")["family"]
+    assert family["blocks"] == {"blocks": 30}
+    assert family["lora"]["attention"]["modules"] == 30 * 8
+    assert family["lora"]["linear"]["modules"] == 30 * 10
+    assert family["export"]["comfyui"] == {"first": "diffusion_model.blocks.0.self_attn.q.lora_A.weight", "keys": 600}

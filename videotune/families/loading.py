@@ -1,0 +1,234 @@
+"""Loading weights: straight into the wanted dtype and device, shard by shard, after a look at what the files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import VideotuneError
+from videotune.families.parts import Header, has_weights, headers, model_parts, read_config, said, weight_files
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+READ_FROM_ONE_FILE = "Wan, HunyuanVideo, HiDream and LTX-Video"
+"""The families whose transformers diffusers reads from one file as the authors or ComfyUI name its tensors."""
+
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "I8", "U8")
+_SPARE = 0.01
+"""Weights that a model has no place for are left out, and said, up to this share; more is another model."""
+
+
+def load_model(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """A part of a base model by its class of diffusers or transformers, frozen, in ``dtype`` on ``device``.
+
+    It is what ``cls.from_pretrained(folder, dtype=dtype)`` gives, modules that diffusers keeps in float32 included, but
+    never holds more than the model and one file of weights. On a CPU, weights that already have the dtype are the file's
+    own pages, mapped. Raises VideotuneError where weights and config are not of one model.
+    """
+    files = weight_files(folder)
+    if not hasattr(cls, "load_config"):  # transformers streams by itself, and ties weights that stand in a file once
+        return _transformers_model(cls, folder, files, dtype, device)
+    net = skeleton(cls, folder, dtype)
+    rename = check_part(cls, folder, net, say=said)
+    kept = tuple(cls._keep_in_fp32_modules or ())
+    for batch in [files] if rename else [[file] for file in files]:
+        state = _mapped(batch)
+        state = rename(state) if rename else state
+        net.load_state_dict(_placed(state, dtype, device, kept), strict=False, assign=True)
+    for module in net.modules():  # buffers that no file holds
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+    return net.eval().requires_grad_(False)
+
+
+def skeleton(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The model that a part's config describes, parameters on the meta device, buffers real."""
+    from accelerate import init_empty_weights
+
+    config = cls.load_config(folder)
+    if config.get("quantization_config"):
+        raise VideotuneError(f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16")
+    with _default_dtype(dtype), init_empty_weights():
+        return cls.from_config(config)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """As diffusers does: some models make their buffers in torch's default dtype."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _mapped(files: list[Path]) -> dict[str, Tensor]:
+    """The tensors of files, not read yet: they are pages of the files."""
+    from safetensors.torch import load_file
+
+    state: dict[str, Tensor] = {}
+    for path in files:
+        state |= load_file(path)
+    return state
+
+
+def _placed(
+    state: dict[str, Tensor], dtype: torch.dtype, device: torch.device, kept: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """Each tensor in its own dtype on the device; the state is emptied on the way."""
+    import torch
+
+    placed = {}
+    for name in list(state):
+        tensor = state.pop(name)
+        wanted = tensor.dtype
+        if tensor.is_floating_point():
+            wanted = torch.float32 if any(part in kept for part in name.split(".")) else dtype
+        there = tensor.to(device).to(wanted).contiguous()
+        # a small tensor that stayed a page of the file would keep all of the file mapped
+        placed[name] = there.clone() if there is tensor and wanted != dtype else there
+    return placed
+
+
+def _transformers_model(
+    cls: Any, folder: Path, files: list[Path], dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        net, told = cls.from_pretrained(
+            folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
+        )
+    except RuntimeError as error:  # sizes differ
+        raise VideotuneError(f"{_told(files)} does not fit {folder / 'config.json'}: {error}") from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    absent = sorted(told["missing_keys"])
+    if absent:  # transformers would fill them with random numbers
+        raise VideotuneError(
+            f"{_told(files)} is not all of a {cls.__name__}: {len(absent)} tensors are missing, as {absent[0]}. "
+            "Take weights and config of one model."
+        )
+    return net.eval().requires_grad_(False)
+
+
+def check_base(folder: Path) -> None:
+    """Raise VideotuneError where the weights of a network of diffusers are not those of its config.
+
+    Only the heads of the files are read, so that a wrong file is known before anything is encoded.
+    """
+    import diffusers
+    import torch
+
+    for part, (library, name) in model_parts(read_config(folder / "model_index.json")).items():
+        if library == "diffusers" and has_weights(name):
+            cls = getattr(diffusers, name, None)
+            if cls is None:
+                raise VideotuneError(
+                    f"{folder / part}: diffusers {diffusers.__version__} has no {name}: install a newer one"
+                )
+            check_part(cls, folder / part, skeleton(cls, folder / part, torch.float32))
+
+
+Rename = Callable[[dict[str, "Tensor"]], dict[str, "Tensor"]]
+
+
+def check_part(cls: Any, folder: Path, net: nn.Module, say: Callable[[str], None] | None = None) -> Rename | None:
+    """Compare the heads of a part's files with its config's model.
+
+    Returns how tensors must be renamed, where the file has the authors' names (None: it has diffusers'). ``say`` is told
+    of weights that are left out. Raises VideotuneError that names both models where they differ.
+    """
+    files = weight_files(folder)
+    found = headers(files)
+    shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    eight = [name for name, header in found.items() if header.dtype in _EIGHT_BITS]
+    if eight:
+        raise VideotuneError(
+            f"{_told(files)} holds weights of 8 bits ({eight[0]}: {found[eight[0]].dtype}): "
+            "take the file in bfloat16, float16 or float32"
+        )
+    rename = None
+    if not set(shapes) & set(found):
+        rename = _renaming(cls, folder, found)
+        found = _renamed(cls, folder, found, rename)
+    wrong = [name for name in shapes if name not in found or found[name].shape != shapes[name]]
+    spare = [name for name in found if name not in shapes]
+    if wrong or sum(found[name].count for name in spare) > _SPARE * sum(header.count for header in found.values()):
+        _refuse(cls, folder, found, shapes, wrong or spare)
+    if spare and say:
+        say(
+            f"note: {_told(files)}: {len(spare)} weights have no place in a {cls.__name__} and are left out: {spare[0]} …"
+        )
+    return rename
+
+
+def _renaming(cls: Any, folder: Path, found: Mapping[str, Header]) -> Rename:
+    """diffusers' own function from the authors' names of a transformer's tensors to its own."""
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+
+    files = weight_files(folder)
+    if any("lora_" in name for name in found):
+        raise VideotuneError(f"{_told(files)} is a LoRA, not a transformer: merge it first, or start from its base")
+    known = SINGLE_FILE_LOADABLE_CLASSES.get(cls.__name__)
+    if known is None:
+        raise VideotuneError(
+            f"{_told(files)}: diffusers reads no {cls.__name__} with the tensors' names of this file (the first is "
+            f"{next(iter(found), 'none')!r}); it reads those of {READ_FROM_ONE_FILE}. Save it in diffusers layout first."
+        )
+    config, convert = cls.load_config(folder), known["checkpoint_mapping_fn"]
+    return lambda state: convert(checkpoint=state, config=config)
+
+
+def _renamed(cls: Any, folder: Path, found: Mapping[str, Header], rename: Rename) -> dict[str, Header]:
+    """The headers under diffusers' names: the renaming runs over tensors without memory."""
+    import torch
+
+    empty = {
+        name: torch.empty(header.shape, dtype=getattr(torch, _DTYPES.get(header.dtype, "float32")), device="meta")
+        for name, header in found.items()
+    }
+    files = weight_files(folder)
+    try:
+        renamed = rename(empty)
+    except (KeyError, IndexError, ValueError, RuntimeError, AttributeError) as error:
+        raise VideotuneError(
+            f"{_told(files)} is no transformer that diffusers can read as a {cls.__name__} ({error!r:.200})"
+        ) from error
+    return {name: Header("", tuple(value.shape), files[0].name) for name, value in renamed.items()}
+
+
+def _refuse(
+    cls: Any, folder: Path, found: Mapping[str, Header], shapes: Mapping[str, tuple[int, ...]], wrong: list[str]
+) -> None:
+    count = sum(Header("", shape, "").count for shape in shapes.values())
+    name = wrong[0] if wrong else next(iter(found), "nothing")
+    theirs = "x".join(map(str, found[name].shape)) if name in found else "missing"
+    ours = "x".join(map(str, shapes[name])) if name in shapes else "not in the model"
+    raise VideotuneError(
+        f"{_told(weight_files(folder))} does not fit {folder / 'config.json'}: the file holds "
+        f"{_billions(sum(header.count for header in found.values()))} parameters, a {cls.__name__} of this config has "
+        f"{_billions(count)}. {len(wrong)} tensors differ, as {name}: {theirs} in the file, {ours} by the config. "
+        "Take weights and config of one model."
+    )
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}"
+
+
+def _told(files: list[Path]) -> str:
+    """The file as the person knows it: where a link of ours leads."""
+    first = files[0].resolve() if files[0].is_symlink() and "blobs" not in files[0].resolve().parts else files[0]
+    return str(first) if len(files) == 1 else f"{first} (and {len(files) - 1} more)"

@@ -1,0 +1,223 @@
+"""What a model's folder in diffusers layout must hold, told without torch: its parts, their configs, their weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from videotune.errors import VideotuneError
+
+STEMS = ("diffusion_pytorch_model", "model")
+"""How the weights of a part are called, by diffusers and by transformers."""
+
+_NO_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "ProcessorFast", "FeatureExtractor")
+_SAME = (
+    ("transformer", ("out_channels",), "vae", ("z_dim", "latent_channels"), "latent channels"),
+    ("transformer", ("text_dim", "text_embed_dim", "caption_channels"), "text_encoder", ("d_model", "hidden_size"),
+     "numbers a text token"),
+    ("transformer", ("image_dim",), "image_encoder", ("hidden_size",), "numbers an image token"),
+)  # fmt: skip
+"""What two parts of one checkpoint agree on: a part and its keys, another and its keys, what it is. Either may be silent."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """A tensor in a file: its dtype as safetensors writes it ("F32", "BF16", …), its shape, and the file's name."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+
+    @property
+    def count(self) -> int:
+        """How many numbers it holds."""
+        count = 1
+        for side in self.shape:
+            count *= side
+        return count
+
+
+def said(text: str) -> None:
+    """Tell the person, beside what a command prints as its result."""
+    print(text, file=sys.stderr)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A part's JSON config; VideotuneError where the file is missing or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise VideotuneError(f"the base model is incomplete: {path} is missing") from None
+    except json.JSONDecodeError as error:
+        raise VideotuneError(f"{path} is not valid JSON: {error.msg} in line {error.lineno}") from error
+
+
+def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The parts that a model_index.json names, with library and class; those that are null left out."""
+    return {
+        part: (value[0], value[1])
+        for part, value in index.items()
+        if isinstance(value, list) and len(value) == 2 and value[1] is not None
+    }
+
+
+def has_weights(cls: str) -> bool:
+    """Whether a part of this class is a network; schedulers, tokenizers and processors are none."""
+    return not any(word in cls for word in _NO_WEIGHTS)  # TokenizerFast, ImageProcessorPil …
+
+
+def check_parts(folder: Path) -> None:
+    """Raise VideotuneError where a part that the model's index names is not there, or two are not of one model.
+
+    By the configs alone: whether the weights are there, ``missing`` says.
+    """
+    parts = model_parts(read_config(folder / "model_index.json"))
+    for part in parts:
+        if not (folder / part).is_dir():
+            raise VideotuneError(
+                f"the base model is incomplete: {folder} has no {part}/, which its model_index.json names"
+            )
+    configs = {part: read_config(folder / part / "config.json") for part, (_, cls) in parts.items() if has_weights(cls)}
+    for part, config in configs.items():
+        own, named = config.get("_class_name"), parts[part][1]
+        if own is not None and own != named:
+            raise VideotuneError(
+                f"{folder / part} holds a {own}, where model_index.json names a {named}: take all parts from one model"
+            )
+    for part, keys, other, other_keys, what in _SAME:
+        for name in (part, f"{part}_2"):
+            _agree(folder, configs, parts, (name, keys), (other, other_keys), what)
+
+
+def _agree(
+    folder: Path,
+    configs: Mapping[str, Mapping[str, Any]],
+    parts: Mapping[str, tuple[str, str]],
+    one: tuple[str, Sequence[str]],
+    other: tuple[str, Sequence[str]],
+    what: str,
+) -> None:
+    """Raise VideotuneError where both parts state the size and the sizes differ."""
+    a, b = (
+        next((value for key in keys if isinstance(value := configs.get(part, {}).get(key), int)), None)
+        for part, keys in (one, other)
+    )
+    if a is not None and b is not None and a != b:
+        raise VideotuneError(
+            f"{folder} mixes two models: its {one[0]} ({parts[one[0]][1]}) takes {a} {what}, "
+            f"its {other[0]} ({parts[other[0]][1]}) gives {b}. Take both parts from one checkpoint."
+        )
+
+
+def shards(folder: Path) -> list[str]:
+    """The names of a part's files of weights, as its index lists them or as they must be called; [] where none is known."""
+    for stem in STEMS:
+        index = folder / f"{stem}.safetensors.index.json"
+        if index.is_file():
+            return sorted(set(read_config(index).get("weight_map", {}).values()))
+        if (folder / f"{stem}.safetensors").is_file():
+            return [f"{stem}.safetensors"]
+    return []
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """A part's files of weights.
+
+    Raises VideotuneError naming the shard that is missing, or what stands there instead of safetensors.
+    """
+    names = shards(folder)
+    if not names:
+        raise VideotuneError(f"{folder} has no weights{without_safetensors(p.name for p in folder.glob('*'))}")
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise VideotuneError(
+            f"{folder} lacks {some(absent)}: of {len(names)} files of weights that its index lists, "
+            f"{len(absent)} are missing. Fetch the model again, or copy all of it."
+        )
+    return [folder / name for name in names]
+
+
+def without_safetensors(names: Iterable[str]) -> str:
+    """What to say of weights in a form that is not read; the names are those of the part's files."""
+    names = sorted(names)
+    variants = [name for name in names if name.endswith(".safetensors")]
+    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    if variants:
+        return f" called {STEMS[0]}.safetensors or {STEMS[1]}.safetensors; it has {some(variants)}"
+    if pickled:
+        return f" in safetensors; {some(pickled)} can run code when it is read, and is not"
+    return ""
+
+
+def some(names: Sequence[str]) -> str:
+    """The first three of a list in words."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def missing(folder: Path, *, weights: bool, own: Collection[str] = ()) -> list[str]:
+    """The files and parts that a model folder lacks, relative to it; of the parts ``own`` no weights are needed."""
+    if not (folder / "model_index.json").is_file():
+        return ["model_index.json"]
+    absent = []
+    for part, (_, cls) in model_parts(read_config(folder / "model_index.json")).items():
+        here = folder / part
+        if not here.is_dir() or not any(here.iterdir()):
+            absent.append(f"{part}/")
+        elif has_weights(cls):
+            absent += [] if (here / "config.json").is_file() else [f"{part}/config.json"]
+            if weights and part not in own:
+                names = shards(here) or [f"{STEMS[0 if _of_diffusers(here) else 1]}.safetensors"]
+                absent += [f"{part}/{name}" for name in names if not (here / name).is_file()]
+        elif cls.endswith("Scheduler") and not (here / "scheduler_config.json").is_file():
+            absent.append(f"{part}/scheduler_config.json")
+    return absent
+
+
+def _of_diffusers(part: Path) -> bool:
+    """Whether a part's config is one of diffusers'."""
+    path = part / "config.json"
+    return path.is_file() and "_class_name" in read_config(path)
+
+
+def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
+    """Raise VideotuneError that lists what the folder of the base model ``name`` lacks, weights included."""
+    absent = missing(folder, weights=True, own=own)
+    for part in sorted({path.partition("/")[0] for path in absent if path.endswith(".safetensors")}):
+        instead = without_safetensors(p.name for p in (folder / part).glob("*"))
+        if instead and not shards(folder / part):
+            raise VideotuneError(f"base_model_name: {folder / part} has no weights{instead}")
+    if absent:
+        raise VideotuneError(
+            f"base_model_name: {name} is incomplete: {folder} lacks {some(absent)}. Copy or fetch all of the model."
+        )
+
+
+def headers(files: Sequence[Path]) -> dict[str, Header]:
+    """What tensors files of weights hold; only the files' heads are read.
+
+    Raises VideotuneError for a file that is damaged, cut short, or a mere pointer of git-lfs.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    found = {}
+    for path in files:
+        try:
+            with safe_open(path, "np") as file:
+                for key in file.keys():  # noqa: SIM118  (safe_open is no mapping)
+                    part = file.get_slice(key)
+                    found[key] = Header(part.get_dtype(), tuple(part.get_shape()), path.name)
+        except (SafetensorError, OSError) as error:
+            raise VideotuneError(f"{path} cannot be read: {_damage(path, error)}") from error
+    return found
+
+
+def _damage(path: Path, error: Exception) -> str:
+    with path.open("rb") as file:
+        if file.read(24).startswith(b"version https://git-lfs"):
+            return "it is a pointer of git-lfs, not the weights: run `git lfs pull` in that folder"
+    size = path.stat().st_size
+    return f"it is damaged, or was not copied to its end ({size:,} bytes; {error}). Fetch it again."
