@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # importing this module must not import torch
     import numpy as np
+    import torch
     from torch import Tensor, nn
 
 
@@ -275,6 +276,7 @@ class Family(Protocol):
     """
 
     spec: FamilySpec
+    dtype: torch.dtype
 
     def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each caption its unpadded states on the CPU: {"text": (l, D), …}."""

@@ -139,10 +139,10 @@ def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[
     net.train()
     ruler = Ruler(windows(3), windows(2), seed=0)
     state = torch.random.get_rng_state()
-    first = read_ruler(ruler, family, net, loss, batch_of)
+    first = read_ruler(ruler, family, {"transformer": net}, loss, batch_of)
     torch.rand(10)
     torch.random.set_rng_state(state)
-    second = read_ruler(ruler, family, net, loss, batch_of)
+    second = read_ruler(ruler, family, {"transformer": net}, loss, batch_of)
     assert first == second
     assert torch.equal(torch.random.get_rng_state(), state)
     assert net.training
@@ -155,16 +155,15 @@ def test_each_clip_counts_alike_in_any_order(tiny_family: Callable[..., Any]) ->
     family = tiny_family("wan")
     net, loss = family.denoiser(), objective("flow", {}, Timesteps())
     three = windows(3)
-    forth = read_ruler(Ruler(three, (), 0), family, net, loss, batch_of)["held_out"]
-    back = read_ruler(Ruler(three[::-1], (), 0), family, net, loss, batch_of)["held_out"]
+    forth = read_ruler(Ruler(three, (), 0), family, {"transformer": net}, loss, batch_of)["held_out"]
+    back = read_ruler(Ruler(three[::-1], (), 0), family, {"transformer": net}, loss, batch_of)["held_out"]
     assert forth["mean"] == pytest.approx(back["mean"], rel=1e-9)
 
 
 def test_without_held_out_clips_the_reading_says_so(tiny_family: Callable[..., Any]) -> None:
     family = tiny_family("wan")
-    reading = read_ruler(
-        Ruler((), windows(1), 0), family, family.denoiser(), objective("flow", {}, Timesteps()), batch_of
-    )
+    nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
+    reading = read_ruler(Ruler((), windows(1), 0), family, nets, loss, batch_of)
     assert reading["held_out"] is None
     assert normalised(reading["held_out"], None) is None
 

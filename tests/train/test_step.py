@@ -77,9 +77,9 @@ class Setup:
         return Prepared(step, Drawn(batch.window_ids, batch.captions, t), 0, batch, t, noise)
 
     def step(self, prepared: Prepared, parts: int = 1, clip: float = 1.0, seed: int | None = None) -> StepRecord:
-        learner = Learner(self.net, self.parameters, self.optimizer)
-        settings, lr = StepSettings(parts, clip, seed), {"transformer": self.lr}
-        return train_step(self.family, learner, self.objective, prepared, settings, lr, Clock(CPU), Crew())
+        learner = Learner(self.parameters, self.optimizer, RateSettings(self.lr, "CONSTANT", 0, 1))
+        settings = StepSettings(parts, clip, seed)
+        return train_step(self.family, self.net, learner, self.objective, prepared, settings, Clock(CPU), Crew())
 
     def gradient(self, prepared: Prepared, parts: int = 1, seed: int | None = None) -> torch.Tensor:
         """What the optimizer is given, as one vector."""

@@ -13,11 +13,13 @@ from threading import Barrier, Lock
 import torch
 from torch import Tensor
 
+from videotune.cache.experts import Rota
 from videotune.cache.schedule import Schedule, picks, visit
 from videotune.cache.store import Store, text_key
 from videotune.cache.views import moments_of, view, view_key
 from videotune.data.buckets import padded_box
 from videotune.diffusion.objective import Objective
+from videotune.diffusion.timesteps import Timesteps
 from videotune.randomness import draws
 from videotune.types import PLAIN, Batch, Clip, Condition, Moments, Take, Window
 
@@ -74,10 +76,17 @@ class Source:
     patch_frames: int
     sizes: Mapping[str, tuple[int, int]]
     encode: Callable[[Take], Moments] | None = None
+    rota: Rota | None = None
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     given: str = "none"
     first_frame: float = 0.0
     image_noise: bool = False
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+
+    def timesteps_of(self, step: int) -> Timesteps:
+        """The noise levels that a step draws from: those of its expert alone, where there are several."""
+        own = self.ranges.get(self.rota.at(step)) if self.rota else None
+        return replace(self.objective.timesteps, lo=own[0], hi=own[1]) if own else self.objective.timesteps
 
     def text(self, caption: str) -> dict[str, Tensor]:
         """A caption's cached states."""
@@ -204,7 +213,7 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1)) -> Prepar
     windows = [shown.window for shown in takes]
     captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
     u = torch.tensor([draws(seed, "t", step, i).random() for i in range(len(takes))], dtype=torch.float64)
-    t = source.objective.timesteps.draw(u)
+    t = source.timesteps_of(step).draw(u)
     drawn = Drawn(tuple(window.id for window in windows), tuple(captions), t)
     lo, hi = (i * len(takes) // part[1] for i in (part[0], part[0] + 1))
     if lo == hi:

@@ -223,6 +223,14 @@ class Config(Section):
     )
     video_config: VideoConfig = Field(default_factory=VideoConfig, description="frames")
 
+    experts: Literal["both", "high", "low"] | None = Field(
+        None, description="of a model with two experts, for high noise and for low, which train (default: both)"
+    )
+    expert_share: Share | None = Field(
+        None, description="share of the steps that the expert for high noise trains (default: its share of the draws)"
+    )
+    expert_period: int = Field(50, ge=1, description="steps in a row that one expert trains before the other is loaded")
+
     lora: Lora = Field(default_factory=Lora, description="the adapter")
     transformer: Transformer = Field(default_factory=Transformer, description="the denoiser")
     text_encoder: TextEncoder = Field(default_factory=TextEncoder, description="the text encoder")
@@ -230,6 +238,9 @@ class Config(Section):
         default_factory=Optimizer, description="the optimizer"
     )
     learning_rate: float = Field(1e-4, gt=0, description="the peak rate (default for FINE_TUNE: 1e-5)")
+    learning_rate_low: float | None = Field(
+        None, gt=0, description="of the expert for low noise, where there are two (default: learning_rate)"
+    )
     learning_rate_scheduler: Decay = Field("CONSTANT", description="what the rate does after the warm-up")
     warmup_steps: int | None = Field(None, ge=0, description="linear warm-up (default: 5 % of the steps, at most 100)")
     ema: Annotated[Ema, BeforeValidator(_ema)] = Field(default_factory=Ema, description="an average of the weights")

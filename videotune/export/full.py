@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.export.lora import Exported
+from videotune.families.find import expert_part
+from videotune.families.parts import weight_files
 from videotune.files import write_json
+from videotune.types import Family
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
-
-from videotune.types import Family
+    from torch import Tensor
 
 
 def export_full(
-    family: Family, net: nn.Module, state: Mapping[str, Tensor], base: Path, folder: Path, facts: Mapping[str, Any]
+    family: Family, expert: str, state: Mapping[str, Tensor], base: Path, folder: Path, facts: Mapping[str, Any]
 ) -> Exported:
-    """Write the model with the trained weights ``state``, the other parts as in ``base``, and read the weights back.
+    """Write the model with the trained weights ``state`` of an expert, all else as in ``base``, and read them back.
 
-    The other parts' files are linked where the disk allows it, so that they take no room twice. The weights are kept in the
-    dtypes of ``net``. Raises VideotuneError for NaN, and where the weights read back are not the ones written.
+    The other parts' files are linked where the disk allows it, so that they take no room twice. The weights have the run's
+    dtype, but those that diffusers keeps in float32. Raises VideotuneError for NaN, and where the weights read back are not
+    the ones written.
     """
     if any(not bool(value.isfinite().all()) for value in state.values()):
         raise VideotuneError("the model holds NaN or infinite weights: it is not exported")
-    aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
+    part, aside = expert_part(family.spec, expert), folder.with_name(f".part-{os.getpid()}-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        shutil.copytree(base, aside, copy_function=link, ignore=_but_transformer, dirs_exist_ok=True)
-        shell: Any = family.skeleton()
-        shell.load_state_dict(rounded(net, state), assign=True)
-        shell.save_pretrained(aside / "transformer")
+        shutil.copytree(base, aside, copy_function=link, ignore=_all_but(part), dirs_exist_ok=True)
+        shell: Any = family.skeleton(expert)
+        weights = rounded(shell, family.dtype, state, base / part)
+        shell.load_state_dict(weights, assign=True)
+        shell.save_pretrained(aside / part)
         write_json(aside / "videotune.json", dict(facts))
-        compare(net, state, aside / "transformer")
+        compare(weights, aside / part)
         if folder.exists():
             shutil.rmtree(folder)
         aside.rename(folder)
@@ -48,17 +50,37 @@ def export_full(
     return Exported("diffusers", folder, len(state), 0.0, "diffusers from_pretrained")
 
 
-def rounded(net: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights in the network's own dtypes; its buffers beside them."""
-    dtypes: dict[str, torch.dtype] = {name: value.dtype for name, value in net.state_dict().items()}
-    whole = net.state_dict() | dict(state)
-    return {name: whole[name].detach().to("cpu", dtypes[name]).contiguous() for name in dtypes}
+def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: Path) -> dict[str, Tensor]:
+    """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
+    import torch
+
+    kept, out = tuple(shell._keep_in_fp32_modules or ()), {}
+    rest = [name for name in shell.state_dict() if name not in state]
+    whole = dict(state) | {name: value for name, value in _tensors(base) if name in rest}
+    for name in shell.state_dict():
+        own = torch.float32 if any(word in kept for word in name.split(".")) else dtype
+        out[name] = whole[name].detach().to("cpu", own).contiguous()
+    return out
 
 
-def _but_transformer(folder: str, names: list[str]) -> list[str]:
-    """The base's own weights of what was trained, and what downloads leave behind."""
-    top = (Path(folder) / "model_index.json").is_file()
-    return [name for name in names if name.startswith(".") or (top and name == "transformer")]
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a part on disk, one after the other."""
+    from safetensors import safe_open
+
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)
+
+
+def _all_but(part: str) -> Callable[[str, list[str]], list[str]]:
+    """The base's files but those of the part that was trained, and what downloads leave behind."""
+
+    def ignore(folder: str, names: list[str]) -> list[str]:
+        top = (Path(folder) / "model_index.json").is_file()
+        return [name for name in names if name.startswith(".") or (top and name == part)]
+
+    return ignore
 
 
 def link(source: str, target: str) -> str:
@@ -71,21 +93,15 @@ def link(source: str, target: str) -> str:
     return target
 
 
-def compare(net: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
-    """Read the weights back as ``from_pretrained`` does, shard by shard.
+def compare(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Read the weights back, shard by shard.
 
     Raises VideotuneError where one is missing or not the one that was trained.
     """
-    from safetensors import safe_open
-
-    index = folder / "diffusion_pytorch_model.safetensors.index.json"
-    shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else None
-    wanted, seen = rounded(net, state), set()
-    for shard in sorted(shards or {"diffusion_pytorch_model.safetensors"}):
-        with safe_open(folder / shard, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                seen.add(name)
-                if name not in wanted or not bool((file.get_tensor(name) == wanted[name]).all()):
-                    raise VideotuneError(f"{folder}: {name} reads back as something else: not exported")
-    if seen != set(wanted):
-        raise VideotuneError(f"{folder}: {len(set(wanted) - seen)} weights are missing: not exported")
+    seen = set()
+    for name, value in _tensors(folder):
+        seen.add(name)
+        if name not in weights or not bool((value == weights[name]).all()):
+            raise VideotuneError(f"{folder}: {name} reads back as something else: not exported")
+    if seen != set(weights):
+        raise VideotuneError(f"{folder}: {len(set(weights) - seen)} weights are missing: not exported")

@@ -6,7 +6,7 @@ fixed noise; plain v-MSE, no caption dropout. It draws nothing from training and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,43 +37,58 @@ class Ruler:
 
 
 def read_ruler(
-    ruler: Ruler, family: Family, net: nn.Module, objective: Objective, batch_of: Callable[[Window], Batch]
+    ruler: Ruler,
+    family: Family,
+    nets: Mapping[str, nn.Module],
+    objective: Objective,
+    batch_of: Callable[[Window], Batch],
 ) -> dict[str, Any]:
-    """{"held_out": {mean, by_quantile} or None, "train": likewise}; plain mse averaged over the windows."""
-    device = next(net.parameters()).device
+    """{"held_out": {mean, by_quantile} or None, "train": likewise}; plain mse averaged over the windows.
+
+    Each noise level is read by the expert whose it is; of ``nets`` one after the other is looked up, each once.
+    """
     levels = objective.timesteps.quantiles(QUANTILES)
-    training = net.training
-    net.eval()
-    try:
-        with torch.no_grad():
-            return {
-                "held_out": _read(ruler.held_out, ruler.seed, levels, family, net, objective, batch_of, device),
-                "train": _read(ruler.train, ruler.seed, levels, family, net, objective, batch_of, device),
-            }
-    finally:
-        net.train(training)
+    sums = {part: torch.zeros(QUANTILES, dtype=torch.float64) for part in ("held_out", "train")}
+    for expert in family.spec.experts:
+        own = [i for i, t in enumerate(levels.tolist()) if expert.t_lo <= t < expert.t_hi or t == expert.t_hi == 1]
+        if not own:
+            continue
+        net = nets[expert.name]
+        device, training = next(net.parameters()).device, net.training
+        net.eval()
+        try:
+            with torch.no_grad():
+                for part, windows in (("held_out", ruler.held_out), ("train", ruler.train)):
+                    for window in windows:
+                        batch = batch_of(window).map(lambda x, device=device: x.to(device))  # type: ignore[misc]
+                        for i in own:
+                            sums[part][i] += _error(ruler.seed, window, i, levels[i], family, net, objective, batch)
+        finally:
+            net.train(training)
+    return {"held_out": _mean(sums["held_out"], ruler.held_out), "train": _mean(sums["train"], ruler.train)}
 
 
-def _read(
-    windows: Sequence[Window],
+def _error(
     seed: int,
-    levels: torch.Tensor,
+    window: Window,
+    number: int,
+    level: torch.Tensor,
     family: Family,
     net: nn.Module,
     objective: Objective,
-    batch_of: Callable[[Window], Batch],
-    device: torch.device,
-) -> dict[str, Any] | None:
+    batch: Batch,
+) -> torch.Tensor:
+    """The plain mse of a window at a level with its own noise, float64 on the CPU."""
+    device, shape = batch.x0.device, tuple(batch.x0.shape)
+    noise = torch.from_numpy(draws(seed, "ruler", window.id, number).standard_normal(shape, "float32"))
+    out = denoising_loss(family, net, objective, batch, level.float()[None].to(device), noise.to(device))
+    return out.mse.double().cpu()[0]
+
+
+def _mean(sums: torch.Tensor, windows: Sequence[Window]) -> dict[str, Any] | None:
+    """A part of a reading; None where there was nothing to read."""
     if not windows:
         return None
-    sums = torch.zeros(len(levels), dtype=torch.float64)
-    for window in windows:
-        batch = batch_of(window).map(lambda x: x.to(device))
-        shape = tuple(batch.x0.shape)
-        for i, level in enumerate(levels):
-            noise = torch.from_numpy(draws(seed, "ruler", window.id, i).standard_normal(shape, "float32"))
-            out = denoising_loss(family, net, objective, batch, level.float()[None].to(device), noise.to(device))
-            sums[i] += out.mse.double().cpu()[0]
     means = (sums / len(windows)).tolist()
     return {"mean": sum(means) / len(means), "by_quantile": means, "windows": len(windows)}
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from videotune.errors import VideotuneError
 from videotune.export.lora import read_factors
+from videotune.run.bench import Bench, of_expert, prefix, put_weights
 from videotune.run.console import say
-from videotune.run.trainer import put_weights
 from videotune.train.state import read_checkpoint
 from videotune.types import Family
 
@@ -20,16 +20,27 @@ if TYPE_CHECKING:
     from videotune.train.step import Learner
 
 
-def begin_from(source: Path, family: Family, learner: Learner, config: Config) -> None:
+def begin_from(source: Path, family: Family, bench: Bench, config: Config) -> None:
     """Put the weights of a LoRA file, or of a checkpoint's folder, into what trains, and say what was taken.
 
     Raises VideotuneError where they do not fit.
     """
+    if source.is_file() and len(bench.learners) > 1:
+        raise VideotuneError(
+            f"init_from: {source} is one file, and two experts train: give a checkpoint's folder, or train one of them"
+        )
+        raise VideotuneError()
+    told = [_begin_one(source, family, name, learner, config) for name, learner in bench.learners.items()]
+    say(f"beginning with the weights of {source} ({'; '.join(told)}); fresh optimizer, step 0")
+
+
+def _begin_one(source: Path, family: Family, name: str, learner: Learner, config: Config) -> str:
     if source.is_dir():
         checkpoint = read_checkpoint(source)
         if isinstance(checkpoint, str):
             raise VideotuneError(f"init_from: {source} is no complete checkpoint: {checkpoint}")
-        put_weights(learner.parameters, checkpoint.load("weights"), config, f"init_from: {source}")
+        weights = of_expert(checkpoint.load("weights"), prefix(family.spec, name))
+        put_weights(learner.parameters, weights, config, f"init_from: {source}")
         told = f"all {len(learner.parameters)} tensors"
     elif config.training_method != "LORA":
         raise VideotuneError(f"init_from: {source} is a file; FINE_TUNE begins from a checkpoint's folder")
@@ -39,7 +50,7 @@ def begin_from(source: Path, family: Family, learner: Learner, config: Config) -
         learner.masters.spread()
     if learner.ema:
         learner.ema.load({name: parameter.detach() for name, parameter in learner.parameters.items()})
-    say(f"beginning with the weights of {source} ({told}); fresh optimizer, step 0")
+    return told
 
 
 def scale_of(config: Config) -> float:

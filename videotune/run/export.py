@@ -11,16 +11,17 @@ from videotune.config.resolve import Resolved, resolve
 from videotune.errors import DONE, VideotuneError
 from videotune.export.full import export_full
 from videotune.export.lora import Exported, export_lora
-from videotune.families.find import place, spec_for
+from videotune.families.find import part_files, place, spec_for
 from videotune.files import read_json, write_json
 from videotune.report.html import write_report
+from videotune.run.bench import of_expert, prefix, trained
 from videotune.run.folder import read_run_config, run_settings
 from videotune.run.models import lora_settings, open_models
 from videotune.train.state import pick
 from videotune.types import Family
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from videotune.config.schema import Config
 
@@ -38,10 +39,8 @@ def export(run: Path, formats: Sequence[str] = (), step: int | None = None, out:
     resolved = resolve(settings, {}, spec)
     checkpoint = pick(run, step)
     family = open_models(spec, base, resolved.config)
-    state, net = checkpoint.load("ema" if checkpoint.has_ema else "weights"), None
-    if resolved.config.training_method == "FINE_TUNE":
-        net = family.denoiser()
-    for done in export_run(run, family, state, checkpoint.step, resolved, formats, out, net):
+    state = checkpoint.load("ema" if checkpoint.has_ema else "weights")
+    for done in export_run(run, family, state, checkpoint.step, resolved, formats, out):
         print(
             f"{done.format}: {done.path}  ({done.modules} parts, read back by {done.reader}: {exactly(done.max_error)})"
         )
@@ -75,23 +74,25 @@ def export_run(
     resolved: Resolved,
     formats: Sequence[str] = (),
     out: Path | None = None,
-    net: nn.Module | None = None,
 ) -> list[Exported]:
-    """Write each format, and the list of them into ``exports.json``; ``net`` is the network, where all of it was trained."""
+    """Write each format, a file for each expert that was trained, and the list of them into ``exports.json``."""
     config = resolved.config
     wanted = list(formats) or named_formats(config.output_model_format)
     folder = out or Path(config.output_model_destination or run / "export")
-    facts = _facts(run, family, step, resolved)
-    scale = lora_settings(config).scale
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
     done = []
     for format in wanted:
-        name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
-        path = folder / f"{name}-step-{step}{'' if format == 'diffusers' else '-' + format}"
-        if config.training_method == "FINE_TUNE":
-            assert net is not None, "a fine-tuned model is written with its network"
-            done.append(export_full(family, net, state, _folder(resolved), path, facts))
-        else:
-            done.append(export_lora(family, format, state, scale, path.with_name(f"{path.name}.safetensors"), facts))
+        for expert in trained(family.spec, config):
+            own = of_expert(state, prefix(family.spec, expert))
+            ending = ("" if format == "diffusers" else f"-{format}") + family.export_suffix(expert)
+            path = folder / f"{name}-step-{step}{ending}"
+            facts = _facts(run, family, step, resolved, expert)
+            if config.training_method == "FINE_TUNE":
+                done.append(export_full(family, expert, own, _folder(family, resolved), path, facts))
+                continue
+            scale = lora_settings(config).scale
+            file = path.with_name(f"{path.name}.safetensors")
+            done.append(export_lora(family, format, own, scale, file, facts, expert))
     listed = run / "exports.json"
     before = read_json(listed) if listed.is_file() else []
     new = [exported.to_json(run) for exported in done]
@@ -100,12 +101,13 @@ def export_run(
     return done
 
 
-def _folder(resolved: Resolved) -> Path:
-    """Where the base model lies."""
-    return place(str(resolved.config.base_model_name)).folder
+def _folder(family: Family, resolved: Resolved) -> Path:
+    """Where the base model lies, with the weights that it was trained from."""
+    config = resolved.config
+    return place(str(config.base_model_name), files=part_files(config.transformer.file, family.spec)).folder
 
 
-def _facts(run: Path, family: Family, step: int, resolved: Resolved) -> dict[str, Any]:
+def _facts(run: Path, family: Family, step: int, resolved: Resolved, expert: str) -> dict[str, Any]:
     """What the file says of itself, so that it can be used years later."""
     config, kept = resolved.config, read_run_config(run)
     plan, file = read_json(run / "plan.json"), config.transformer.file
@@ -124,14 +126,16 @@ def _facts(run: Path, family: Family, step: int, resolved: Resolved) -> dict[str
         "fps": config.video_config.target_fps,
         "buckets": [bucket["shape"] for bucket in plan["buckets"]],
         "ema": config.ema.decay,
-        **_use(family, config, base),
+        **({"expert": expert} if len(family.spec.experts) > 1 else {}),
+        **_use(family, config, base, expert),
     }
 
 
-def _use(family: Family, config: Config, base: str) -> dict[str, Any]:
+def _use(family: Family, config: Config, base: str, expert: str) -> dict[str, Any]:
     """How the file is used, in code, and what of it a reader might ask."""
     pipeline = family.pipeline_class().__name__
     if config.training_method == "FINE_TUNE":
         return {"use": f"pipe = {pipeline}.from_pretrained(THIS_FOLDER)"}
-    use = f"pipe = {pipeline}.from_pretrained({base!r}); pipe.load_lora_weights(THIS_FILE)"
+    second = ", load_into_transformer_2=True" if expert != family.spec.experts[0].name else ""
+    use = f"pipe = {pipeline}.from_pretrained({base!r}); pipe.load_lora_weights(THIS_FILE{second})"
     return {"rank": config.lora.rank, "alpha": "baked into lora_B", "use": use}

@@ -28,7 +28,7 @@ from videotune.train.state import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 TRY_AGAIN = 5.0
 """Seconds between two looks at a full disk."""
@@ -39,11 +39,16 @@ SPARE = 4 << 20
 
 def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
     """What a checkpoint holds of the training, by part."""
-    parts: dict[str, Mapping[str, Tensor]] = {
-        "weights": trainer.parameters,
-        "optimizer": optimizer_state(trainer.optimizer, trainer.parameters),
-    }
-    return parts | ({"ema": trainer.learner.ema.values} if trainer.learner.ema else {})
+    moments: dict[str, Tensor] = {}
+    for name, learner in trainer.bench.learners.items():
+        moments |= optimizer_state(learner.optimizer, _named(trainer, name))
+    parts: dict[str, Mapping[str, Tensor]] = {"weights": trainer.parameters, "optimizer": moments}
+    return parts | ({"ema": trainer.averages} if trainer.averages else {})
+
+
+def _named(trainer: Trainer, expert: str) -> dict[str, nn.Parameter]:
+    """An expert's parameters by the names that checkpoints know."""
+    return {trainer.prefix(expert) + key: p for key, p in trainer.bench.learners[expert].parameters.items()}
 
 
 def save(trainer: Trainer, step: int, kind: str = "save") -> None:
@@ -58,7 +63,11 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
     state = {
         "seed": trainer.job.config.seed,
         "effective_batch": trainer.job.effective_batch,
-        "without_state": without_state(trainer.optimizer, trainer.parameters),
+        "without_state": [
+            key
+            for name, learner in trainer.bench.learners.items()
+            for key in without_state(learner.optimizer, _named(trainer, name))
+        ],
     }
     while True:
         try:

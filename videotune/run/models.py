@@ -11,6 +11,7 @@ import torch
 from videotune.adapters.lora import LoraSettings
 from videotune.cache.batches import Source, assemble
 from videotune.cache.encode import FillReport, cut_captions, encode_take, fill, missing
+from videotune.cache.experts import Rota
 from videotune.cache.store import Store
 from videotune.config.schema import Config
 from videotune.data.workers import Workers
@@ -102,7 +103,7 @@ def waiting(report: FillReport) -> str:
     return text
 
 
-def make_source(job: Job, family: Family, store: Store, loss: Objective) -> Source:
+def make_source(job: Job, family: Family, store: Store, loss: Objective, rota: Rota | None = None) -> Source:
     """Where the run's batches come from."""
     return Source(
         store=store,
@@ -122,6 +123,10 @@ def make_source(job: Job, family: Family, store: Store, loss: Objective) -> Sour
         given=job.spec.given,
         first_frame=job.config.first_frame_probability or 0.0,
         image_noise=job.spec.image_noise,
+        rota=rota,
+        ranges={expert.name: (expert.t_lo, expert.t_hi) for expert in job.spec.experts}
+        if len(job.spec.experts) > 1
+        else {},
     )
 
 

@@ -11,6 +11,7 @@ from videotune.config.schema import Config
 from videotune.data.account import totals
 from videotune.errors import DONE
 from videotune.families.find import find
+from videotune.run.bench import trained
 from videotune.run.console import bar, print_table, size
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
 from videotune.run.previews import prompts_of
@@ -70,19 +71,19 @@ def make_plan(job: Job) -> dict[str, Any]:
 
 
 def adapter_size(job: Job) -> dict[str, int] | None:
-    """Modules and parameters that would train; None where no base model is named."""
+    """Modules and parameters that would train, of all experts that do; None where no base model is named."""
     if job.base is None:
         return None
     import torch
 
     net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
-    modules = dict(net.named_modules())
+    modules, experts = dict(net.named_modules()), len(trained(job.spec, job.config))
     if job.config.training_method == "FINE_TUNE":
         own = [module for module in modules.values() if any(True for _ in module.parameters(recurse=False))]
-        return {"modules": len(own), "parameters": sum(p.numel() for p in net.parameters())}
+        return {"modules": experts * len(own), "parameters": experts * sum(p.numel() for p in net.parameters())}
     paths = matching(net, job.spec, job.config.lora.targets)
     sides = [modules[path].in_features + modules[path].out_features for path in paths]
-    return {"modules": len(paths), "parameters": job.config.lora.rank * sum(sides)}
+    return {"modules": experts * len(paths), "parameters": experts * job.config.lora.rank * sum(sides)}
 
 
 def disk(job: Job, adapter: dict[str, int] | None) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from videotune.monitor.journal import read_journal
@@ -43,18 +43,16 @@ def before_training(trainer: Trainer) -> None:
 @contextmanager
 def averaged(trainer: Trainer) -> Iterator[None]:
     """The network computes with the average of its weights, where the run keeps one; after it all is back, bit for bit."""
-    ema, masters = trainer.learner.ema, trainer.learner.masters
-    if ema is None:
+    with ExitStack() as stack:
+        for learner in trainer.bench.learners.values():
+            if learner.ema is None:
+                continue
+            if learner.masters:
+                stack.callback(learner.masters.spread)
+            stack.enter_context(learner.ema.in_place())
+            if learner.masters:
+                learner.masters.spread()
         yield
-        return
-    try:
-        with ema.in_place():
-            if masters:
-                masters.spread()
-            yield
-    finally:
-        if masters:
-            masters.spread()
 
 
 def measure(trainer: Trainer, step: int) -> None:
@@ -81,7 +79,7 @@ def read(trainer: Trainer) -> dict[str, Any]:
         return read_ruler(
             trainer.ruler,
             trainer.family,
-            trainer.net,
+            trainer.bench,
             trainer.source.objective,
             lambda window: plain_batch(trainer.source, window),
         )
@@ -99,7 +97,7 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
         with trainer.asked.breaking(), averaged(trainer), bar(f"previews at step {step}") as progress:
             latents = draw(
                 trainer.family,
-                {trainer.job.spec.experts[0].name: trainer.net},
+                trainer.bench,
                 settings,
                 trainer.source.text,
                 [prompt for prompt, _ in wanted],

@@ -15,12 +15,13 @@ from videotune.errors import VideotuneError
 from videotune.families.find import place, spec_for
 from videotune.files import read_json, write_json, write_text
 from videotune.monitor.journal import cut_journal, read_journal
+from videotune.run.bench import of_expert, put_weights
 from videotune.run.console import bar, say
 from videotune.run.folder import read_run_config, refuse_run, run_settings, write_config
 from videotune.run.job import Job, Past, Words, layers, open_job, settle
 from videotune.run.keeping import last_words
 from videotune.run.plan import make_plan
-from videotune.run.trainer import Trainer, put_weights
+from videotune.run.trainer import Trainer
 from videotune.train.optimizers import load_optimizer_state
 from videotune.train.state import Checkpoint, complete_checkpoints, incomplete_checkpoints, listed, pick, sweep, why_not
 
@@ -232,16 +233,20 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
     Raises VideotuneError where a part is missing, damaged or does not fit.
     """
     config, where = trainer.job.config, str(checkpoint.folder)
-    put_weights(trainer.parameters, checkpoint.load("weights"), config, where)
-    if trainer.learner.masters:
-        trainer.learner.masters.spread()
-    without = checkpoint.state().get("without_state", ())
+    weights, moments, without = checkpoint.load("weights"), checkpoint.load("optimizer"), checkpoint.state()
+    averages = checkpoint.load("ema") if checkpoint.has_ema else weights
     try:
-        load_optimizer_state(trainer.optimizer, trainer.parameters, checkpoint.load("optimizer"), without)
-        if trainer.learner.ema and checkpoint.has_ema:
-            trainer.learner.ema.load(checkpoint.load("ema"))
-        elif trainer.learner.ema:
-            trainer.learner.ema.load({name: p.detach() for name, p in trainer.parameters.items()})
+        for name, learner in trainer.bench.learners.items():
+            begin = trainer.prefix(name)
+            put_weights(learner.parameters, of_expert(weights, begin), config, where)
+            if learner.masters:
+                learner.masters.spread()
+            none = [key.removeprefix(begin) for key in without.get("without_state", ()) if key.startswith(begin)]
+            load_optimizer_state(learner.optimizer, learner.parameters, of_expert(moments, begin), none)
+            if learner.ema:
+                learner.ema.load(of_expert(averages, begin))
+    except VideotuneError:
+        raise
     except ValueError as error:
         raise VideotuneError(
             f"checkpoint {where} is not whole, and a run cannot go on without its optimizer state: {error}\n"

@@ -18,11 +18,11 @@ from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import read_lora
 from videotune.families.find import place, spec_for
 from videotune.files import read_json
+from videotune.run.bench import attach, of_expert, prefix, put_weights, trained
 from videotune.run.console import bar
 from videotune.run.folder import run_settings
 from videotune.run.models import open_models
 from videotune.run.previews import sample_settings
-from videotune.run.trainer import attach, put_weights
 from videotune.sampling.preview import SampleSettings, decode, draw, file_name, write_video
 from videotune.train.state import pick
 from videotune.types import ClipShape, Family, FamilySpec, Moments
@@ -117,15 +117,14 @@ def open_sampler(words: SampleWords) -> Sampler:
     family, step = open_models(spec, base, config), 0
     adapt: Callable[[str, nn.Module], None]
     if words.run is not None:
-        if len(spec.experts) > 1:
-            raise VideotuneError(f"{words.run}: a run of {spec.title} is drawn from its files, by --base and --lora")
         checkpoint = pick(words.run, words.step)
         step, weights = checkpoint.step, checkpoint.load("ema" if checkpoint.has_ema else "weights")
         if words.strength != 1.0 and config.training_method != "LORA":
             raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")
 
         def adapt(name: str, net: nn.Module) -> None:
-            put_weights(attach(net, spec, config), weights, config, str(words.run))
+            if name in trained(spec, config):
+                put_weights(attach(net, spec, config), of_expert(weights, prefix(spec, name)), config, str(words.run))
     else:
 
         def adapt(name: str, net: nn.Module) -> None:
@@ -135,7 +134,7 @@ def open_sampler(words: SampleWords) -> Sampler:
     def load(name: str) -> nn.Module:
         net = family.denoiser(name)
         adapt(name, net)
-        if words.strength != 1.0 and (words.run or name in files):
+        if words.strength != 1.0 and (name in files or (words.run and name in trained(spec, config))):
             net.set_adapters([ADAPTER], [words.strength])  # type: ignore[operator]
         return net
 

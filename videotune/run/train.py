@@ -23,7 +23,6 @@ from videotune.run.resume import Opened, Resume, open_run, restore
 from videotune.run.trainer import Trainer, announce, prepare
 from videotune.train.crew import Crew, join
 from videotune.train.engine import run_steps
-from videotune.train.optimizers import RateSettings, default_warmup
 from videotune.train.step import OutOfMemory, StepRecord, StepSettings
 
 MOST_SKIPPED = 5
@@ -46,7 +45,8 @@ def train(words: Words, run: Path, *, resume: Resume | None = None, allow_skips:
 
 def work(opened: Opened, run: Path, resume: Resume | None, crew: Crew, pulse: Heartbeat) -> int:
     """What each process of the run does, from loading to the report."""
-    trainer = prepare(opened.job, run, resume is not None, crew, pulse)
+    first = 1 + (opened.checkpoint.step if opened.checkpoint else 0)
+    trainer = prepare(opened.job, run, resume is not None, crew, pulse, first)
     try:
         if resume is not None:
             restore(trainer, opened, branch=resume.step is not None)
@@ -127,10 +127,9 @@ def loop(trainer: Trainer) -> str:
 def make_records(trainer: Trainer) -> Iterator[StepRecord]:
     """The engine over the stream of batches, from the first step that is not done."""
     job, config, crew = trainer.job, trainer.job.config, trainer.crew
-    warmup = default_warmup(job.steps) if config.warmup_steps is None else config.warmup_steps
     return run_steps(
         trainer.family,
-        trainer.learner,
+        trainer.bench.turn,
         trainer.source.objective,
         stream(trainer.source, trainer.first, job.steps, config.dataloader_threads, (crew.rank, crew.size)),
         StepSettings(
@@ -138,7 +137,7 @@ def make_records(trainer: Trainer) -> Iterator[StepRecord]:
             config.max_grad_norm,
             config.seed if config.lora.dropout else None,
         ),
-        RateSettings(config.learning_rate, config.learning_rate_scheduler, warmup, job.steps),
+        next(iter(trainer.parameters.values())).device,
         crew,
     )
 
@@ -196,7 +195,7 @@ def finish(trainer: Trainer, why: str) -> None:
     run, job = trainer.run, trainer.job
     if why == "done":
         trainer.pulse.tell("exporting", job.steps)
-        for exported in export_run(run, trainer.family, trainer.result, job.steps, job.resolved, net=trainer.net):
+        for exported in export_run(run, trainer.family, trainer.result, job.steps, job.resolved):
             say(f"{exported.format}: {exported.path}  (read back by {exported.reader}: {exactly(exported.max_error)})")
     else:
         say(f"{why} and saved; continue with: videotune train --out {run} --resume")

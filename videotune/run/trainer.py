@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from videotune.adapters.full import add_full, load_full
-from videotune.adapters.lora import add_lora, load_lora, matching
+from videotune.adapters.lora import matching
 from videotune.cache.batches import Source
 from videotune.cache.store import Store
 from videotune.data.account import totals
 from videotune.errors import VideotuneError
-from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.host import keep_freed_memory
 from videotune.monitor.heartbeat import Heartbeat
 from videotune.monitor.journal import Journal, read_journal
 from videotune.monitor.probe import spread
 from videotune.monitor.ruler import Ruler
+from videotune.run.begin_from import begin_from
+from videotune.run.bench import Bench, make_rota, open_bench, prefix, shares
 from videotune.run.console import say
 from videotune.run.export import check_formats
 from videotune.run.folder import Signals, begin, read_run_config, versions
@@ -29,7 +29,6 @@ from videotune.run.job import Job
 from videotune.run.models import (
     dtype_name,
     fill_cache,
-    lora_settings,
     make_objective,
     make_source,
     open_models,
@@ -37,18 +36,12 @@ from videotune.run.models import (
 from videotune.run.plan import make_plan
 from videotune.run.previews import prompts_of, sample_settings, usual_shape
 from videotune.train.crew import Crew
-from videotune.train.ema import Ema
-from videotune.train.masters import Masters
-from videotune.train.optimizers import OptimizerSettings, make_optimizer
 from videotune.train.state import complete_checkpoints
-from videotune.train.step import Learner
 from videotune.types import Family
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from videotune.config.schema import Config
-    from videotune.types import FamilySpec
 
 KEPT_IN_MEMORY = 256 << 20
 """Bytes of the cache that stay in host memory while a run trains."""
@@ -61,7 +54,7 @@ class Trainer:
     run: Path
     job: Job
     family: Family
-    learner: Learner
+    bench: Bench
     source: Source
     ruler: Ruler
     prompts: list[str]
@@ -76,27 +69,50 @@ class Trainer:
 
     @property
     def net(self) -> nn.Module:
-        """The network that trains."""
-        return self.learner.net
+        """The network that is in memory."""
+        return self.bench.net
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """What the optimizer holds, by name."""
-        return self.learner.parameters
+        """What the optimizers hold, by the names that checkpoints know."""
+        return {
+            self.prefix(name) + key: parameter
+            for name, learner in self.bench.learners.items()
+            for key, parameter in learner.parameters.items()
+        }
 
     @property
     def optimizer(self) -> Any:
-        """What turns gradients into updates."""
-        return self.learner.optimizer
+        """What turns gradients into updates, of the expert that is in memory."""
+        return self.bench.learners[self.bench.current].optimizer
 
     @property
     def result(self) -> Mapping[str, Tensor]:
-        """What is exported: the average of the weights where one is kept, else the weights."""
-        return self.learner.ema.values if self.learner.ema else self.parameters
+        """What is exported, by the names of checkpoints: averages of the weights where they are kept, else the weights."""
+        return self.averages or self.parameters
+
+    @property
+    def averages(self) -> dict[str, Tensor]:
+        """Averages of the weights, where they are kept, by the names of checkpoints."""
+        return {
+            self.prefix(name) + key: value
+            for name, learner in self.bench.learners.items()
+            if learner.ema is not None
+            for key, value in learner.ema.values.items()
+        }
+
+    def prefix(self, expert: str) -> str:
+        """What the names of an expert's parameters begin with in a checkpoint."""
+        return prefix(self.job.spec, expert)
 
 
-def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: Heartbeat | None = None) -> Trainer:
-    """Fill the cache, load the denoiser, add what trains. Whoever resumes puts the saved state back after it."""
+def prepare(
+    job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: Heartbeat | None = None, first: int = 1
+) -> Trainer:
+    """Fill the cache, load the denoisers, add what trains; ``first`` is the first step to do.
+
+    Whoever resumes puts the saved state back after it.
+    """
     config, crew = job.config, crew or Crew()
     pulse = pulse or Heartbeat(run)
     family = open_models(job.spec, job.base, config)
@@ -106,6 +122,7 @@ def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: 
             f"the base model of {run} has changed since it started; it cannot be resumed on another one"
         )
     loss = make_objective(job.spec, config)
+    rota = make_rota(job.spec, config, loss)
     prompts = prompts_of(job)
     check_formats(config, family)
     if config.sample_after:
@@ -113,8 +130,6 @@ def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: 
     if crew.first:
         for note in job.notes:
             say(f"note: {note}")
-    if len(job.spec.experts) > 1:
-        raise VideotuneError(f"{job.spec.title} has two experts, which cannot be trained yet")
     if config.training_method == "LORA":
         matching(family.skeleton(), job.spec, config.lora.targets)
     store = Store(job.cache, KEPT_IN_MEMORY)
@@ -124,16 +139,11 @@ def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: 
     crew.wait()
     if not crew.first:
         store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
-    (expert,) = job.spec.experts
-    net = family.denoiser(expert.name)
-    family.isolate_frames(net, not config.video_config.use_temporal_attention)
-    if next(net.parameters()).device.type == "cpu":
+    bench = open_bench(family, config, rota, job.steps, first)
+    if next(bench.net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
-    learner = make_learner(net, job.spec, config)
     if config.init_from and (not resume or not complete_checkpoints(run)):  # a resume of a run that saved nothing too
-        from videotune.run.begin_from import begin_from  # which needs this module
-
-        begin_from(Path(config.init_from).expanduser(), family, learner, config)
+        begin_from(Path(config.init_from).expanduser(), family, bench, config)
     if not resume and crew.first:
         begin(run, job, prints, make_plan(job), dtype_name(config))
     crew.wait()
@@ -141,8 +151,8 @@ def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: 
         run=run,
         job=job,
         family=family,
-        learner=learner,
-        source=make_source(job, family, store, loss),
+        bench=bench,
+        source=make_source(job, family, store, loss, rota),
         ruler=Ruler(spread(job.library.held_out_windows), spread(job.training_windows), config.seed),
         prompts=prompts,
         captions=captions_by_window(job),
@@ -150,34 +160,6 @@ def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: 
         pulse=pulse,
         crew=crew,
     )
-
-
-def attach(net: nn.Module, spec: FamilySpec, config: Config) -> dict[str, nn.Parameter]:
-    """Make trainable what the method trains; the parameters by name, in the network's own dtypes."""
-    if config.training_method == "FINE_TUNE":
-        return add_full(net)
-    return add_lora(net, spec, lora_settings(config), config.seed)
-
-
-def put_weights(
-    parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor], config: Config, where: str
-) -> None:
-    """Copy a checkpoint's weights into what trains; VideotuneError where they do not fit."""
-    (load_full if config.training_method == "FINE_TUNE" else load_lora)(parameters, state, where)
-
-
-def make_learner(net: nn.Module, spec: FamilySpec, config: Config) -> Learner:
-    """The network with what trains in it, its optimizer, and its average if the config asks for one."""
-    held = attach(net, spec, config)
-    checkpoint_blocks(net, config.gradient_checkpointing)
-    masters = Masters(held)
-    parameters, kind = masters.parameters, config.optimizer
-    optimizer = make_optimizer(
-        {"transformer": list(parameters.values())},
-        OptimizerSettings(kind.name, kind.beta1, kind.beta2, kind.weight_decay),
-    )
-    ema = None if config.ema.decay is None else Ema(parameters, config.ema.decay)
-    return Learner(net, parameters, optimizer, masters if masters.apart else None, ema)
 
 
 def captions_by_window(job: Job) -> dict[str, tuple[str, ...]]:
@@ -214,6 +196,9 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
             trainable_parameters=count,
             notes=list(job.notes),
         )
+    if len(trainer.bench.rota.names) > 1:
+        dealt = ", ".join(f"{name} {share:.0%}" for name, share in shares(trainer.bench.rota).items())
+        say(f"experts: {dealt} of the steps, {trainer.bench.rota.period} in a row")
     if trainer.first > job.steps:
         say(f"all {job.steps} steps are done already: exporting again")
         return

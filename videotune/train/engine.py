@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import nn
 
 from videotune.cache.batches import Prepared
 from videotune.diffusion.objective import Objective
 from videotune.train.crew import Crew
-from videotune.train.optimizers import RateSettings, rate
 from videotune.train.step import Clock, Learner, StepRecord, StepSettings, train_step
 from videotune.types import Family
+
+Turn = tuple[nn.Module, Learner, int]
+"""The network of a step, what of it trains, and how many steps that has had with this one."""
 
 
 def run_steps(
     family: Family,
-    learner: Learner,
+    turn_of: Callable[[int], Turn],
     objective: Objective,
     stream: Iterable[Prepared],
     settings: StepSettings,
-    rates: RateSettings,
+    device: torch.device,
     crew: Crew | None = None,
 ) -> Iterator[StepRecord]:
     """One update for each prepared batch; the record of a step is yielded when its weights are in place."""
-    device = next(iter(learner.parameters.values())).device
-    batches, crew = iter(stream), crew or Crew()
+    batches, crew, before = iter(stream), crew or Crew(), None
     while True:
         clock = Clock(device)
         prepared = next(batches, None)
         if prepared is None:
             return
         clock.mark("data")
-        if not learner.net.training:  # a preview or the ruler was here; setting it walks every module
-            learner.net.train()
-        lr = {group["name"]: rate(rates, prepared.step) for group in learner.optimizer.param_groups}
-        yield train_step(family, learner, objective, prepared, settings, lr, clock, crew)
+        net, learner, own_step = turn_of(prepared.step)
+        if learner.expert and learner.expert != before:
+            clock.mark("experts")  # the other one had to be loaded
+            before = learner.expert
+        if not net.training:  # a preview or the ruler was here; setting it walks every module
+            net.train()
+        yield train_step(family, net, learner, objective, prepared, settings, clock, crew, own_step)

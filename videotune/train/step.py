@@ -18,7 +18,7 @@ from videotune.randomness import seed32
 from videotune.train.crew import Crew
 from videotune.train.ema import Ema
 from videotune.train.masters import Masters
-from videotune.train.optimizers import apply
+from videotune.train.optimizers import RateSettings, apply, rate
 from videotune.types import Batch, Family
 
 
@@ -38,6 +38,7 @@ class StepRecord:
     window_ids: tuple[str, ...]
     captions: tuple[str, ...]
     clock: Clock
+    expert: str | None = None
 
     def read(self) -> dict[str, object]:
         """The step's line of the journal, with plain numbers."""
@@ -55,6 +56,7 @@ class StepRecord:
             "window_ids": list(self.window_ids),
             "seconds": self.clock.read(),
         }
+        line |= {"expert": self.expert} if self.expert else {}
         return line if finite(loss) and finite(grad_norm) else line | {"skipped": True}
 
     def broken(self) -> tuple[str, ...]:
@@ -119,13 +121,18 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class Learner:
-    """What a step changes: the network, the parameters that the optimizer holds, and their average if there is one."""
+    """What of a network trains: the parameters that its optimizer holds, by name, and their average if there is one.
 
-    net: nn.Module
+    ``held`` are the same in the network's own dtype, where the optimizer holds masters.
+    """
+
     parameters: Mapping[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
+    rates: RateSettings
     masters: Masters | None = None
     ema: Ema | None = None
+    held: Mapping[str, nn.Parameter] | None = None
+    expert: str | None = None
 
 
 class OutOfMemory(RuntimeError):
@@ -138,23 +145,28 @@ class OutOfMemory(RuntimeError):
 
 def train_step(
     family: Family,
+    net: nn.Module,
     learner: Learner,
     objective: Objective,
     prepared: Prepared,
     settings: StepSettings,
-    lr: Mapping[str, float],
     clock: Clock,
     crew: Crew,
+    own_step: int | None = None,
 ) -> StepRecord:
-    """Each micro-batch adds its sum over the step's sample count, so any split is the same step to rounding.
+    """One update of ``net``. ``own_step``: the number of the step among the learner's own (None: it has them all).
+
+    Each micro-batch adds its sum over the step's sample count, so any split is the same step to rounding.
 
     Anchored samples first run through the network without its adapter. A non-finite gradient leaves weights, optimizer and
     average as they were. Raises OutOfMemory.
     """
     parameters, optimizer = list(learner.parameters.values()), learner.optimizer
+    own = prepared.step if own_step is None else own_step
+    lr = {group["name"]: rate(learner.rates, own) for group in optimizer.param_groups}
     values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=parameters[0].device), True
     try:
-        accumulate(family, learner.net, objective, prepared, settings, clock, values)
+        accumulate(family, net, objective, prepared, settings, clock, values)
         if learner.masters is not None:
             learner.masters.gather()
         crew.sum_gradients(parameters)
@@ -168,7 +180,7 @@ def train_step(
         if learner.masters is not None:
             learner.masters.spread()
         if learner.ema is not None:
-            learner.ema.update(prepared.step, good)
+            learner.ema.update(own, good)
     except (MemoryError, RuntimeError) as error:
         if not of_memory(error):
             raise
@@ -179,7 +191,9 @@ def train_step(
     clock.mark("optimizer")
     host, arrived = _send(values)
     drawn = prepared.drawn
-    return StepRecord(prepared.step, host, arrived, drawn.t, lr, drawn.window_ids, drawn.captions, clock)
+    return StepRecord(
+        prepared.step, host, arrived, drawn.t, lr, drawn.window_ids, drawn.captions, clock, learner.expert
+    )
 
 
 def accumulate(

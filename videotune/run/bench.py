@@ -1,0 +1,185 @@
+"""The denoisers of a run by their experts' names, one of them in memory, and what of each trains."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+
+import torch
+from torch import nn
+
+from videotune.adapters.full import add_full, load_full
+from videotune.adapters.lora import add_lora, load_lora
+from videotune.adapters.share import share
+from videotune.cache.experts import Rota, exact
+from videotune.config.schema import Config
+from videotune.diffusion.objective import Objective
+from videotune.errors import VideotuneError
+from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.run.models import lora_settings
+from videotune.train.ema import Ema
+from videotune.train.engine import Turn
+from videotune.train.masters import Masters
+from videotune.train.optimizers import OptimizerSettings, RateSettings, default_warmup, make_optimizer
+from videotune.train.step import Learner
+from videotune.types import Family, FamilySpec
+
+
+class Bench(Mapping[str, "nn.Module"]):
+    """Looked up by name, an expert takes the place of the one that was in memory; what trains of it stays the same.
+
+    A model with one denoiser has one expert, which stays.
+    """
+
+    def __init__(self, rota: Rota, names: Sequence[str], open_net: Callable[[str], nn.Module]) -> None:
+        self.rota, self._names, self._open = rota, tuple(names), open_net
+        self.learners: dict[str, Learner] = {}
+        self._held: tuple[str, nn.Module] | None = None
+
+    def __getitem__(self, name: str) -> nn.Module:
+        if name not in self._names:
+            raise KeyError(name)
+        if self._held is None or self._held[0] != name:
+            self.drop()
+            net = self._open(name)
+            if name in self.learners:
+                learner = self.learners[name]
+                share(net, learner.held or learner.parameters)
+            self._held = (name, net)
+        return self._held[1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def net(self) -> nn.Module:
+        """The denoiser that is in memory."""
+        assert self._held is not None, "none was looked up yet"
+        return self._held[1]
+
+    @property
+    def current(self) -> str:
+        """The name of the expert that is in memory."""
+        assert self._held is not None, "none was looked up yet"
+        return self._held[0]
+
+    def turn(self, step: int) -> Turn:
+        """(network, what trains of it, how many steps that has had with this one)."""
+        name = self.rota.at(step)
+        return self[name], self.learners[name], self.rota.count(step, name)
+
+    def drop(self) -> None:
+        """Nothing is in memory but what trains."""
+        self._held = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def prefix(spec: FamilySpec, name: str) -> str:
+    """What the names of an expert's parameters begin with in a checkpoint; nothing where there is one denoiser."""
+    return f"{name}." if len(spec.experts) > 1 else ""
+
+
+def trained(spec: FamilySpec, config: Config) -> tuple[str, ...]:
+    """The names of the experts that train.
+
+    Raises VideotuneError for a choice that the model does not have, or the method cannot make.
+    """
+    names = tuple(expert.name for expert in spec.experts)
+    if len(names) == 1:
+        for key in ("experts", "expert_share", "learning_rate_low"):
+            if getattr(config, key) is not None:
+                raise VideotuneError(f"{key}: {spec.title} has one denoiser, not two experts: leave it out")
+        return names
+    if config.experts in (None, "both"):
+        if config.training_method == "FINE_TUNE":
+            raise VideotuneError("experts: FINE_TUNE changes every weight of one expert at a time: set high or low")
+        return names
+    if config.expert_share is not None:
+        raise VideotuneError(f"expert_share: {config.experts} alone trains; leave it out")
+    return (str(config.experts),)
+
+
+def make_rota(spec: FamilySpec, config: Config, loss: Objective) -> Rota:
+    """Which expert each step trains: by its share of the draws of t, or as the config says."""
+    names = trained(spec, config)
+    if len(names) == 1:
+        return Rota(names)
+    first = next(expert for expert in spec.experts if expert.name == names[0])
+    mass = loss.timesteps.mass(first.t_lo, first.t_hi)
+    return Rota(names, exact(mass if config.expert_share is None else config.expert_share), config.expert_period)
+
+
+def shares(rota: Rota) -> dict[str, float]:
+    """The share of the steps of each expert that trains."""
+    first: Fraction = rota.share if len(rota.names) > 1 else Fraction(1)
+    return {name: float(part) for name, part in zip(rota.names, (first, 1 - first), strict=False)}
+
+
+def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: int) -> Bench:
+    """The denoisers with what trains in them; the one of step ``first`` is in memory."""
+    spec = family.spec
+
+    def open_net(name: str) -> nn.Module:
+        net = family.denoiser(name)
+        family.isolate_frames(net, not config.video_config.use_temporal_attention)
+        if name in bench.learners:
+            attach(net, spec, config)
+        checkpoint_blocks(net, config.gradient_checkpointing)
+        return net
+
+    bench = Bench(rota, [expert.name for expert in spec.experts], open_net)
+    now = rota.at(min(max(first, 1), steps))
+    for name in sorted(rota.names, key=lambda name: name == now):  # the one that is needed first comes last
+        net = bench[name]
+        bench.learners[name] = make_learner(net, family, config, name, rota, steps)
+    return bench
+
+
+def make_learner(net: nn.Module, family: Family, config: Config, name: str, rota: Rota, steps: int) -> Learner:
+    """What of a network trains, its optimizer, its rate, and its average if the config asks for one."""
+    spec, kind = family.spec, config.optimizer
+    held = attach(net, spec, config)
+    masters = Masters(held)
+    parameters, several = masters.parameters, len(spec.experts) > 1
+    optimizer = make_optimizer(
+        {name if several else "transformer": list(parameters.values())},
+        OptimizerSettings(kind.name, kind.beta1, kind.beta2, kind.weight_decay),
+    )
+    own = rota.count(steps, name)
+    warmup = default_warmup(own) if config.warmup_steps is None else config.warmup_steps
+    low = several and name == spec.experts[-1].name and config.learning_rate_low is not None
+    peak = float(config.learning_rate_low or 0) if low else config.learning_rate
+    return Learner(
+        parameters,
+        optimizer,
+        RateSettings(peak, config.learning_rate_scheduler, warmup, own),
+        masters if masters.apart else None,
+        None if config.ema.decay is None else Ema(parameters, config.ema.decay),
+        held if masters.apart else None,
+        name if several else None,
+    )
+
+
+def attach(net: nn.Module, spec: FamilySpec, config: Config) -> dict[str, nn.Parameter]:
+    """Make trainable what the method trains; the parameters by name, in the network's own dtypes."""
+    if config.training_method == "FINE_TUNE":
+        return add_full(net)
+    return add_lora(net, spec, lora_settings(config), config.seed)
+
+
+def put_weights(
+    parameters: Mapping[str, nn.Parameter], state: Mapping[str, torch.Tensor], config: Config, where: str
+) -> None:
+    """Copy a checkpoint's weights into what trains; VideotuneError where they do not fit."""
+    (load_full if config.training_method == "FINE_TUNE" else load_lora)(parameters, state, where)
+
+
+def of_expert(state: Mapping[str, torch.Tensor], begin: str) -> dict[str, torch.Tensor]:
+    """The tensors whose names begin so, without the beginning."""
+    return {name.removeprefix(begin): value for name, value in state.items() if name.startswith(begin)}
