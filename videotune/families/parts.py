@@ -14,7 +14,7 @@ from videotune.errors import VideotuneError
 STEMS = ("diffusion_pytorch_model", "model")
 """How the weights of a part are called, by diffusers and by transformers."""
 
-_NO_WEIGHTS = ("Scheduler", "Tokenizer", "Processor", "FeatureExtractor")
+_NO_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "ProcessorFast", "FeatureExtractor")
 _SAME = (
     ("transformer", ("out_channels",), "vae", ("z_dim", "latent_channels"), "latent channels"),
     ("transformer", ("text_dim", "text_embed_dim", "caption_channels"), "text_encoder", ("d_model", "hidden_size"),
@@ -67,7 +67,7 @@ def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 def has_weights(cls: str) -> bool:
     """Whether a part of this class is a network; schedulers, tokenizers and processors are none."""
-    return not any(word in cls for word in _NO_WEIGHTS)  # transformers adds what does the work: …Fast, …Pil
+    return not any(word in cls for word in _NO_WEIGHTS)  # TokenizerFast, ImageProcessorPil …
 
 
 def check_parts(folder: Path) -> None:
@@ -172,7 +172,7 @@ def missing(folder: Path, *, weights: bool, own: Collection[str] = ()) -> list[s
             if weights and part not in own:
                 names = shards(here) or [f"{STEMS[0 if _of_diffusers(here) else 1]}.safetensors"]
                 absent += [f"{part}/{name}" for name in names if not (here / name).is_file()]
-        elif "Scheduler" in cls and not (here / "scheduler_config.json").is_file():
+        elif cls.endswith("Scheduler") and not (here / "scheduler_config.json").is_file():
             absent.append(f"{part}/scheduler_config.json")
     return absent
 
