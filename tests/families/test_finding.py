@@ -13,7 +13,20 @@ from safetensors.torch import load_file, save_file
 from videotune.errors import VideotuneError
 from videotune.families import find
 from videotune.families.find import expert_part, fingerprint, part_files
+from videotune.families.parts import has_weights
 from videotune.types import Expert, FamilySpec
+
+
+def test_which_parts_are_networks() -> None:
+    none = [
+        "UniPCMultistepScheduler",
+        "T5TokenizerFast",
+        "CLIPImageProcessor",
+        "CLIPImageProcessorPil",
+        "CLIPFeatureExtractor",
+    ]
+    some = ["WanTransformer3DModel", "AutoencoderKLWan", "UMT5EncoderModel", "CLIPVisionModel", "LlamaModel"]
+    assert [name for name in none + some if has_weights(name)] == some
 
 
 @pytest.fixture

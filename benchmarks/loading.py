@@ -1,0 +1,97 @@
+"""Memory and seconds of loading 1.6 GB of random weights, by diffusers and by us, each in a process of its own.
+
+python benchmarks/loading.py [FOLDER] prints a line a way. FOLDER keeps the weights for the next time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WAYS = (
+    "diffusers float32",
+    "ours float32",
+    "diffusers bfloat16",
+    "ours bfloat16",
+    "ours-one-file bfloat16",
+    "text float32",
+    "text bfloat16",
+)
+
+
+def make(folder: Path) -> None:
+    """A Wan of 0.4 billion parameters in five files, the same in one file with its authors' names, and a UMT5."""
+    import torch
+    from diffusers import WanTransformer3DModel
+    from safetensors.torch import save_file
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    torch.manual_seed(0)
+    net = WanTransformer3DModel(
+        num_attention_heads=12, attention_head_dim=128, ffn_dim=8960, num_layers=8, text_dim=4096
+    )
+    net.save_pretrained(folder / "net", max_shard_size="400MB")
+    (folder / "one").mkdir()
+    (folder / "one" / "config.json").write_bytes((folder / "net" / "config.json").read_bytes())
+    swapped = {"norm2": "norm3", "norm3": "norm2"}  # of the authors' names the one that must not be left out
+    renamed = {
+        "model.diffusion_model." + ".".join(swapped.get(part, part) for part in name.split(".")): value
+        for name, value in net.state_dict().items()
+    }
+    save_file(renamed, folder / "one" / "diffusion_pytorch_model.safetensors")
+    text = UMT5Config(vocab_size=60_000, d_model=2048, d_kv=64, d_ff=5120, num_layers=6, num_heads=32)
+    UMT5EncoderModel(text).save_pretrained(folder / "text", max_shard_size="400MB")
+
+
+def resident(what: str) -> float:
+    """MB, as Linux counts them for this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
+
+
+def measure(folder: Path, way: str, dtype_name: str) -> None:
+    """Load once and print the peak and what stays; the peak is counted from just before."""
+    import torch
+    from diffusers import WanTransformer3DModel
+    from transformers import UMT5EncoderModel
+
+    from videotune.families.loading import load_model
+
+    dtype, part = getattr(torch, dtype_name), {"ours-one-file": "one", "text": "text"}.get(way, "net")
+    cls = UMT5EncoderModel if way == "text" else WanTransformer3DModel
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    start = time.perf_counter()
+    if way == "diffusers":
+        net = cls.from_pretrained(folder / part, dtype=dtype)
+    else:
+        net = load_model(cls, folder / part, dtype, torch.device("cpu"))
+    seconds = time.perf_counter() - start
+    size = sum(x.numel() * x.element_size() for x in net.parameters()) / 2**20
+    peak, after, own = resident("VmHWM") - before, resident("VmRSS") - before, resident("RssAnon")
+    print(
+        f"{way:14} {dtype_name:9} model {size:5.0f} MB, peak {peak:5.0f} MB ({peak / size:.2f}), after {after:5.0f} MB, "
+        f"of the process's own {own:.0f} MB, {seconds:.1f} s",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure each way, on weights that are made where they are not there."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp())
+    if not (folder / "text").is_dir():
+        make(folder)
+    for way in WAYS:
+        env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        subprocess.run([sys.executable, __file__, str(folder), *way.split()], env=env, check=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        measure(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    else:
+        main()
