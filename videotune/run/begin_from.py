@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from videotune.errors import VideotuneError
 from videotune.export.lora import read_factors
 from videotune.run.console import say
+from videotune.run.models import lora_settings
 from videotune.run.trainer import put_weights
-from videotune.train.state import read_checkpoint
+from videotune.train.state import Checkpoint, read_checkpoint
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -25,16 +26,17 @@ def begin_from(source: Path, family: Family, learner: Learner, config: Config) -
 
     Raises VideotuneError where they do not fit.
     """
-    if source.is_dir():
-        checkpoint = read_checkpoint(source)
-        if isinstance(checkpoint, str):
-            raise VideotuneError(f"init_from: {source} is no complete checkpoint: {checkpoint}")
+    if config.training_method == "LORA":
+        found = factors_of_checkpoint(source) if source.is_dir() else factors_of(source, family)
+        settings = lora_settings(config)
+        told = put_lora(source, found, learner.parameters, settings.rank, settings.scale)
+    elif source.is_dir():
+        checkpoint = checkpoint_in(source)
         put_weights(learner.parameters, checkpoint.load("weights"), config, f"init_from: {source}")
         told = f"all {len(learner.parameters)} tensors"
-    elif config.training_method != "LORA":
-        raise VideotuneError(f"init_from: {source} is a file; FINE_TUNE begins from a checkpoint's folder")
     else:
-        told = put_lora(source, family, learner.parameters, config.lora.rank, scale_of(config))
+        what = "is a file" if source.exists() else "is not there"
+        raise VideotuneError(f"init_from: {source} {what}; FINE_TUNE begins from a checkpoint's folder")
     if learner.masters:
         learner.masters.spread()
     if learner.ema:
@@ -42,20 +44,20 @@ def begin_from(source: Path, family: Family, learner: Learner, config: Config) -
     say(f"beginning with the weights of {source} ({told}); fresh optimizer, step 0")
 
 
-def scale_of(config: Config) -> float:
-    """What B A is multiplied by."""
-    return (config.lora.rank if config.lora.alpha is None else config.lora.alpha) / config.lora.rank
+Factors = tuple["Tensor", "Tensor", float]
+"""A (rank, in), B (out, rank) and what B A is multiplied by."""
 
 
-def put_lora(source: Path, family: Family, parameters: Mapping[str, nn.Parameter], rank: int, scale: float) -> str:
-    """Copy a LoRA file of any form that diffusers reads into ours, so that ΔW is the file's; says how much was taken.
+def put_lora(
+    source: Path, found: Mapping[str, Factors], parameters: Mapping[str, nn.Parameter], rank: int, scale: float
+) -> str:
+    """Copy the factors of each module into ours, so that ΔW is theirs; says how much was taken.
 
-    A file of a lower rank fills the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
-    VideotuneError where it has a higher rank, or modules that do not train.
+    Those of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
+    VideotuneError where they have a higher rank, another size, or are of modules that do not train.
     """
     import torch
 
-    found = factors_of(source, family)
     paths = {name.removesuffix(".lora_A.weight") for name in parameters if name.endswith(".lora_A.weight")}
     odd = sorted(set(found) - paths)
     if odd:
@@ -77,8 +79,32 @@ def put_lora(source: Path, family: Family, parameters: Mapping[str, nn.Parameter
     return f"{len(found)} modules" + (f"; {rest} others begin at zero" if rest else "")
 
 
-def factors_of(source: Path, family: Family) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """A, B and scale of each module, read by diffusers.
+def checkpoint_in(source: Path) -> Checkpoint:
+    """The checkpoint in a folder.
+
+    Raises VideotuneError where it is none, or not complete.
+    """
+    checkpoint = read_checkpoint(source)
+    if isinstance(checkpoint, str):
+        raise VideotuneError(f"init_from: {source} is no complete checkpoint: {checkpoint}")
+    return checkpoint
+
+
+def factors_of_checkpoint(source: Path) -> dict[str, Factors]:
+    """A, B and scale of each module in a run's checkpoint; its alpha may be another than this run's.
+
+    Raises VideotuneError where it holds no LoRA.
+    """
+    checkpoint = checkpoint_in(source)
+    scale, weights = checkpoint.state().get("lora_scale"), checkpoint.load("weights")
+    if scale is None:
+        raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
+    paths = sorted(name.removesuffix(".lora_A.weight") for name in weights if name.endswith(".lora_A.weight"))
+    return {path: (weights[f"{path}.lora_A.weight"], weights[f"{path}.lora_B.weight"], scale) for path in paths}
+
+
+def factors_of(source: Path, family: Family) -> dict[str, Factors]:
+    """A, B and scale of each module of a LoRA file in any form that diffusers reads.
 
     Raises VideotuneError where the file is missing, or no LoRA of this family.
     """

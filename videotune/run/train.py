@@ -24,6 +24,7 @@ from videotune.run.trainer import Trainer, announce, prepare
 from videotune.train.crew import Crew, join
 from videotune.train.engine import run_steps
 from videotune.train.optimizers import RateSettings, default_warmup
+from videotune.train.state import complete_checkpoints
 from videotune.train.step import OutOfMemory, StepRecord, StepSettings
 
 MOST_SKIPPED = 5
@@ -46,7 +47,7 @@ def train(words: Words, run: Path, *, resume: Resume | None = None, allow_skips:
 
 def work(opened: Opened, run: Path, resume: Resume | None, crew: Crew, pulse: Heartbeat) -> int:
     """What each process of the run does, from loading to the report."""
-    trainer = prepare(opened.job, run, resume is not None, crew, pulse)
+    trainer = prepare(opened.job, run, resume is not None, crew, pulse, at_step_0=opened.checkpoint is None)
     try:
         if resume is not None:
             restore(trainer, opened, branch=resume.step is not None)
@@ -194,12 +195,14 @@ def finish(trainer: Trainer, why: str) -> None:
     from videotune.report.html import write_report
 
     run, job = trainer.run, trainer.job
+    flush_or_wait(trainer, trainer.first - 1)
     if why == "done":
         trainer.pulse.tell("exporting", job.steps)
         for exported in export_run(run, trainer.family, trainer.net, trainer.result, job.steps, job.resolved):
             say(f"{exported.format}: {exported.path}  (read back by {exported.reader}: {exactly(exported.max_error)})")
     else:
-        say(f"{why} and saved; continue with: videotune train --out {run} --resume")
+        saved = "saved" if complete_checkpoints(run) else "nothing to save yet"
+        say(f"{why} and {saved}; continue with: videotune train --out {run} --resume")
     trainer.journal.event("end", step=step_of(trainer), why=why)
     trainer.journal.sync()
     report = write_report(run)

@@ -58,7 +58,10 @@ KEPT_IN_MEMORY = 256 << 20
 
 @dataclass
 class Trainer:
-    """Everything the loop holds. ``first`` is the first step to do; ``saved_at`` when a checkpoint was last written."""
+    """Everything the loop holds. ``first`` is the first step to do; ``saved_at`` when a checkpoint was last written.
+
+    ``paused_at``: since when the run waits for room on its disk; None while it does not.
+    """
 
     run: Path
     job: Job
@@ -75,6 +78,7 @@ class Trainer:
     first: int = 1
     skipped_in_a_row: int = 0
     saved_at: float = field(default_factory=time.monotonic)
+    paused_at: float | None = None
 
     @property
     def net(self) -> nn.Module:
@@ -97,8 +101,18 @@ class Trainer:
         return self.learner.ema.values if self.learner.ema else self.parameters
 
 
-def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: Heartbeat | None = None) -> Trainer:
-    """Fill the cache, load the denoiser, add what trains. Whoever resumes puts the saved state back after it."""
+def prepare(
+    job: Job,
+    run: Path,
+    resume: bool,
+    crew: Crew | None = None,
+    pulse: Heartbeat | None = None,
+    at_step_0: bool | None = None,
+) -> Trainer:
+    """Fill the cache, load the denoiser, add what trains. Whoever resumes puts the saved state back after it.
+
+    ``at_step_0``: no checkpoint will be put back (None: where there is none), so the weights to begin with are needed.
+    """
     config, crew = job.config, crew or Crew()
     pulse = pulse or Heartbeat(run)
     family = open_models(job.spec, job.base, config)
@@ -128,7 +142,8 @@ def prepare(job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: 
     if next(net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
     learner = make_learner(net, job.spec, config)
-    if config.init_from and (not resume or not complete_checkpoints(run)):  # a resume of a run that saved nothing too
+    begins = at_step_0 if at_step_0 is not None else not resume or not complete_checkpoints(run)
+    if config.init_from and begins:
         from videotune.run.begin_from import begin_from  # which needs this module
 
         begin_from(Path(config.init_from).expanduser(), family, learner, config)

@@ -75,6 +75,8 @@ def save_checkpoint(
         if kind == "save" and there.kind != "save":
             write_json(folder / MARKER, {**read_json(folder / MARKER), "kind": kind})
         return Checkpoint(step, folder, "save" if "save" in (kind, there.kind) else kind)
+    if folder.exists():  # left by a kill before the marker; it goes first, since both may not have room
+        remove(folder)
     aside = folder.with_name(f".step-{step}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -82,8 +84,6 @@ def save_checkpoint(
         write_tensors(aside / f"{name}.safetensors", tensors)
     write_json(aside / "state.json", {"step": step, **state})
     sync_folder(aside)
-    if folder.exists():  # left by a kill before the marker
-        remove(folder)
     aside.rename(folder)
     sync_folder(folder.parent)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
@@ -215,7 +215,7 @@ def sweep(run: Path) -> None:
 def superfluous(found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None) -> list[Checkpoint]:
     """The checkpoints that make way: all but the newest backups and the newest saves; never the best or the last one."""
     backups, saves = ([one for one in found if one.kind == kind] for kind in ("backup", "save"))
-    kept = {one.step for one in backups[len(backups) - backup_keep :]} if backup_keep else set()
+    kept = {one.step for one in backups[max(0, len(backups) - backup_keep) :]}
     kept |= {one.step for one in (saves if save_keep is None else saves[max(0, len(saves) - save_keep) :])}
     kept |= {found[-1].step} if found else set()
     return [one for one in found if one.step not in kept and one.step != best]
