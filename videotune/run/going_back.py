@@ -55,10 +55,12 @@ def set_aside(run: Path, step: int) -> Path | None:
     _set_exports_aside(run, branch, step)
     changed = changed_after(run, step)
     for name in FACTS if changed else ():  # the run is again what it was at that step
-        write_json(run / f"{name}.json", read_json(kept_before(run, name, changed[0])))
-    for number in changed:
+        if kept_before(run, name, changed[0]).exists():  # else a kill came after this was done
+            write_json(run / f"{name}.json", read_json(kept_before(run, name, changed[0])))
+    for number in reversed(changed):  # the oldest last: it says what the run is
         for name in reversed(FACTS):  # the config last: it says that the three are there
-            _move(kept_before(run, name, number), branch / "before")
+            if kept_before(run, name, number).exists():
+                _move(kept_before(run, name, number), branch / "before")
     return branch
 
 
