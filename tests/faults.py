@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,9 @@ class Disk:
     def fail(self, name: str) -> None:
         raise OSError(self.number, f"{os.strerror(self.number)} (made by the test in {name})")
 
-    def counted(self, name: str, call: Callable[..., Any], half: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    def counted(
+        self, name: str, call: Callable[..., Any], half: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
         """The call, counted. ``half`` does a part of its work."""
 
         def counting(*args: Any, **kwargs: Any) -> Any:
@@ -83,18 +85,28 @@ def disk(broken: int = 0, how: str = "before", number: int = errno.EIO) -> Itera
             yield one
 
 
-def each_fault(work: Callable[[], Any], again: Callable[[], None], check: Callable[[Disk], None]) -> list[str]:
+HOWS = ("before", "half", "after")
+"""Where no half of an operation is known, half is before."""
+
+
+def each_fault(
+    work: Callable[[], Any], again: Callable[[], None], check: Callable[[Disk], None], hows: Sequence[str] = HOWS
+) -> list[str]:
     """Run ``work`` on a disk that fails at its first operation, its second, …, until it passes; the operations' names.
 
     ``again`` comes before each try, ``check`` after each failure.
     """
-    with patch.object(os, "fsync", lambda _: None):  # it is counted, and its failing is told; waiting for it is not needed
-        return _each_fault(work, again, check)
+    with patch.object(
+        os, "fsync", lambda _: None
+    ):  # it is counted, and its failing is told; waiting for it is not needed
+        return _each_fault(work, again, check, hows)
 
 
-def _each_fault(work: Callable[[], Any], again: Callable[[], None], check: Callable[[Disk], None]) -> list[str]:
+def _each_fault(
+    work: Callable[[], Any], again: Callable[[], None], check: Callable[[Disk], None], hows: Sequence[str]
+) -> list[str]:
     names: list[str] = []
-    for how in ("before", "half", "after"):
+    for how in hows:
         broken = 0
         while True:
             broken += 1
@@ -111,4 +123,3 @@ def _each_fault(work: Callable[[], Any], again: Callable[[], None], check: Calla
             check(one)
         names = one.done
     return names
-

@@ -107,7 +107,9 @@ def is_whole(checkpoint: Checkpoint) -> bool:
         torch.equal(weights, own["a.lora_A.weight"])
         and all(torch.equal(moments[key], value) for key, value in MOMENTS.items())
         and checkpoint.state()["step"] == checkpoint.step
-        and (not checkpoint.has_ema or torch.equal(checkpoint.load("ema")["a.lora_A.weight"], AVERAGE["a.lora_A.weight"]))
+        and (
+            not checkpoint.has_ema or torch.equal(checkpoint.load("ema")["a.lora_A.weight"], AVERAGE["a.lora_A.weight"])
+        )
     )
 
 
