@@ -30,3 +30,11 @@ def said(
         return Words(data=str(data or small_clips), sets=(*fixed, *sets))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def server() -> None:
+    """Processes of their own start at once: see safety_kit."""
+    from safety_kit import wake
+
+    wake()

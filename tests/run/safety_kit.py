@@ -9,9 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -45,11 +47,12 @@ class Running:
 
     process: BaseProcess
     run: Path
-    out: Path
+    heard: list[bytes]
+    ear: threading.Thread
 
     @property
     def said(self) -> str:
-        return self.out.read_text(encoding="utf-8") if self.out.exists() else ""
+        return b"".join(self.heard).decode()
 
     @property
     def pid(self) -> int:
@@ -62,6 +65,8 @@ class Running:
     def ended(self, seconds: float = PATIENCE) -> int | None:
         """Its exit code; None where it has not ended within so many seconds."""
         self.process.join(seconds)
+        if self.process.exitcode is not None:
+            self.ear.join(PATIENCE)
         return self.process.exitcode
 
     def until(self, met: Callable[[], Any], what: str) -> None:
@@ -79,11 +84,11 @@ class Running:
         self.until(lambda: text in self.said, repr(text))
 
 
-def _run(arguments: Sequence[str], out: Path, first: Callable[..., None] | None, given: tuple[Any, ...]) -> None:
-    """What the process does: the command line, its words on file; ``first`` may set up what shall happen to it."""
-    file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+def _run(arguments: Sequence[str], mouth: Connection, first: Callable[..., None] | None, given: tuple[Any, ...]) -> None:
+    """What the process does: the command line, its words into a pipe; ``first`` may set up what shall happen to it."""
+    os.dup2(mouth.fileno(), 1)
+    os.dup2(mouth.fileno(), 2)
+    mouth.close()
     torch.set_num_threads(1)
     sys.argv = ["videotune", *arguments]
     from videotune.cli.main import main
@@ -93,17 +98,42 @@ def _run(arguments: Sequence[str], out: Path, first: Callable[..., None] | None,
     main()
 
 
+def nothing() -> None:
+    """What a process does that is only to wake its server."""
+
+
+def wake() -> None:
+    """Start the server, which takes as long as importing everything once."""
+    process = SERVER.Process(target=nothing)
+    process.start()
+    process.join()
+
+
 def start(
-    words: Words, run: Path, *more: str, first: Callable[..., None] | None = None, given: tuple[Any, ...] = ()
+    words: Words,
+    run: Path,
+    *more: str,
+    first: Callable[..., None] | None = None,
+    given: tuple[Any, ...] = (),
 ) -> Running:
     """``videotune train`` in a process of its own. ``first(*given)`` is called in it before the command."""
-    out = run.with_name(f"{run.name}-{time.monotonic_ns()}.txt")
+    ear, mouth = SERVER.Pipe(duplex=False)
+    heard: list[bytes] = []
+
+    def listen() -> None:
+        while part := os.read(ear.fileno(), 1 << 16):
+            heard.append(part)
+        ear.close()
+
+    thread = threading.Thread(target=listen, daemon=True)
     data = ["--data", str(words.data)] if words.data else []
     sets = [part for text in words.sets for part in ("--set", text)]
     arguments = ["train", "--out", str(run), *data, *sets, *more]
-    process = SERVER.Process(target=_run, args=(arguments, out, first, given))
+    process = SERVER.Process(target=_run, args=(arguments, mouth, first, given))
     process.start()
-    return Running(process, run, out)
+    mouth.close()
+    thread.start()
+    return Running(process, run, heard, thread)
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:

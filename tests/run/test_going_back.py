@@ -156,7 +156,7 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
         assert killed_at(point, go_back, run, SAVING)
         nothing_is_lost(run)
         if [one.step for one in complete_checkpoints(run)] != [3, 6, 9, 12]:
-            with pytest.raises(VideotuneError, match="the newest checkpoint .*, step 12, is not whole"):
+            with pytest.raises(VideotuneError, match=r"the newest checkpoint .*, step 12, is not whole"):
                 checkpoint_of(run, None)  # a plain resume does not go on as if nothing were missing
         set_aside(run, 6)
         is_set_aside(run)
@@ -261,7 +261,7 @@ def test_a_newest_checkpoint_that_is_gone_is_an_error_that_names_the_others(said
     (run / "checkpoints" / "step-4" / "optimizer.safetensors").write_bytes(b"")
     with pytest.raises(VideotuneError, match="--from 2"):
         train(Words(), run, resume=Resume())
-    with pytest.raises(VideotuneError, match="step 4: optimizer.safetensors has 0 bytes of"):
+    with pytest.raises(VideotuneError, match=r"step 4: optimizer\.safetensors has 0 bytes of"):
         train(Words(), run, resume=Resume(step=4))
     assert train(Words(), run, resume=Resume(step=2)) == DONE
     assert [line["step"] for line in steps_of(run)] == [1, 2, 3, 4, 5, 6]
