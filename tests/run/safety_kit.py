@@ -84,7 +84,9 @@ class Running:
         self.until(lambda: text in self.said, repr(text))
 
 
-def _run(arguments: Sequence[str], mouth: Connection, first: Callable[..., None] | None, given: tuple[Any, ...]) -> None:
+def _run(
+    arguments: Sequence[str], mouth: Connection, first: Callable[..., None] | None, given: tuple[Any, ...]
+) -> None:
     """What the process does: the command line, its words into a pipe; ``first`` may set up what shall happen to it."""
     os.dup2(mouth.fileno(), 1)
     os.dup2(mouth.fileno(), 2)

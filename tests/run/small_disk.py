@@ -27,9 +27,12 @@ def mounted(place: Path, size: int) -> bool:
     if libc.unshare(NEW_NAMESPACE | (0 if user == 0 else NEW_USER)) != 0:
         return False
     if user != 0:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+        try:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+            Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+        except OSError:
+            return False
     private = 1 << 18 | 1 << 14  # MS_PRIVATE | MS_REC: nobody else sees what is mounted
     if libc.mount(b"none", b"/", None, private, None) != 0:
         return False

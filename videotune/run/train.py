@@ -123,6 +123,7 @@ def loop(trainer: Trainer, asked: Signals) -> str:
             if (rules or samples or sampled) and not end and crew.agree(asked.stop)[0]:
                 save(trainer, step)
                 return "interrupted"
+            trainer.pulse.tell("training", step)  # a step may take minutes, and nothing of the above is done any more
 
 
 def make_records(trainer: Trainer) -> Iterator[StepRecord]:
