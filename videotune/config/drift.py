@@ -75,9 +75,10 @@ def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
 
     More or fewer steps are safe where the rate does not depend on them. Another split of a step's samples into batches and
     accumulation is safe where their product stays. A base model may lie elsewhere: its bytes are compared by the caller.
+    Where epochs are given they decide the steps, whatever stands there.
     """
     old, new = flatten(before), flatten(after)
-    changed = [key for key in new if old.get(key) != new[key]]
+    changed = [key for key in new if old.get(key) != new[key] and not (key == "steps" and new["epochs"] is not None)]
     changes = []
     for key in changed:
         kind, why = _class_here(key, old, new)

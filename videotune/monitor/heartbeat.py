@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,13 @@ class Heartbeat:
         self._facts = self._facts | {"state": state} | ({} if step is None else {"step": step})
 
     def beat(self) -> None:
-        """Write the file. On a full disk the old one stays, and its age tells."""
+        """Write the file. On a full disk the old one stays and is touched, which takes no room: the process lives."""
         with self._lock:
             try:
                 write_json(self.path, self._facts | {"time": round(time.time(), 3)}, durable=False)
-            except OSError:
-                return  # the training says so itself, where it meets the same disk
+            except OSError:  # the training says so itself, where it meets the same disk
+                with suppress(OSError):
+                    os.utime(self.path)
 
     def _keep(self) -> None:
         while not self._over.wait(EVERY):
@@ -73,8 +74,9 @@ def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
     was given to another process since.
     """
     try:
-        facts = read_json(run / "heartbeat.json")
-        age = (time.time() if now is None else now) - facts["time"]
+        path = run / "heartbeat.json"
+        facts = read_json(path)
+        age = (time.time() if now is None else now) - max(facts["time"], path.stat().st_mtime)
         here = facts["host"] == socket.gethostname()
         alive = facts["state"] != "ended" and age < LATE and (not here or _there(facts["pid"]))
         return {**facts, "age": round(max(0.0, age), 1), "alive": alive}

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from videotune.errors import VideotuneError
 from videotune.export.lora import read_factors
-from videotune.run.bench import Bench, of_expert, prefix, put_weights
+from videotune.run.bench import Bench, put_weights
 from videotune.run.console import say
-from videotune.train.state import read_checkpoint
+from videotune.run.experts import of_expert, prefix
+from videotune.run.models import lora_settings
+from videotune.train.state import Checkpoint, read_checkpoint
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -29,23 +31,23 @@ def begin_from(source: Path, family: Family, bench: Bench, config: Config) -> No
         raise VideotuneError(
             f"init_from: {source} is one file, and two experts train: give a checkpoint's folder, or train one of them"
         )
-        raise VideotuneError()
     told = [_begin_one(source, family, name, learner, config) for name, learner in bench.learners.items()]
     say(f"beginning with the weights of {source} ({'; '.join(told)}); fresh optimizer, step 0")
 
 
 def _begin_one(source: Path, family: Family, name: str, learner: Learner, config: Config) -> str:
-    if source.is_dir():
-        checkpoint = read_checkpoint(source)
-        if isinstance(checkpoint, str):
-            raise VideotuneError(f"init_from: {source} is no complete checkpoint: {checkpoint}")
-        weights = of_expert(checkpoint.load("weights"), prefix(family.spec, name))
-        put_weights(learner.parameters, weights, config, f"init_from: {source}")
+    begin = prefix(family.spec, name)
+    if config.training_method == "LORA":
+        found = factors_of_checkpoint(source, begin) if source.is_dir() else factors_of(source, family)
+        settings = lora_settings(config)
+        told = put_lora(source, found, learner.parameters, settings.rank, settings.scale)
+    elif source.is_dir():
+        checkpoint = checkpoint_in(source)
+        put_weights(learner.parameters, of_expert(checkpoint.load("weights"), begin), config, f"init_from: {source}")
         told = f"all {len(learner.parameters)} tensors"
-    elif config.training_method != "LORA":
-        raise VideotuneError(f"init_from: {source} is a file; FINE_TUNE begins from a checkpoint's folder")
     else:
-        told = put_lora(source, family, learner.parameters, config.lora.rank, scale_of(config))
+        what = "is a file" if source.exists() else "is not there"
+        raise VideotuneError(f"init_from: {source} {what}; FINE_TUNE begins from a checkpoint's folder")
     if learner.masters:
         learner.masters.spread()
     if learner.ema:
@@ -53,20 +55,20 @@ def _begin_one(source: Path, family: Family, name: str, learner: Learner, config
     return told
 
 
-def scale_of(config: Config) -> float:
-    """What B A is multiplied by."""
-    return (config.lora.rank if config.lora.alpha is None else config.lora.alpha) / config.lora.rank
+Factors = tuple["Tensor", "Tensor", float]
+"""A (rank, in), B (out, rank) and what B A is multiplied by."""
 
 
-def put_lora(source: Path, family: Family, parameters: Mapping[str, nn.Parameter], rank: int, scale: float) -> str:
-    """Copy a LoRA file of any form that diffusers reads into ours, so that ΔW is the file's; says how much was taken.
+def put_lora(
+    source: Path, found: Mapping[str, Factors], parameters: Mapping[str, nn.Parameter], rank: int, scale: float
+) -> str:
+    """Copy the factors of each module into ours, so that ΔW is theirs; says how much was taken.
 
-    A file of a lower rank fills the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
-    VideotuneError where it has a higher rank, or modules that do not train.
+    Those of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
+    VideotuneError where they have a higher rank, another size, or are of modules that do not train.
     """
     import torch
 
-    found = factors_of(source, family)
     paths = {name.removesuffix(".lora_A.weight") for name in parameters if name.endswith(".lora_A.weight")}
     odd = sorted(set(found) - paths)
     if odd:
@@ -88,8 +90,32 @@ def put_lora(source: Path, family: Family, parameters: Mapping[str, nn.Parameter
     return f"{len(found)} modules" + (f"; {rest} others begin at zero" if rest else "")
 
 
-def factors_of(source: Path, family: Family) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """A, B and scale of each module, read by diffusers.
+def checkpoint_in(source: Path) -> Checkpoint:
+    """The checkpoint in a folder.
+
+    Raises VideotuneError where it is none, or not complete.
+    """
+    checkpoint = read_checkpoint(source)
+    if isinstance(checkpoint, str):
+        raise VideotuneError(f"init_from: {source} is no complete checkpoint: {checkpoint}")
+    return checkpoint
+
+
+def factors_of_checkpoint(source: Path, begin: str = "") -> dict[str, Factors]:
+    """A, B and scale of each module in a run's checkpoint, of names that ``begin`` so; its alpha may be another than ours.
+
+    Raises VideotuneError where it holds no LoRA.
+    """
+    checkpoint = checkpoint_in(source)
+    scale, weights = checkpoint.state().get("lora_scale"), of_expert(checkpoint.load("weights"), begin)
+    if scale is None:
+        raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
+    paths = sorted(name.removesuffix(".lora_A.weight") for name in weights if name.endswith(".lora_A.weight"))
+    return {path: (weights[f"{path}.lora_A.weight"], weights[f"{path}.lora_B.weight"], scale) for path in paths}
+
+
+def factors_of(source: Path, family: Family) -> dict[str, Factors]:
+    """A, B and scale of each module of a LoRA file in any form that diffusers reads.
 
     Raises VideotuneError where the file is missing, or no LoRA of this family.
     """

@@ -15,8 +15,8 @@ from videotune.adapters.share import share
 from videotune.cache.experts import Rota, exact
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
-from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.run.experts import trained
 from videotune.run.models import lora_settings
 from videotune.train.ema import Ema
 from videotune.train.engine import Turn
@@ -78,31 +78,6 @@ class Bench(Mapping[str, "nn.Module"]):
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def prefix(spec: FamilySpec, name: str) -> str:
-    """What the names of an expert's parameters begin with in a checkpoint; nothing where there is one denoiser."""
-    return f"{name}." if len(spec.experts) > 1 else ""
-
-
-def trained(spec: FamilySpec, config: Config) -> tuple[str, ...]:
-    """The names of the experts that train.
-
-    Raises VideotuneError for a choice that the model does not have, or the method cannot make.
-    """
-    names = tuple(expert.name for expert in spec.experts)
-    if len(names) == 1:
-        for key in ("experts", "expert_share", "learning_rate_low"):
-            if getattr(config, key) is not None:
-                raise VideotuneError(f"{key}: {spec.title} has one denoiser, not two experts: leave it out")
-        return names
-    if config.experts in (None, "both"):
-        if config.training_method == "FINE_TUNE":
-            raise VideotuneError("experts: FINE_TUNE changes every weight of one expert at a time: set high or low")
-        return names
-    if config.expert_share is not None:
-        raise VideotuneError(f"expert_share: {config.experts} alone trains; leave it out")
-    return (str(config.experts),)
 
 
 def make_rota(spec: FamilySpec, config: Config, loss: Objective) -> Rota:
@@ -178,8 +153,3 @@ def put_weights(
 ) -> None:
     """Copy a checkpoint's weights into what trains; VideotuneError where they do not fit."""
     (load_full if config.training_method == "FINE_TUNE" else load_lora)(parameters, state, where)
-
-
-def of_expert(state: Mapping[str, torch.Tensor], begin: str) -> dict[str, torch.Tensor]:
-    """The tensors whose names begin so, without the beginning."""
-    return {name.removeprefix(begin): value for name, value in state.items() if name.startswith(begin)}

@@ -14,7 +14,7 @@ from videotune.export.lora import Exported, export_lora
 from videotune.families.find import part_files, place, spec_for
 from videotune.files import read_json, write_json
 from videotune.report.html import write_report
-from videotune.run.bench import of_expert, prefix, trained
+from videotune.run.experts import of_expert, prefix, trained
 from videotune.run.folder import read_run_config, run_settings
 from videotune.run.models import lora_settings, open_models
 from videotune.train.state import pick

@@ -138,11 +138,14 @@ class Signals:
 
     @contextmanager
     def breaking(self) -> Iterator[None]:
-        """What is done in this block is given up at once when the person asks to stop; raises Interrupted there."""
-        if self.stop:
-            raise Interrupted
+        """What is done in this block is given up at once when the person asks to stop; raises Interrupted there.
+
+        Anywhere there, in a ``finally`` too: what must be put back whole is put back outside of it.
+        """
         self._breaking = True
         try:
+            if self.stop:
+                raise Interrupted
             yield
         finally:
             self._breaking = False

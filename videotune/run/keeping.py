@@ -16,6 +16,7 @@ from videotune.monitor.best import best_step
 from videotune.monitor.journal import read_journal
 from videotune.run.console import say, size
 from videotune.run.folder import look
+from videotune.run.models import lora_settings
 from videotune.run.trainer import Trainer
 from videotune.train.optimizers import optimizer_state, without_state
 from videotune.train.state import (
@@ -56,7 +57,7 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
 
     Where the disk is full the run waits. Raises VideotuneError where it is broken, or the person ends the waiting.
     """
-    if not trainer.crew.first or step == 0:
+    if not trainer.crew.first or step == 0 or is_kept(trainer.run, step, kind):
         return
     trainer.pulse.tell("saving", step)
     begun, parts = time.perf_counter(), parts_of(trainer)
@@ -68,6 +69,7 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
             for name, learner in trainer.bench.learners.items()
             for key in without_state(learner.optimizer, _named(trainer, name))
         ],
+        "lora_scale": lora_settings(trainer.job.config).scale if trainer.job.config.training_method == "LORA" else None,
     }
     while True:
         try:
@@ -77,6 +79,7 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
             break
         except OSError as error:
             wait_or_raise(trainer, step, error)
+    going_on(trainer)
     trainer.saved_at = time.monotonic()
     place = saved.folder.relative_to(trainer.run).as_posix()
     backup = {"backup": True} if saved.kind == "backup" else {}
@@ -84,12 +87,22 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
     retire(trainer)
 
 
+def is_kept(run: Path, step: int, kind: str) -> bool:
+    """Whether a step's checkpoint is there already, and to stay at least as long."""
+    return any(one.step == step and kind in ("backup", one.kind) for one in complete_checkpoints(run))
+
+
 def retire(trainer: Trainer) -> None:
     """Take away the checkpoints that the config lets go; the best one by the ruler and the last one always stay."""
     config, found = trainer.job.config, complete_checkpoints(trainer.run)
     best = best_step(read_journal(trainer.run), {checkpoint.step for checkpoint in found})
     for old in superfluous(found, config.backup_keep, config.save_keep, best):
-        remove(old.folder)
+        try:
+            remove(old.folder)
+        except OSError as error:  # somebody has a file of it open, say: no reason to end a run whose state is saved
+            text = f"the old checkpoint {old.folder.name} cannot be taken away: {error}"
+            trainer.journal.event("warning", step=found[-1].step, text=text)
+            say(f"warning: {text}")
 
 
 def backup_due(trainer: Trainer, step: int) -> bool:
@@ -114,13 +127,18 @@ def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
 
 
 def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
-    """Wait while the disk is full, once; raise VideotuneError where it is broken instead, or the person asks to stop."""
+    """Wait while the disk is full, once; raise VideotuneError where it is broken instead, or the person ends the waiting.
+
+    A run that was asked to stop already waits as well, since what it has to write is what the person would lose; a second
+    signal ends it.
+    """
     if not out_of_room(error):
         raise VideotuneError(
             f"step {step} cannot be saved in {trainer.run}: {error}. {last_words(trainer.run)}"
         ) from error
     sweep(trainer.run)
-    if trainer.pulse.state != "paused":
+    if trainer.paused_at is None:
+        trainer.paused_at = time.monotonic()
         text = f"no room for what step {step} has to write ({error.strerror or error}): the run waits until there is"
         say(f"paused: {text}. Make room, and it goes on by itself; Ctrl-C ends it. {last_words(trainer.run)}")
         trainer.journal.event("warning", step=step, text=text)
@@ -128,7 +146,8 @@ def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
     trainer.pulse.beat()
     until = time.monotonic() + TRY_AGAIN
     while time.monotonic() < until:
-        if trainer.asked.stop or "stop" in look(trainer.run):
+        asked_since = trainer.asked.stop and trainer.asked.at >= trainer.paused_at
+        if asked_since or "stop" in look(trainer.run):
             raise VideotuneError(
                 f"stopped while the disk was full: the steps since the last checkpoint are lost. {last_words(trainer.run)}"
             )
@@ -142,6 +161,15 @@ def flush_or_wait(trainer: Trainer, step: int) -> None:
             trainer.journal.flush()
         except OSError as error:
             wait_or_raise(trainer, step, error)
+    going_on(trainer)
+
+
+def going_on(trainer: Trainer) -> None:
+    """What was waited for is written: say so where it was."""
+    if trainer.paused_at is not None:
+        say("there is room again: going on")
+        trainer.paused_at = None
+        trainer.pulse.tell("training")
 
 
 def last_words(run: Path) -> str:

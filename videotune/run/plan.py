@@ -11,8 +11,8 @@ from videotune.config.schema import Config
 from videotune.data.account import totals
 from videotune.errors import DONE
 from videotune.families.find import find
-from videotune.run.bench import trained
 from videotune.run.console import bar, print_table, size
+from videotune.run.experts import trained
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
 from videotune.run.previews import prompts_of
 from videotune.run.takes import captions_of, takes_of

@@ -16,6 +16,9 @@ from videotune.run.previews import first_frames_of, sample_settings, usual_shape
 from videotune.run.trainer import Trainer
 from videotune.sampling.preview import decode, draw, file_name, write_video
 
+FAILED = "the preview at step {} failed"
+"""How a warning of that begins; such a preview is not tried again when the run is resumed from its step."""
+
 
 def due(step: int, every: int, last: int) -> bool:
     """Whether what happens every so many steps (0: never) and at the last one happens at this one."""
@@ -26,17 +29,16 @@ def before_training(trainer: Trainer) -> None:
     """Readings that belong to the first step, or to the step resumed from if it was killed before they were made."""
     if not trainer.crew.first:
         return
-    config, step = trainer.job.config, trainer.first - 1
-    lines = [line for line in read_journal(trainer.run) if line.get("step") == step]
-    made = [line["kind"] for line in lines]
-    if due(step, config.ruler_after, trainer.job.steps) and "ruler" not in made:
+    config, step, last = trainer.job.config, trainer.first - 1, trainer.job.steps
+    journal, name = read_journal(trainer.run), trainer.ruler.name(trainer.source.objective)
+    read_at = {line["step"] for line in journal if line["kind"] == "ruler" and line.get("ruler") == name}
+    # a ruler that is another one since the resume is read before anything is learnt: later readings compare with this one
+    if config.ruler_after and step not in read_at and (due(step, config.ruler_after, last) or not read_at):
         measure(trainer, step)
-    drawn = {line["prompt"] for line in lines if line["kind"] == "sample"}
-    if (
-        due(step, config.sample_after, trainer.job.steps)
-        and not drawn.issuperset(trainer.prompts)
-        and "warning" not in made
-    ):
+    here = [line for line in journal if line.get("step") == step]
+    drawn = {line["prompt"] for line in here if line["kind"] == "sample"}
+    failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
+    if due(step, config.sample_after, last) and not drawn.issuperset(trainer.prompts) and not failed:
         preview(trainer, step, drawn)
 
 
@@ -60,13 +62,16 @@ def measure(trainer: Trainer, step: int) -> None:
     trainer.pulse.tell("measuring", step)
     begun = time.perf_counter()
     try:
-        with trainer.asked.breaking():
-            reading = read(trainer)
+        reading = read(trainer)
     except Interrupted:
         return
     lines = [line for line in read_journal(trainer.run) if line["kind"] == "ruler"]
     name = trainer.ruler.name(trainer.source.objective)
     before: dict[str, Any] = next((line for line in lines if line.get("ruler") == name), reading)
+    if lines and before is reading:
+        text = f"the ruler is another one: readings from step {step} on compare with each other, not with earlier ones"
+        trainer.journal.event("warning", step=step, text=text)
+        say(f"warning: {text}")
     for part, value in reading.items():
         if value is not None:
             value["normalised"] = normalised(value, before[part])
@@ -75,7 +80,7 @@ def measure(trainer: Trainer, step: int) -> None:
 
 def read(trainer: Trainer) -> dict[str, Any]:
     """{"held_out", "train"}: of the weights, or of their average where the run keeps one."""
-    with averaged(trainer):
+    with averaged(trainer), trainer.asked.breaking():  # in this order: weights are put back whatever is given up
         return read_ruler(
             trainer.ruler,
             trainer.family,
@@ -94,7 +99,7 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
     try:
         settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
         told = first_frames_of(trainer.job)
-        with trainer.asked.breaking(), averaged(trainer), bar(f"previews at step {step}") as progress:
+        with averaged(trainer), trainer.asked.breaking(), bar(f"previews at step {step}") as progress:
             latents = draw(
                 trainer.family,
                 trainer.bench,
@@ -116,6 +121,6 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
     except Interrupted:
         say(f"the previews at step {step} are given up")
     except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
-        text = f"the preview at step {step} failed: {type(error).__name__}: {error}"
+        text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
         trainer.journal.event("warning", step=step, text=text)
         say(f"warning: {text}")

@@ -20,17 +20,20 @@ def no_room(trainer: Trainer, error: OutOfMemory) -> str:
 
         kept = last_words(trainer.run)
     trainer.journal.event("warning", step=error.step, text=f"out of memory in step {error.step}: bucket {shape}")
-    lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config))
+    lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config, len(set(trainer.job.schedule.batches)) == 1))
     return (
         f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each. {kept}\n"
         f"What would help, the first ones without changing what is learnt:{lines}"
     )
 
 
-def remedies(config: Config) -> list[str]:
-    """Settings that need less memory; those that a resume takes come first."""
+def remedies(config: Config, any_split: bool = True) -> list[str]:
+    """Settings that need less memory; those that a resume takes come first.
+
+    ``any_split``: another batch_size shows the same samples; it does not where videos among images take fewer of them.
+    """
     lines = []
-    if config.batch_size > 1:
+    if config.batch_size > 1 and any_split:
         count = config.batch_size * config.gradient_accumulation_steps
         lines.append(
             f"--resume --set batch_size=1 --set gradient_accumulation_steps={count}: the same steps, one sample at a time, "

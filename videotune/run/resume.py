@@ -10,15 +10,18 @@ from typing import Any
 
 from videotune.config.drift import Change, drift, of_class
 from videotune.config.load import merge
-from videotune.config.resolve import Resolved, resolve
+from videotune.config.resolve import Resolved, parse, resolve
+from videotune.data.library import buckets
 from videotune.errors import VideotuneError
 from videotune.families.find import place, spec_for
-from videotune.files import read_json, write_json, write_text
+from videotune.files import read_json, write_json
 from videotune.monitor.journal import cut_journal, read_journal
-from videotune.run.bench import of_expert, put_weights
+from videotune.run.bench import put_weights
 from videotune.run.console import bar, say
-from videotune.run.folder import read_run_config, refuse_run, run_settings, write_config
-from videotune.run.job import Job, Past, Words, layers, open_job, settle
+from videotune.run.experts import of_expert
+from videotune.run.folder import read_run_config, refuse_run, write_config
+from videotune.run.going_back import FACTS, changed_after, facts_at, kept_before, set_aside
+from videotune.run.job import Job, Past, Words, layers, make_schedule, open_job, settle
 from videotune.run.keeping import last_words
 from videotune.run.plan import make_plan
 from videotune.run.trainer import Trainer
@@ -54,23 +57,26 @@ def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1)
         refuse_run(run)
         resolved, spec, base = settle(words)
         return Opened(scanned(resolved, spec, base, processes))
-    kept = read_run_config(run)
     checkpoint = checkpoint_of(run, resume.step)
-    resolved, spec, base, changes = with_words(words, run)
+    step = checkpoint.step if checkpoint else 0
+    facts = facts_at(run, resume.step)
+    kept = read_json(facts["config"])
+    resolved, spec, base, changes = with_words(words, run, kept)
     judge(changes, run, resume.override)
     for change in changes:
         say(f"changed: {change}")
     job = scanned(resolved, spec, base, kept.get("processes", 1))
-    step = checkpoint.step if checkpoint else 0
+    refuse_fewer_steps(job, run, step)
+    refuse_other_batches(job, kept["settings"], changes, run)
     job = replace(job, past=Past(**kept.get("past", {})))
     told = [str(change) for change in changes]
     if kept["data"] != job.data_digest():
         if not resume.data_change:
             raise VideotuneError(
-                f"the data of {run} has changed since it started: {told_change(run, job)}. "
+                f"the data of {run} has changed since it started: {told_change(facts['check'], job)}. "
                 "Put it back as it was, start a new run, or go on with it by name: --allow-data-change"
             )
-        what = told_change(run, job)
+        what = told_change(facts["check"], job)
         job = replace(job, past=Past(step, seen(run, step)))
         told.append(f"data: {what}")
         say(f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own")
@@ -85,23 +91,47 @@ def scanned(resolved: Resolved, spec: Any, base: Any, processes: int) -> Job:
         )
 
 
-def with_words(words: Words, run: Path) -> tuple[Resolved, Any, Any, list[Change]]:
-    """The run's config with the person's words on top, and what differs from what it was."""
+def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
+    """Raise VideotuneError where the run would end before the checkpoint from which it is to go on."""
+    if step > job.steps:
+        raise VideotuneError(
+            f"steps: {run} goes on from step {step} and cannot end at step {job.steps}; "
+            f"give more steps, or go back first with --from: {listed(run)}"
+        )
+
+
+def refuse_other_batches(job: Job, settings: Mapping[str, Any], changes: Sequence[Change], run: Path) -> None:
+    """Raise VideotuneError where another split of a step changes its samples: that of videos among images does."""
+    if not any(change.key == "batch_size" for change in changes):
+        return
+    old, _ = make_schedule(parse(settings), buckets(job.library), job.library, job.processes)
+    if old.batches != job.schedule.batches:
+        raise VideotuneError(
+            f"batch_size: images and videos are mixed in {run}, and with video_config.video_batch_size_multiplier a step "
+            f"of each bucket would have {job.schedule.batches} samples instead of {old.batches}. Leave it as it was"
+        )
+
+
+def with_words(
+    words: Words, run: Path, kept: Mapping[str, Any] | None = None
+) -> tuple[Resolved, Any, Any, list[Change]]:
+    """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was."""
     if words.preset or words.family:
         raise VideotuneError(
             "--resume goes on with the run's own config; --set, --config and --data may change it, a preset not"
         )
-    before, kept = run_settings(run), read_run_config(run)
+    kept = read_run_config(run) if kept is None else kept
     user, _ = layers(words)
     for name, other in (("epochs", "steps"), ("steps", "epochs")):
         if name in user and other not in user:
             user = {**user, other: None}
-    settings = merge(before, user)
+    settings = merge(kept["settings"], user)
     base = place(settings["base_model_name"], weights=False)
     spec = spec_for(settings["family"], base)
     resolved = resolve(settings, {}, spec)
     origins = {key: kept["origins"].get(key, "default") for key in resolved.origins}
-    changes = drift(before, resolved.config.model_dump(mode="json"))
+    old = resolve(kept["settings"], {}, spec)  # keys that are new since the run began have their defaults on both sides
+    changes = drift(old.config.model_dump(mode="json"), resolved.config.model_dump(mode="json"))
     origins |= {change.key: "user" for change in changes}
     return replace(resolved, origins=origins), spec, base, changes
 
@@ -152,53 +182,43 @@ def seen(run: Path, step: int) -> dict[str, int]:
     return dict(views)
 
 
-def told_change(run: Path, job: Job) -> str:
-    """What has changed in the data since the run's account of it, in words."""
-    before = {clip["path"]: clip for clip in read_json(run / "check.json")["clips"]}
-    now = {clip.path: clip for clip in job.library.clips}
-    was = {path: clip for path, clip in before.items() if clip["used"] or clip["held_out"]}
-    added, gone = sorted(set(now) - set(was)), sorted(set(was) - set(now))
-    both = sorted(set(now) & set(was))
-    captions = [path for path in both if list(now[path].captions) != was[path].get("captions")]
-    moved = [path for path in both if now[path].held_out and was[path]["used"]]
+def told_change(account: Path, job: Job) -> str:
+    """What has changed in the data since an account of it (a check.json) was written, in words."""
+    was = {clip["id"]: clip for clip in read_json(account)["clips"] if clip["used"] or clip["held_out"]}
+    now = {clip.id: clip for clip in job.library.clips}
+    places, both = {clip["path"] for clip in was.values()}, sorted(set(now) & set(was), key=lambda name: now[name].path)
+    added = sorted(now[name].path for name in set(now) - set(was))
+    gone = sorted(was[name]["path"] for name in set(was) - set(now))
+    other = [path for path in added if path in places]
     said = [
-        _some(added, "added"),
-        _some(gone, "removed"),
-        _some(captions, "with another caption"),
-        _some(moved, "trained on before, now held out: the ruler is no longer blind to them"),
+        _some([path for path in added if path not in other], "added"),
+        _some([path for path in gone if path not in other], "removed"),
+        _some(other, "with other bytes under the same name"),
+        _some([now[name].path for name in both if _name(now[name].path) != _name(was[name]["path"])], "renamed"),
+        _some(
+            [now[name].path for name in both if list(now[name].captions) != was[name].get("captions")],
+            "with another caption",
+        ),
+        _some(
+            [now[name].path for name in both if now[name].held_out and was[name]["used"]],
+            "trained on before, now held out: the ruler is no longer blind to them",
+        ),
+        _some(
+            [now[name].path for name in both if not now[name].held_out and was[name]["held_out"]], "no longer held out"
+        ),
     ]
     return "; ".join(text for text in said if text) or "clips, their windows or how they are shown differ"
+
+
+def _name(path: str) -> str:
+    return Path(path).name
 
 
 def _some(paths: Sequence[str], what: str) -> str:
     if not paths:
         return ""
     clips = "1 clip" if len(paths) == 1 else f"{len(paths)} clips"
-    return f"{clips} {what} ({', '.join(Path(path).name for path in paths[:3])}{', …' if len(paths) > 3 else ''})"
-
-
-def set_aside(run: Path, step: int) -> Path | None:
-    """Going back to ``step``: what came after it goes into a folder of its own, whole; None where nothing came after.
-
-    The journal is copied there before anything moves, so a kill in between loses nothing, and asking again goes on.
-    """
-    later = [folder for folder in (run / "checkpoints").glob("step-*") if int(folder.name.removeprefix("step-")) > step]
-    lines = read_journal(run)
-    if not later and not any(line.get("step", 0) > step for line in lines):
-        return None
-    number = 1 + max((int(p.name) for p in (run / "branches").glob("*") if p.name.isdigit()), default=0)
-    branch = run / "branches" / str(number)
-    (branch / "checkpoints").mkdir(parents=True)
-    write_text(branch / "journal.jsonl", (run / "journal.jsonl").read_text(encoding="utf-8"))
-    for name in ("config.json", "check.json", "plan.json"):
-        write_json(branch / name, read_json(run / name))
-    for folder in later:
-        folder.rename(branch / "checkpoints" / folder.name)
-    for path in {line["path"] for line in lines if line["kind"] == "sample" and line["step"] > step}:
-        if (run / path).is_file():
-            (branch / path).parent.mkdir(exist_ok=True)
-            (run / path).rename(branch / path)
-    return branch
+    return f"{clips} {what} ({', '.join(_name(path) for path in paths[:3])}{', …' if len(paths) > 3 else ''})"
 
 
 def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
@@ -262,8 +282,9 @@ def _write_anew(trainer: Trainer) -> None:
     run, job = trainer.run, trainer.job
     kept: Mapping[str, Any] = read_run_config(run)
     step = trainer.first - 1
-    for name in ("config", "check", "plan"):
-        write_json(run / "before" / f"{name}-until-step-{step}.json", read_json(run / f"{name}.json"))
+    if step not in changed_after(run, step - 1):  # what is kept of that step is true: nothing after it stayed
+        for name in reversed(FACTS):  # the config last: it says that the three are there
+            write_json(kept_before(run, name, step), read_json(run / f"{name}.json"))
     write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
     write_json(run / "plan.json", make_plan(job))
     write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"])

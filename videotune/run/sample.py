@@ -18,8 +18,9 @@ from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import read_lora
 from videotune.families.find import place, spec_for
 from videotune.files import read_json
-from videotune.run.bench import attach, of_expert, prefix, put_weights, trained
+from videotune.run.bench import attach, put_weights
 from videotune.run.console import bar
+from videotune.run.experts import of_expert, prefix, trained
 from videotune.run.folder import run_settings
 from videotune.run.models import open_models
 from videotune.run.previews import sample_settings

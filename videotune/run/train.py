@@ -23,6 +23,7 @@ from videotune.run.resume import Opened, Resume, open_run, restore
 from videotune.run.trainer import Trainer, announce, prepare
 from videotune.train.crew import Crew, join
 from videotune.train.engine import run_steps
+from videotune.train.state import complete_checkpoints
 from videotune.train.step import OutOfMemory, StepRecord, StepSettings
 
 MOST_SKIPPED = 5
@@ -122,6 +123,7 @@ def loop(trainer: Trainer) -> str:
             if (rules or samples or sampled) and not end and crew.agree(asked.stop)[0]:
                 save(trainer, step)
                 return "interrupted"
+            trainer.pulse.tell("training", step)  # a step may take minutes, and nothing of the above is done any more
 
 
 def make_records(trainer: Trainer) -> Iterator[StepRecord]:
@@ -193,12 +195,14 @@ def finish(trainer: Trainer, why: str) -> None:
     from videotune.report.html import write_report
 
     run, job = trainer.run, trainer.job
+    flush_or_wait(trainer, trainer.first - 1)
     if why == "done":
         trainer.pulse.tell("exporting", job.steps)
         for exported in export_run(run, trainer.family, trainer.result, job.steps, job.resolved):
             say(f"{exported.format}: {exported.path}  (read back by {exported.reader}: {exactly(exported.max_error)})")
     else:
-        say(f"{why} and saved; continue with: videotune train --out {run} --resume")
+        saved = "saved" if complete_checkpoints(run) else "nothing to save yet"
+        say(f"{why} and {saved}; continue with: videotune train --out {run} --resume")
     trainer.journal.event("end", step=step_of(trainer), why=why)
     trainer.journal.sync()
     report = write_report(run)

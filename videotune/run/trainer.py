@@ -21,8 +21,9 @@ from videotune.monitor.journal import Journal, read_journal
 from videotune.monitor.probe import spread
 from videotune.monitor.ruler import Ruler
 from videotune.run.begin_from import begin_from
-from videotune.run.bench import Bench, make_rota, open_bench, prefix, shares
+from videotune.run.bench import Bench, make_rota, open_bench, shares
 from videotune.run.console import say
+from videotune.run.experts import prefix
 from videotune.run.export import check_formats
 from videotune.run.folder import Signals, begin, read_run_config, versions
 from videotune.run.job import Job
@@ -36,7 +37,6 @@ from videotune.run.models import (
 from videotune.run.plan import make_plan
 from videotune.run.previews import prompts_of, sample_settings, usual_shape
 from videotune.train.crew import Crew
-from videotune.train.state import complete_checkpoints
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ KEPT_IN_MEMORY = 256 << 20
 
 @dataclass
 class Trainer:
-    """Everything the loop holds. ``first`` is the first step to do; ``saved_at`` when a checkpoint was last written."""
+    """Everything the loop holds. ``first`` is the first step to do; ``saved_at`` when a checkpoint was last written.
+
+    ``paused_at``: since when the run waits for room on its disk; None while it does not.
+    """
 
     run: Path
     job: Job
@@ -66,6 +69,7 @@ class Trainer:
     first: int = 1
     skipped_in_a_row: int = 0
     saved_at: float = field(default_factory=time.monotonic)
+    paused_at: float | None = None
 
     @property
     def net(self) -> nn.Module:
@@ -142,7 +146,7 @@ def prepare(
     bench = open_bench(family, config, rota, job.steps, first)
     if next(bench.net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
-    if config.init_from and (not resume or not complete_checkpoints(run)):  # a resume of a run that saved nothing too
+    if config.init_from and first == 1:  # also a resume of a run that has saved nothing yet
         begin_from(Path(config.init_from).expanduser(), family, bench, config)
     if not resume and crew.first:
         begin(run, job, prints, make_plan(job), dtype_name(config))

@@ -75,6 +75,8 @@ def save_checkpoint(
         if kind == "save" and there.kind != "save":
             write_json(folder / MARKER, {**read_json(folder / MARKER), "kind": kind})
         return Checkpoint(step, folder, "save" if "save" in (kind, there.kind) else kind)
+    if folder.exists():  # left by a kill before the marker; it goes first, since both may not have room
+        remove(folder)
     aside = folder.with_name(f".step-{step}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -82,8 +84,6 @@ def save_checkpoint(
         write_tensors(aside / f"{name}.safetensors", tensors)
     write_json(aside / "state.json", {"step": step, **state})
     sync_folder(aside)
-    if folder.exists():  # left by a kill before the marker
-        remove(folder)
     aside.rename(folder)
     sync_folder(folder.parent)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}

@@ -10,11 +10,20 @@ from types import FrameType
 from typing import Any
 
 OURS = ("cache/store.py", "cache/shards.py", "cache/care.py", "videotune/files.py")
+SAVING = (
+    "train/state.py",
+    "run/going_back.py",
+    "run/resume.py",
+    "monitor/journal.py",
+    "videotune/files.py",
+    "/shutil.py",
+)
+"""With shutil's own lines, since it takes a folder away file by file."""
 
 Work = Callable[[Path], None]
 
 
-def kill_points(work: Work, folder: Path) -> list[int]:
+def kill_points(work: Work, folder: Path, ours: tuple[str, ...] = OURS) -> list[int]:
     """After how many lines of ours ``work(folder)`` has changed the folder: one for each state that a kill can leave.
 
     Between two lines of ours stands at most one call that writes.
@@ -28,11 +37,11 @@ def kill_points(work: Work, folder: Path) -> list[int]:
             states.append(found)
             points.append(number)
 
-    _traced(look, work, folder)
+    _traced(look, work, folder, ours)
     return points
 
 
-def killed_at(point: int, work: Work, folder: Path) -> bool:
+def killed_at(point: int, work: Work, folder: Path, ours: tuple[str, ...] = OURS) -> bool:
     """Run ``work(folder)`` in a process that is killed before its line number ``point``; whether it was."""
 
     def kill(number: int) -> None:
@@ -43,7 +52,7 @@ def killed_at(point: int, work: Work, folder: Path) -> bool:
     if child == 0:
         code = 1
         try:
-            _traced(kill, work, folder)
+            _traced(kill, work, folder, ours)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -54,13 +63,13 @@ def killed_at(point: int, work: Work, folder: Path) -> bool:
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-def _traced(at_line: Callable[[int], None], work: Work, folder: Path) -> None:
+def _traced(at_line: Callable[[int], None], work: Work, folder: Path, ours: tuple[str, ...]) -> None:
     """Run it, and call ``at_line`` with 1, 2, … before each line of ours."""
     number = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal number
-        if not frame.f_code.co_filename.endswith(OURS):
+        if not frame.f_code.co_filename.endswith(ours):
             return None
         if event == "line":
             number += 1

@@ -1,0 +1,43 @@
+"""Which experts of a model train, and by what their parameters are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from videotune.config.schema import Config
+from videotune.errors import VideotuneError
+from videotune.types import FamilySpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def prefix(spec: FamilySpec, name: str) -> str:
+    """What the names of an expert's parameters begin with in a checkpoint; nothing where there is one denoiser."""
+    return f"{name}." if len(spec.experts) > 1 else ""
+
+
+def trained(spec: FamilySpec, config: Config) -> tuple[str, ...]:
+    """The names of the experts that train.
+
+    Raises VideotuneError for a choice that the model does not have, or the method cannot make.
+    """
+    names = tuple(expert.name for expert in spec.experts)
+    if len(names) == 1:
+        for key in ("experts", "expert_share", "learning_rate_low"):
+            if getattr(config, key) is not None:
+                raise VideotuneError(f"{key}: {spec.title} has one denoiser, not two experts: leave it out")
+        return names
+    if config.experts in (None, "both"):
+        if config.training_method == "FINE_TUNE":
+            raise VideotuneError("experts: FINE_TUNE changes every weight of one expert at a time: set high or low")
+        return names
+    if config.expert_share is not None:
+        raise VideotuneError(f"expert_share: {config.experts} alone trains; leave it out")
+    return (str(config.experts),)
+
+
+def of_expert(state: Mapping[str, Tensor], begin: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without the beginning."""
+    return {name.removeprefix(begin): value for name, value in state.items() if name.startswith(begin)}
