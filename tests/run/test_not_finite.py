@@ -24,7 +24,11 @@ METHODS = pytest.mark.parametrize(
     "method",
     [
         ("lora.rank=2", "ema.decay=0.9"),
-        ("optimizer.name=ADAMW_8BIT", "lora.rank=128", "ema.decay=0.9"),  # so that tensors are large enough for moments in 8 bits
+        (
+            "optimizer.name=ADAMW_8BIT",
+            "lora.rank=128",
+            "ema.decay=0.9",
+        ),  # so that tensors are large enough for moments in 8 bits
         ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16"),
     ],
     ids=["lora", "8 bit", "masters"],
