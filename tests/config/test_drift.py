@@ -1,0 +1,112 @@
+"""Each key of the config is in one class of what a resume does with it, and what differs is judged by it."""
+
+from typing import Any
+
+import pytest
+
+from videotune.config.drift import CHECKED, DATA, FATAL, OVERRIDE, SAFE, Change, class_of, drift, of_class
+from videotune.config.load import merge
+from videotune.config.resolve import parse
+from videotune.config.schema import leaves
+
+CLASSES = {"safe": SAFE, "override": OVERRIDE, "data": DATA, "fatal": FATAL, "checked": CHECKED}
+
+
+def whole(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A config as config.json keeps it."""
+    return parse(merge({"family": "wan", "steps": 100}, changes or {})).model_dump(mode="json")
+
+
+def changed(key: str, value: Any, before: dict[str, Any] | None = None) -> Change:
+    """The one change that a key makes."""
+    nested: Any = value
+    for name in reversed(key.split(".")):
+        nested = {name: nested}
+    (change,) = drift(whole(before), whole(merge(before or {}, nested)))
+    return change
+
+
+def test_every_key_is_in_exactly_one_class() -> None:
+    """A new key has no class until somebody has thought about it."""
+    places = {key: [name for name, keys in CLASSES.items() if key in keys] for key in leaves()}
+    assert {key: found for key, found in places.items() if len(found) != 1} == {}
+    assert set().union(*CLASSES.values()) - set(leaves()) == set(), "keys that are no more"
+
+
+def test_a_key_that_has_a_class_by_itself_says_it() -> None:
+    for name, keys in CLASSES.items():
+        if name != "checked":
+            assert {class_of(key) for key in keys} == {name}
+
+
+def test_what_is_equal_is_no_change() -> None:
+    assert drift(whole(), whole()) == []
+    assert drift(whole({"optimizer": "ADAMW"}), whole()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("save_every", 10, "safe"),
+        ("sample.guidance", 3.0, "safe"),
+        ("gradient_checkpointing", "OFF", "safe"),
+        ("samples", ["a cat"], "safe"),
+        ("learning_rate", 0.5, "override"),
+        ("optimizer.weight_decay", 0.5, "override"),
+        ("ema.decay", 0.9, "override"),
+        ("timestep_shift", 2.0, "override"),
+        ("resolution", 64, "data"),
+        ("video_config.windows", "head", "data"),
+        ("datasets", [{"path": "/clips"}], "data"),
+        ("lora.rank", 8, "fatal"),
+        ("lora.alpha", 8.0, "fatal"),
+        ("optimizer.name", "ADAMW_8BIT", "fatal"),
+        ("training_method", "FINE_TUNE", "fatal"),
+        ("seed", 1, "fatal"),
+        ("init_from", "/a/file", "fatal"),
+        ("base_model_name", "/elsewhere", "safe"),
+    ],
+)
+def test_a_change_is_of_the_class_of_its_key(key: str, value: Any, kind: str) -> None:
+    change = changed(key, value)
+    assert (change.key, change.kind) == (key, kind)
+    assert change.after == (value if key != "datasets" else whole({"datasets": value})["datasets"])
+
+
+@pytest.mark.parametrize("key", ["steps", "epochs"])
+def test_the_number_of_steps_is_safe_where_the_rate_does_not_follow_from_it(key: str) -> None:
+    assert changed(key, 200).kind == "safe"
+    for decay in ("COSINE", "LINEAR"):
+        change = changed(key, 200, {"learning_rate_scheduler": decay})
+        assert change.kind == "override"
+        assert decay in change.why
+
+
+def test_epochs_decide_the_steps_whatever_stands_there() -> None:
+    """config.json freezes the steps; who gives epochs instead is not told of steps that nobody set."""
+    changes = drift(whole(), whole({"epochs": 2, "steps": 7}))
+    assert [str(change) for change in changes] == ["epochs: None -> 2.0 (the rate is constant)"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "kind"),
+    [(2, 2, "safe"), (1, 4, "safe"), (2, 4, "fatal"), (4, 2, "fatal"), (1, 1, "fatal")],
+)
+def test_another_split_of_a_step_is_safe_and_another_size_fatal(batch: int, accumulation: int, kind: str) -> None:
+    after = whole({"batch_size": batch, "gradient_accumulation_steps": accumulation})
+    changes = drift(whole({"batch_size": 4}), after)
+    assert {change.kind for change in changes} == {kind}
+    if kind == "fatal":
+        assert all(f"would have {batch * accumulation} samples instead of 4" in change.why for change in changes)
+
+
+def test_changes_are_told_with_both_values_and_the_reason() -> None:
+    assert str(changed("learning_rate", 0.5)) == "learning_rate: 0.0001 -> 0.5"
+    assert str(changed("base_model_name", "/x")) == "base_model_name: None -> '/x' (the same bytes in another place)"
+
+
+def test_several_changes_are_sorted_out_by_class() -> None:
+    changes = drift(whole(), whole({"save_every": 7, "learning_rate": 0.5, "seed": 3, "steps": 9}))
+    assert [change.key for change in of_class(changes, "safe")] == ["steps", "save_every"]
+    assert [change.key for change in of_class(changes, "override")] == ["learning_rate"]
+    assert [change.key for change in of_class(changes, "fatal")] == ["seed"]
