@@ -194,8 +194,8 @@ class Batch:
 
     x0 (B,C,F,H,W); given (B,1,F,1,1) bool, frames fed clean; dropped (B,1,F,1,1) bool, frames fed as pure noise;
     weight (B,1,F,1 or H,1 or W), what the loss counts, 0 where given, dropped or masked; scale (B,) multiplies a sample's
-    loss; anchored (B,) bool, samples whose target is the base model's own prediction; fps (B,). ``any_given`` False: the
-    host knows that no frame is given, so nobody has to ask the device.
+    loss; anchored (B,) bool, samples whose target is the base model's own prediction; fps (B,). ``any_given`` and
+    ``any_anchored`` False: the host knows that there is none, so nobody has to ask the device.
     """
 
     x0: Tensor
@@ -209,6 +209,7 @@ class Batch:
     window_ids: tuple[str, ...]
     fps: Tensor
     any_given: bool = True
+    any_anchored: bool = True
 
     def __len__(self) -> int:
         return self.x0.shape[0]

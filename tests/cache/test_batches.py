@@ -292,11 +292,11 @@ def test_frame_dropout_drops_its_share_and_never_the_first(patch_frames: int, tm
         assert torch.equal(one.t, plain.t)
         dropped.append(one.batch.dropped[:, 0, :, 0, 0])
     mask = torch.cat(dropped)
-    assert not mask[:, :patch_frames].any()
-    groups = mask[:, patch_frames:][:, ::patch_frames].float()
+    assert not mask[:, 0].any(), "of 9 frames in twos the first stands alone"
+    groups = mask[:, 1:][:, ::patch_frames].float()
     assert groups.mean().item() == pytest.approx(0.3, abs=0.04)  # 1,200 or 2,400 draws
     if patch_frames == 2:
-        assert torch.equal(mask[:, 2:8:2], mask[:, 3:9:2]), "a token's frames go together"
+        assert torch.equal(mask[:, 1::2], mask[:, 2::2]), "a token's frames go together"
     assert len(mask.unique(dim=0)) > 10
     alone = replace(source, schedule=replace(source.schedule, batches=(1,)))
     assert torch.equal(prepare(alone, 1).batch.dropped, prepare(source, 1).batch.dropped[:1])

@@ -180,9 +180,3 @@ def test_the_base_with_two_experts_is_drawn_and_its_files_find_their_experts(
     assert np.array_equal(both, swapped), "their names say whose they are, not their order"
     assert np.abs(alone - low).mean() > 0.3
     assert np.abs(both - low).mean() > 0.3
-
-
-def test_two_experts_are_not_trained_as_one(small_clips: Path, tiny_bases: BASES, tmp_path: Path) -> None:
-    words = words_of(small_clips, tiny_bases("wan", "t2v-a14b"), tmp_path / "cache", "sample_after=0")
-    with pytest.raises(VideotuneError, match="two experts"):
-        train(words, tmp_path / "run")

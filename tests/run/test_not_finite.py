@@ -1,6 +1,7 @@
 """A loss or gradient that is not finite: not applied, counted, its clips named; never saved; and the way on from there."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from videotune.run.train import train
 from videotune.run.trainer import Trainer
 from videotune.train import step as room
 from videotune.train.state import complete_checkpoints
+from videotune.types import Moments
 
 Say = Callable[..., Words]
 METHODS = pytest.mark.parametrize(
@@ -41,15 +43,15 @@ def complete(run: Path) -> list[int]:
 
 def spoil_clip(monkeypatch: pytest.MonkeyPatch, stem: str, when: Callable[[int], bool] = lambda _: True) -> None:
     """The latents of a clip are NaN at these steps, as a VAE in half precision leaves them."""
-    latents = Source.latents
+    drawn = Source.drawn
 
-    def spoilt(self: Source, shown: Any, *name: Any) -> torch.Tensor:
-        values = latents(self, shown, *name)
+    def spoilt(self: Source, shown: Any, *name: Any) -> Moments:
+        moments = drawn(self, shown, *name)
         clip = self.clips[shown.window.clip_id]
         bad = Path(clip.path).stem == stem and isinstance(name[0], int) and when(name[0])
-        return torch.full_like(values, float("nan")) if bad else values
+        return replace(moments, mean=torch.full_like(moments.mean, float("nan"))) if bad else moments
 
-    monkeypatch.setattr(Source, "latents", spoilt)
+    monkeypatch.setattr(Source, "drawn", spoilt)
 
 
 def spoil_gradient(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float) -> None:
@@ -192,7 +194,7 @@ def test_a_state_that_is_not_finite_is_never_saved(
     def spoilt(trainer: Trainer) -> Any:
         for number, record in enumerate(make(trainer), 1):
             if number == 4:
-                learner = trainer.learner
+                (learner,) = trainer.bench.learners.values()
                 name, parameter = next(iter(learner.parameters.items()))
                 assert learner.ema is not None
                 where = {"weights": parameter.data, "optimizer": learner.optimizer.state[parameter]["exp_avg"]}
@@ -213,8 +215,9 @@ def test_a_reading_that_is_not_finite_ends_nothing(said: Say, tmp_path: Path, mo
     """The ruler meets the same clip; the journal says null, and later readings are still read."""
     run, plain = tmp_path / "run", Source.plain
 
-    def spoilt(self: Source, window: Any) -> torch.Tensor:
-        return torch.full_like(plain(self, window), float("nan"))
+    def spoilt(self: Source, window: Any) -> Moments:
+        moments = plain(self, window)
+        return replace(moments, mean=torch.full_like(moments.mean, float("nan")))
 
     monkeypatch.setattr(Source, "plain", spoilt)
     assert train(said("steps=2", "ruler_after=1"), run) == DONE

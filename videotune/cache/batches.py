@@ -163,18 +163,20 @@ def assemble(
         source.text(caption) | {name: value * tells for name, value in moments.extras.items()}
         for caption, moments, tells in zip(captions, clips, told, strict=True)
     ]
+    anchored = [clip.kind == "regularization" and clip.target == "base" for clip in own]
     return Batch(
         x0=x0,
         given=given,
         dropped=torch.zeros_like(given),
         weight=_picture_weight(source, windows, x0) * ~given,
         scale=torch.tensor([clip.loss_weight for clip in own], dtype=torch.float32),
-        anchored=torch.tensor([clip.kind == "regularization" and clip.target == "base" for clip in own]),
+        anchored=torch.tensor(anchored),
         cond=source.condition(states),
         captions=tuple(captions),
         window_ids=tuple(window.id for window in windows),
         fps=torch.tensor([window.shape.fps for window in windows]),
         any_given=bool(given.any()),
+        any_anchored=any(anchored),
     )
 
 

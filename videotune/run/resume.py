@@ -57,6 +57,7 @@ def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1)
         refuse_run(run)
         resolved, spec, base = settle(words)
         return Opened(scanned(resolved, spec, base, processes))
+    read_run_config(run)  # a sentence where the folder holds no run
     checkpoint = checkpoint_of(run, resume.step)
     step = checkpoint.step if checkpoint else 0
     facts = facts_at(run, resume.step)

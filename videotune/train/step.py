@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from videotune.adapters.lora import adapter_off
 from videotune.cache.batches import Prepared
@@ -211,7 +212,7 @@ def accumulate(
     for part in prepared.batch.split(size) if prepared.batch is not None else ():
         rows = slice(first - prepared.first, first - prepared.first + len(part))
         t, noise = _to(prepared.t[rows], device), _to(prepared.noise[rows], device)
-        anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes]  # still on the host: nothing waits
+        anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes] if part.any_anchored else []
         batch, target = part.map(lambda x: _to(x, device)), None
         if anchored:
             with adapter_off(net):
@@ -251,7 +252,7 @@ def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
     On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.
     """
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if norm.is_cuda or norm > most:
+    if norm.is_cuda or isinstance(norm, FakeTensor) or norm > most:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
     return norm
 
