@@ -291,6 +291,12 @@ class Family(Protocol):
         ``random`` gives the draws that this view of it needs (``spec.image_noise``); None: the plain view, without any.
         """
 
+    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Zeros in the form of what ``condition`` is given for one clip of this shape and a caption of full length."""
+
+    def part(self, name: str) -> nn.Module:
+        """The network of "text_encoder" or "vae", as it is loaded."""
+
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1, 1], on the CPU in float32."""
 

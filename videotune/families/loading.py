@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,14 @@ def load_model(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device)
     It is what ``cls.from_pretrained(folder, dtype=dtype)`` gives, modules that diffusers keeps in float32 included, but
     never holds more than the model and one file of weights. On a CPU, weights that already have the dtype are the file's
     own pages, mapped. Raises VideotuneError where weights and config are not of one model.
+
+    Inside ``without_weights`` it is the model's shape alone, and no file of weights is read.
     """
+    given_shape = _WITHOUT.get()
+    if given_shape is not None:
+        net = _shape_of(cls, folder, dtype)
+        given_shape(net)
+        return net.eval().requires_grad_(False)
     files = weight_files(folder)
     if not hasattr(cls, "load_config"):  # transformers streams by itself, and ties weights that stand in a file once
         return _transformers_model(cls, folder, files, dtype, device)
@@ -44,6 +52,39 @@ def load_model(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device)
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device)
     return net.eval().requires_grad_(False)
+
+
+_WITHOUT: ContextVar[Callable[[nn.Module], object] | None] = ContextVar("without weights", default=None)
+
+
+@contextmanager
+def without_weights(fill: Callable[[nn.Module], object]) -> Iterator[None]:
+    """Parts are loaded by their configs alone; ``fill`` puts tensors in the place of parameters on the meta device."""
+    before = _WITHOUT.set(fill)
+    try:
+        yield
+    finally:
+        _WITHOUT.reset(before)
+
+
+def _shape_of(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """A part of a base model on the meta device, each parameter in the dtype that it would be loaded in."""
+    import torch
+    from accelerate import init_empty_weights
+
+    if hasattr(cls, "load_config"):
+        net = skeleton(cls, folder, dtype)
+    else:
+        config = cls.config_class.from_pretrained(folder)
+        with _default_dtype(dtype), init_empty_weights():
+            net = cls(config)
+        net.tie_weights()
+    kept = tuple(getattr(cls, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in net.named_parameters():
+        wanted = torch.float32 if any(part in kept for part in name.split(".")) else dtype
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(wanted)
+    return net
 
 
 def skeleton(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:

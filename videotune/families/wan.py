@@ -17,7 +17,7 @@ from videotune.families.find import fingerprint, read_config
 from videotune.families.loading import load_model
 from videotune.families.wan_nets import encoded, full_name, isolate_frames, native, stand_in
 from videotune.families.wan_tiny import VARIANTS, oracle, tiny
-from videotune.types import Batch, Condition, Expert, FamilySpec, Moments, SampleRequest, VideoRules
+from videotune.types import Batch, ClipShape, Condition, Expert, FamilySpec, Moments, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -238,6 +238,23 @@ class Wan:
             bytes_ = ((image + 1) * 127.5).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
             extras["clip"] = pipe.encode_image(Image.fromarray(bytes_), self.device)[0].to(self.dtype).cpu()
         return extras
+
+    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Zeros in the place of what ``encode_text`` gives of a full caption and ``encode_video`` beside the latents."""
+        torch, (frames, rows, columns) = _torch(), self.spec.rules.latent_size(shape)
+        states = {"text": torch.zeros(self.spec.text_tokens, self.spec.text_width, dtype=self.dtype)}
+        if self.spec.given == "concat":
+            channels = self.spec.latent_channels + self.spec.rules.temporal_stride
+            states["image"] = torch.zeros(channels, frames, rows, columns, dtype=self.dtype)
+            if self._looks_at_image():
+                config = read_config(self.folder / "image_encoder" / "config.json")
+                patches = (config["image_size"] // config["patch_size"]) ** 2
+                states["clip"] = torch.zeros(patches + 1, config["hidden_size"], dtype=self.dtype)
+        return states
+
+    def part(self, name: str) -> nn.Module:
+        """The network of a part, as it is loaded: "text_encoder" or "vae"."""
+        return {"text_encoder": lambda: self._text_encoder().text_encoder, "vae": self._vae}[name]()
 
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU."""

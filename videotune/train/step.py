@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,16 +69,21 @@ class StepRecord:
 
 
 class Clock:
-    """Seconds by phase: ``mark(phase)`` ends a phase. On CUDA the marks are events, read when the step is long over."""
+    """Seconds by phase: ``mark(phase)`` ends a phase. On CUDA the marks are events, read when the step is long over.
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+    ``told`` hears of each phase that has ended.
+    """
+
+    def __init__(self, device: torch.device, told: Callable[[str], None] | None = None) -> None:
+        self._cuda, self._told = device.type == "cuda", told
         self._marks: list[tuple[str, float, torch.cuda.Event | None]] = []
         self.mark("start")
 
     def mark(self, phase: str) -> None:
         """The time since the last mark was ``phase``."""
         event = None
+        if self._told is not None:
+            self._told(phase)
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()

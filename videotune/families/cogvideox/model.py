@@ -14,7 +14,7 @@ from videotune.families.cogvideox.attention import isolate_frames
 from videotune.families.cogvideox.facts import read_spec
 from videotune.families.find import fingerprint, read_config
 from videotune.families.loading import load_model
-from videotune.types import Batch, Condition, Moments, SampleRequest
+from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,6 +149,18 @@ class CogVideoX:
             latent = latent + dist.std[0].float().cpu() * draw
         scale = vae.config.scaling_factor
         return latent * (1 / scale if vae.config.invert_scale_latents else scale)
+
+    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Zeros in the place of what ``encode_text`` gives and ``encode_video`` beside the latents."""
+        torch, (_, rows, columns) = _torch(), self.spec.rules.latent_size(shape)
+        states = {"text": torch.zeros(self.spec.text_tokens, self.spec.text_width, dtype=self.dtype)}
+        if self.spec.first_frame is not None:
+            states["image"] = torch.zeros(self.spec.latent_channels, 1, rows, columns)
+        return states
+
+    def part(self, name: str) -> nn.Module:
+        """The network of a part, as it is loaded: "text_encoder" or "vae"."""
+        return {"text_encoder": lambda: self._text_encoder().text_encoder, "vae": self._vae}[name]()
 
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU."""

@@ -1,0 +1,186 @@
+"""What a run would hold in memory: its own step, encoders and previews, run on tensors that have shapes and no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from videotune.cache.batches import Drawn, Prepared
+from videotune.config.schema import Config
+from videotune.diffusion.objective import Objective
+from videotune.families.loading import without_weights
+from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.memory.measure import Ledger, Reading, fake_mode, imagine
+from videotune.memory.shallow import Depths
+from videotune.run.bench import attach
+from videotune.run.models import make_objective
+from videotune.train.crew import Crew
+from videotune.train.ema import Ema
+from videotune.train.masters import Masters
+from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer
+from videotune.train.step import Clock, Learner, StepSettings, train_step
+from videotune.types import Batch, ClipShape, Family
+
+PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "end"}
+"""What comes after each mark of a step's clock."""
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """A network with a few of its blocks, fake, and what of it trains; ``blocks`` says how many of each list it has."""
+
+    net: nn.Module
+    held: Mapping[str, nn.Parameter]
+    blocks: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Of the whole network: the bytes of the frozen and of the trained weights of each block, and how many lists of them."""
+
+    frozen: tuple[int, ...]
+    trained: tuple[int, ...]
+
+
+class Imagination:
+    """A family whose parts are shapes. ``step`` gives the readings of a training step; nothing is kept between calls."""
+
+    def __init__(self, family: Family, config: Config) -> None:
+        self.family, self.config, self.mode = family, config, fake_mode()
+        self.objective: Objective = make_objective(family.spec, config)  # with real tables
+        self.expert = family.spec.experts[0].name if len(family.spec.experts) > 1 else None
+        self._nets: dict[Depths, Imagined] = {}
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """How many blocks each list of the whole network has."""
+        net = self.family.skeleton(self.expert)
+        return {path: len(net.get_submodule(path)) for path in self.family.spec.blocks}  # type: ignore[arg-type]
+
+    def shallow(self, depths: Depths) -> Imagined:
+        """The network with so many blocks of each list, adapters in it."""
+        if depths not in self._nets:
+            with without_weights(lambda net: None):
+                net = self.family.denoiser(self.expert)
+            for path, count in depths:
+                above, _, last = path.rpartition(".")
+                whole = net.get_submodule(path)
+                setattr(net.get_submodule(above), last, nn.ModuleList(list(whole)[:count]))  # type: ignore[call-overload]
+            self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
+            held = attach(net, self.family.spec, self.config)
+            new = imagine(net, self.mode)
+            net.train()
+            self._nets[depths] = Imagined(net, {name: new[id(p)] for name, p in held.items()}, dict(depths))
+        return self._nets[depths]
+
+    def step(self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths) -> Reading:
+        """A training step with one micro-batch of ``samples`` of this shape, the optimizer's state already there."""
+        net = self.shallow(depths)
+        checkpoint_blocks(net.net, checkpointing)
+        ledger = Ledger()
+        with self.mode:
+            learner, prepared = self._learner(net.held), self._prepared(shape, samples)
+            self._train(net, learner, self._prepared(shape, 1), Ledger())  # makes the optimizer's state
+            self._train(net, learner, prepared, ledger)
+        return ledger.reading()
+
+    def _train(self, net: Imagined, learner: Learner, prepared: Prepared, ledger: Ledger) -> None:
+        assert prepared.batch is not None
+        trained = list(learner.parameters.values())
+        own = {id(p) for p in [*trained, *net.held.values()]}
+        with ledger:
+            ledger.name((p for p in net.net.parameters() if id(p) not in own), "weights")
+            ledger.name(net.net.buffers(), "weights")
+            ledger.name([*trained, *net.held.values()], "trained")
+            ledger.name(learner.ema.values.values() if learner.ema else (), "ema")
+            ledger.name((x for state in learner.optimizer.state.values() for x in _tensors(state)), "optimizer")
+            ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
+            hooks = [
+                p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients"))
+                for p in {id(p): p for p in [*trained, *net.held.values()]}.values()
+            ]
+            settings = StepSettings(1, self.config.max_grad_norm, None)
+            clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(PHASES[phase]))
+            train_step(self.family, net.net, learner, self.objective, prepared, settings, clock, Crew())
+        for hook in hooks:
+            hook.remove()
+
+    def _learner(self, held: Mapping[str, nn.Parameter]) -> Learner:
+        masters = Masters(held)
+        parameters = masters.parameters
+        optimizer = make_optimizer({"transformer": list(parameters.values())}, OptimizerSettings())
+        return Learner(
+            parameters,
+            optimizer,
+            RateSettings(1e-4, "CONSTANT", 0, 1),
+            masters if masters.apart else None,
+            None if self.config.ema.decay is None else Ema(parameters, self.config.ema.decay),
+            held if masters.apart else None,
+        )
+
+    def _prepared(self, shape: ClipShape, samples: int) -> Prepared:
+        """A batch of nothing in particular, of the right shapes."""
+        spec = self.family.spec
+        frames, rows, columns = spec.rules.latent_size(shape)
+        x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
+        none = torch.zeros(samples, 1, frames, 1, 1, dtype=torch.bool)
+        given = spec.given == "replace" and bool(self.config.first_frame_probability)
+        batch = Batch(
+            x0=x0,
+            given=none,
+            dropped=none,
+            weight=torch.ones(samples, 1, frames, 1, 1),
+            scale=torch.ones(samples),
+            anchored=none,
+            cond=self.family.condition([self.family.blank_states(shape)] * samples),
+            captions=("",) * samples,
+            window_ids=("",) * samples,
+            fps=torch.full((samples,), shape.fps),
+            any_given=given,
+            any_anchored=False,
+        )
+        t, ids = torch.zeros(samples), ("",) * samples
+        return Prepared(1, Drawn(ids, ids, t), 0, batch, t, torch.zeros_like(x0))
+
+    def read_text(self) -> Reading:
+        """The text encoder over one caption of full length."""
+        with self._part("text_encoder") as (net, ledger):
+            ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
+            net(ids, attention_mask=torch.ones_like(ids))
+        return ledger.reading()
+
+    def encode(self, shape: ClipShape) -> Reading:
+        """The VAE over one clip of this shape."""
+        with self._part("vae") as (net, ledger):
+            net.encode(torch.zeros(1, 3, shape.frames, shape.height, shape.width))  # type: ignore[operator]
+        return ledger.reading()
+
+    def decode(self, shape: ClipShape) -> Reading:
+        """The VAE that decodes one preview of this shape."""
+        frames, rows, columns = self.family.spec.rules.latent_size(shape)
+        with self._part("vae") as (net, ledger):
+            net.decode(torch.zeros(1, self.family.spec.latent_channels, frames, rows, columns))  # type: ignore[operator]
+        return ledger.reading()
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[tuple[nn.Module, Ledger]]:
+        with without_weights(lambda net: imagine(net, self.mode)):
+            net = self.family.part(name)
+        ledger = Ledger()
+        with self.mode, torch.no_grad(), ledger:
+            ledger.name(net.parameters(), "weights")
+            ledger.name(net.buffers(), "weights")
+            ledger.phase(name)
+            yield net, ledger
+        self.family.free(name)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(dict(values)) if isinstance(leaf, Tensor)]
