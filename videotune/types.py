@@ -295,7 +295,7 @@ class Family(Protocol):
         """Zeros in the form of what ``condition`` is given for one clip of this shape and a caption of full length."""
 
     def part(self, name: str) -> nn.Module:
-        """The network of "text_encoder" or "vae", as it is loaded."""
+        """The network of "text_encoder" or "vae", loaded for this call."""
 
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1, 1], on the CPU in float32."""

@@ -70,16 +70,17 @@ def without_weights(fill: Callable[[nn.Module], object]) -> Iterator[None]:
 def _shape_of(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
     """A part of a base model on the meta device, each parameter in the dtype that it would be loaded in."""
     import torch
-    from accelerate import init_empty_weights
 
     if hasattr(cls, "load_config"):
         net = skeleton(cls, folder, dtype)
     else:
         config = cls.config_class.from_pretrained(folder)
-        with _default_dtype(dtype), init_empty_weights():
+        with _default_dtype(dtype), torch.device("meta"):
             net = cls(config)
         net.tie_weights()
     kept = tuple(getattr(cls, "_keep_in_fp32_modules", None) or ())
+    if not hasattr(cls, "load_config") and dtype != torch.float16:  # transformers means half precision alone by that
+        kept = tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
     for name, parameter in net.named_parameters():
         wanted = torch.float32 if any(part in kept for part in name.split(".")) else dtype
         if parameter.is_floating_point():

@@ -136,6 +136,7 @@ def imagine(net: nn.Module, mode: FakeTensorMode) -> dict[int, nn.Parameter]:
     Returns the new parameters by the ``id`` of the old ones.
     """
     done: dict[int, nn.Parameter] = {}
+    before = list(net.parameters())  # kept alive: an id says nothing of what is gone
     for module in net.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None:
@@ -146,6 +147,7 @@ def imagine(net: nn.Module, mode: FakeTensorMode) -> dict[int, nn.Parameter]:
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
                 module._buffers[name] = empty_like(buffer, mode)
+    assert len(done) == len(before)
     return done
 
 

@@ -1,4 +1,4 @@
-"""A deep network's reading from shallow ones: blocks of a list are alike, so every number is affine in how many there are."""
+"""A deep network from shallow ones: blocks of a list are alike, so every number is affine in how many there are."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
 from videotune.families.loading import without_weights
 from videotune.memory.checkpointing import checkpoint_blocks
-from videotune.memory.measure import Ledger, Reading, fake_mode, imagine
+from videotune.memory.measure import PIECE, Ledger, Reading, fake_mode, imagine
 from videotune.memory.shallow import Depths
 from videotune.run.bench import attach
 from videotune.run.models import make_objective
@@ -32,35 +32,33 @@ PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "o
 
 @dataclass(frozen=True)
 class Imagined:
-    """A network with a few of its blocks, fake, and what of it trains; ``blocks`` says how many of each list it has."""
+    """A network with a few of its blocks, fake, and what of it trains with its optimizer."""
 
     net: nn.Module
     held: Mapping[str, nn.Parameter]
-    blocks: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Whole:
-    """Of the whole network: the bytes of the frozen and of the trained weights of each block, and how many lists of them."""
-
-    frozen: tuple[int, ...]
-    trained: tuple[int, ...]
+    learner: Learner
 
 
 class Imagination:
-    """A family whose parts are shapes. ``step`` gives the readings of a training step; nothing is kept between calls."""
+    """A family whose parts are shapes. ``step`` gives the readings of a training step; the networks are kept between calls.
 
-    def __init__(self, family: Family, config: Config) -> None:
-        self.family, self.config, self.mode = family, config, fake_mode()
+    ``piece``: memory is counted in multiples of so many bytes, as CUDA hands it out.
+    """
+
+    def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
+        self.family, self.config, self.mode, self.piece = family, config, fake_mode(), piece
         self.objective: Objective = make_objective(family.spec, config)  # with real tables
         self.expert = family.spec.experts[0].name if len(family.spec.experts) > 1 else None
         self._nets: dict[Depths, Imagined] = {}
 
-    @property
-    def blocks(self) -> dict[str, int]:
-        """How many blocks each list of the whole network has."""
-        net = self.family.skeleton(self.expert)
-        return {path: len(net.get_submodule(path)) for path in self.family.spec.blocks}  # type: ignore[arg-type]
+    def whole(self) -> dict[str, list[int]]:
+        """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
+        with without_weights(lambda net: None):
+            net = self.family.denoiser(self.expert)
+        return {
+            path: [sum(p.nbytes for p in block.parameters()) for block in net.get_submodule(path).children()]
+            for path in self.family.spec.blocks
+        }
 
     def shallow(self, depths: Depths) -> Imagined:
         """The network with so many blocks of each list, adapters in it."""
@@ -75,22 +73,26 @@ class Imagination:
             held = attach(net, self.family.spec, self.config)
             new = imagine(net, self.mode)
             net.train()
-            self._nets[depths] = Imagined(net, {name: new[id(p)] for name, p in held.items()}, dict(depths))
+            held = {name: new[id(p)] for name, p in held.items()}
+            with self.mode:
+                self._nets[depths] = Imagined(net, held, self._learner(held))
         return self._nets[depths]
 
     def step(self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths) -> Reading:
         """A training step with one micro-batch of ``samples`` of this shape, the optimizer's state already there."""
         net = self.shallow(depths)
         checkpoint_blocks(net.net, checkpointing)
-        ledger = Ledger()
+        ledger = Ledger(self.piece)
         with self.mode:
-            learner, prepared = self._learner(net.held), self._prepared(shape, samples)
-            self._train(net, learner, self._prepared(shape, 1), Ledger())  # makes the optimizer's state
-            self._train(net, learner, prepared, ledger)
+            prepared = self._prepared(shape, samples)
+            if not net.learner.optimizer.state:
+                self._train(net, prepared, Ledger(self.piece))
+            self._train(net, prepared, ledger)
         return ledger.reading()
 
-    def _train(self, net: Imagined, learner: Learner, prepared: Prepared, ledger: Ledger) -> None:
+    def _train(self, net: Imagined, prepared: Prepared, ledger: Ledger) -> None:
         assert prepared.batch is not None
+        learner = net.learner
         trained = list(learner.parameters.values())
         own = {id(p) for p in [*trained, *net.held.values()]}
         with ledger:
@@ -147,12 +149,13 @@ class Imagination:
         t, ids = torch.zeros(samples), ("",) * samples
         return Prepared(1, Drawn(ids, ids, t), 0, batch, t, torch.zeros_like(x0))
 
-    def read_text(self) -> Reading:
-        """The text encoder over one caption of full length."""
+    def read_text(self) -> tuple[Reading, list[int]]:
+        """The text encoder over one caption of full length; and the bytes of its blocks, one after the other."""
         with self._part("text_encoder") as (net, ledger):
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
             net(ids, attention_mask=torch.ones_like(ids))
-        return ledger.reading()
+        lists = [list(module) for module in net.modules() if isinstance(module, nn.ModuleList)]
+        return ledger.reading(), [sum(p.nbytes for p in block.parameters()) for block in max(lists, key=len)]
 
     def encode(self, shape: ClipShape) -> Reading:
         """The VAE over one clip of this shape."""
@@ -171,13 +174,12 @@ class Imagination:
     def _part(self, name: str) -> Iterator[tuple[nn.Module, Ledger]]:
         with without_weights(lambda net: imagine(net, self.mode)):
             net = self.family.part(name)
-        ledger = Ledger()
+        ledger = Ledger(self.piece)
         with self.mode, torch.no_grad(), ledger:
             ledger.name(net.parameters(), "weights")
             ledger.name(net.buffers(), "weights")
             ledger.phase(name)
             yield net, ledger
-        self.family.free(name)
 
 
 def _tensors(values: Any) -> list[Tensor]:

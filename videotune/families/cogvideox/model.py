@@ -159,8 +159,13 @@ class CogVideoX:
         return states
 
     def part(self, name: str) -> nn.Module:
-        """The network of a part, as it is loaded: "text_encoder" or "vae"."""
-        return {"text_encoder": lambda: self._text_encoder().text_encoder, "vae": self._vae}[name]()
+        """The network of "text_encoder" or "vae", loaded for this call."""
+        from diffusers import AutoencoderKLCogVideoX
+        from transformers import T5EncoderModel
+
+        float32 = _torch().float32
+        cls, dtype = {"text_encoder": (T5EncoderModel, self.dtype), "vae": (AutoencoderKLCogVideoX, float32)}[name]
+        return load_model(cls, self.folder / name, dtype, self.device)
 
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU."""

@@ -1,0 +1,63 @@
+"""Real models by their published configs, laid out without weights; and what a real step really allocates."""
+
+import importlib.util
+import json
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+ROOT = Path(__file__).parents[2]
+UMT5 = {"model_type": "umt5", "d_ff": 10240, "d_kv": 64, "d_model": 4096, "num_heads": 64, "num_layers": 24}
+T5 = {"model_type": "t5", "d_ff": 10240, "d_kv": 64, "d_model": 4096, "num_heads": 64, "num_layers": 24}
+TEXT = {
+    "wan": UMT5 | {"vocab_size": 256384, "feed_forward_proj": "gated-gelu"},
+    "cogvideox": T5 | {"vocab_size": 32128, "feed_forward_proj": "gated-gelu"},
+}
+"""Public configs of UMT5-XXL's and T5 v1.1 XXL's encoders."""
+
+
+def writer() -> ModuleType:
+    if "write_manifests" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("write_manifests", ROOT / "scripts" / "write_manifests.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["write_manifests"] = module
+        spec.loader.exec_module(module)
+    return sys.modules["write_manifests"]
+
+
+def laid_out(name: str, folder: Path | None = None) -> Path:
+    """The published model ``name`` as a folder of configs: enough for a plan."""
+    made = writer().lay_out(name, (folder or Path(tempfile.mkdtemp())) / name)
+    text = made / "text_encoder"
+    text.mkdir(exist_ok=True)
+    (text / "config.json").write_text(json.dumps(TEXT["wan" if name.startswith("wan") else "cogvideox"]))
+    return made
+
+
+def allocated(step: Any, standing: int) -> int:
+    """Bytes that were held at the most while ``step()`` ran on the CPU, by the allocator's own events."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    held, most = standing, standing
+    for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
+        held += event["args"]["Bytes"]
+        most = max(most, held)
+    return most
+
+
+def bytes_of(net: nn.Module, *more: Any) -> int:
+    """Bytes of a network's storages and of other tensors."""
+    tensors = [*net.parameters(), *net.buffers(), *(t for group in more for t in group if isinstance(t, torch.Tensor))]
+    return sum(s.nbytes() for s in {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}.values())

@@ -1,0 +1,126 @@
+"""Bytes that are read under tensors without memory, against a real allocator and against published figures."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planning_kit import allocated, bytes_of, laid_out
+
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Config
+from videotune.families.find import find
+from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.memory.measure import Ledger, fake_mode, imagine
+from videotune.memory.shallow import deep
+from videotune.run.imagine import Imagination
+from videotune.run.models import lora_settings
+from videotune.train.crew import Crew
+from videotune.train.step import Clock, StepSettings, train_step
+from videotune.types import ClipShape
+
+GIB = 2**30
+BASES = Callable[..., Path]
+
+
+def test_what_is_held_is_counted_and_what_is_freed_is_not() -> None:
+    mode, ledger = fake_mode(), Ledger()
+    with mode, ledger:
+        ledger.phase("first")
+        a = torch.empty(1000)
+        ledger.name([a], "weights")
+        b = a * 2
+        del b
+        c = a.view(10, 100)  # the same storage
+        ledger.phase("second")
+        del c
+    (first, second) = (ledger.phases[name] for name in ("first", "second"))
+    assert first == {"weights": 4096, "activations": 4096}, "in pieces of 512 bytes"
+    assert second == {"weights": 4096}
+
+
+def test_operations_are_counted_as_torch_counts_them() -> None:
+    mode, ledger = fake_mode(), Ledger()
+    with mode:
+        x, w = torch.empty(3, 5, requires_grad=True), torch.empty(5, 7)
+        q = torch.empty(2, 4, 16, 8)
+        with ledger:
+            (x @ w).sum().backward()
+            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert ledger.flops == 2 * 3 * 5 * 7 * 2 + 2 * 2 * 4 * 16 * 16 * 8 * 2
+
+
+def test_a_parameter_that_stands_in_two_places_stays_one() -> None:
+    net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
+    net["b"].weight = net["a"].weight
+    imagine(net, fake_mode())
+    assert net["b"].weight is net["a"].weight
+    assert len(list(net.parameters())) == 3
+
+
+def imagination(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> Imagination:
+    return Imagination(find(family).open_family(folder, torch.device("cpu"), dtype), Config(**config))
+
+
+@pytest.mark.parametrize("checkpointing", ["OFF", "ON"])
+@pytest.mark.parametrize(("family", "method"), [("wan", "LORA"), ("wan", "FINE_TUNE"), ("cogvideox", "LORA")])
+def test_a_real_step_holds_what_was_read(checkpointing: str, family: str, method: str, tiny_bases: BASES) -> None:
+    """Within 2 %: the very step on real tensors, by the allocator's own events."""
+    folder, shape = tiny_bases(family), ClipShape(17, 256, 256, 16.0)
+    seen = imagination(folder, family, torch.float32, training_method=method)
+    seen.piece = 1  # as a CPU's allocator
+    counts = {path: len(blocks) for path, blocks in seen.whole().items()}
+    reading = deep(lambda depths: seen.step(shape, 2, checkpointing, depths), counts)
+
+    real = find(family).open_family(folder, torch.device("cpu"), torch.float32)
+    net = real.denoiser()
+    held = add_lora(net, real.spec, lora_settings(seen.config), 0) if method == "LORA" else dict(net.named_parameters())
+    if method == "FINE_TUNE":
+        net.requires_grad_(True)
+    checkpoint_blocks(net, checkpointing)
+    net.train()
+    like = Imagination(real, seen.config)
+    learner, prepared = like._learner(held), like._prepared(shape, 2)
+
+    def step() -> None:
+        settings = StepSettings(1, 1.0, None)
+        train_step(real, net, learner, like.objective, prepared, settings, Clock(torch.device("cpu")), Crew())
+
+    step()
+    assert prepared.batch is not None
+    states = [t for state in learner.optimizer.state.values() for t in state.values()]
+    standing = bytes_of(net, states, [prepared.batch.x0, prepared.noise, prepared.batch.cond.text])
+    assert reading.peak == pytest.approx(allocated(step, standing), rel=0.02)
+
+
+def test_published_figures_of_what_stands_still() -> None:
+    """GiB before the first step, as finetrainers logged it: CogVideoX-5B with a LoRA of rank 128, all in bfloat16: 10.622."""
+    seen = imagination(laid_out("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128})
+    whole = seen.whole()
+    depths = tuple((path, len(blocks)) for path, blocks in whole.items())
+    net = seen.shallow(depths)
+    lora = {id(p) for p in net.held.values()}
+    frozen = sum(p.nbytes for p in net.net.parameters() if id(p) not in lora)
+    count = sum(p.numel() for p in net.held.values())
+    assert count == 132_120_576
+    assert (frozen + 2 * count) / GIB == pytest.approx(10.622, abs=0.011), "their adapter was kept in bfloat16"
+
+
+def test_a_deep_network_is_read_from_shallow_ones(tiny_bases: BASES, tmp_path: Path) -> None:
+    """Six blocks, from two and four of them."""
+    folder = shutil.copytree(tiny_bases("wan"), tmp_path / "deep")
+    config = json.loads((folder / "transformer" / "config.json").read_text())
+    (folder / "transformer" / "config.json").write_text(json.dumps(config | {"num_layers": 6}))
+    seen = imagination(folder, "wan", torch.bfloat16)
+    shape, whole = ClipShape(9, 192, 192, 16.0), seen.whole()
+    (path,) = whole
+    for checkpointing in ("ON",):
+        shallow = deep(lambda depths, c=checkpointing: seen.step(shape, 1, c, depths), {path: len(whole[path])})  # type: ignore[misc]
+        really = seen.step(shape, 1, checkpointing, ((path, 6),))
+        assert shallow.peak == pytest.approx(really.peak, rel=0.005)
+        assert shallow.flops == pytest.approx(really.flops, rel=1e-6)
+        for phase, parts in really.phases.items():
+            assert sum(shallow.phases[phase].values()) == pytest.approx(sum(parts.values()), rel=0.005), phase

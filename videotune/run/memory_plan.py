@@ -1,0 +1,165 @@
+"""What a run needs of a device and of the host, how long its steps take, and settings that make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from videotune import __version__
+from videotune.families.find import find
+from videotune.files import digest, read_json, write_json
+from videotune.memory.measure import Reading
+from videotune.memory.planner import ASIDE, PLAIN, SLOTS, STREAMED, StepFacts
+from videotune.memory.shallow import FEW, MORE, Depths, deep
+from videotune.run.imagine import Imagination
+from videotune.run.job import Job
+from videotune.run.models import dtype_of
+from videotune.run.previews import sample_settings, usual_shape
+from videotune.types import ClipShape
+
+MODES = ("OFF", "ON")
+"""What is read of gradient checkpointing; CPU_OFFLOADED is ON with the kept inputs elsewhere."""
+
+STATES = {"ADAMW": 8.0, "ADAMW_8BIT": 2.0}
+"""Bytes of an optimizer's state a trained number."""
+
+
+def step_facts(job: Job, dtype: str) -> StepFacts:
+    """What the run's dearest step and its encoders hold, read under tensors without memory and remembered in the cache."""
+    assert job.base is not None
+    place = job.cache / "plans" / f"{key_of(job, dtype)}.json"
+    if place.is_file():
+        return from_json(read_json(place))
+    facts = read_facts(job, dtype)
+    write_json(place, to_json(facts))
+    return facts
+
+
+def key_of(job: Job, dtype: str) -> str:
+    """Names all that the facts depend on: the base's configs, what trains, the shape of its dearest clips and previews."""
+    assert job.base is not None
+    config, folder = job.config, job.base.folder
+    configs = {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.glob("*/config.json"))}
+    return digest(
+        {
+            "videotune": __version__,
+            "configs": configs,
+            "dtype": dtype,
+            "method": config.training_method,
+            "lora": config.lora.model_dump(mode="json"),
+            "ema": config.ema.decay is not None,
+            "optimizer": config.optimizer.name,
+            "isolated": not config.video_config.use_temporal_attention,
+            "first_frame": bool(config.first_frame_probability),
+            "shapes": [str(shape) for shape in (*job.shapes, preview_shape(job))],
+        }
+    )[:32]
+
+
+def preview_shape(job: Job) -> ClipShape:
+    """The shape of the run's previews."""
+    return sample_settings(job.config, job.spec, usual_shape(job)).shape
+
+
+def read_facts(job: Job, dtype: str) -> StepFacts:
+    """``step_facts``, anew."""
+    import torch
+
+    assert job.base is not None
+    family = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), dtype_of(dtype))
+    seen = Imagination(family, job.config)
+    whole, shape = seen.whole(), job.shapes[0]
+    counts = {path: len(blocks) for path, blocks in whole.items()}
+    read: dict[tuple[str, int, Depths], Reading] = {}
+
+    def reading(mode: str, samples: int, depths: Depths) -> Reading:
+        if (mode, samples, depths) not in read:
+            read[mode, samples, depths] = seen.step(shape, samples, mode, depths)
+        return read[mode, samples, depths]
+
+    several = (1, 2)
+    deeps = {(mode, n): deep(lambda d, m=mode, n=n: reading(m, n, d), counts) for mode in MODES for n in several}  # type: ignore[misc]
+    blocks = tuple(size for sizes in whole.values() for size in sizes)
+    full = job.config.training_method == "FINE_TUNE"
+    return StepFacts(
+        one={mode: deeps[mode, 1] for mode in MODES},
+        two={mode: deeps[mode, 2] for mode in MODES},
+        blocks=blocks,
+        trained=blocks if full else (0,) * len(blocks),
+        kept={mode: kept_a_block(lambda d, m=mode: reading(m, 1, d), counts) for mode in MODES},  # type: ignore[misc]
+        work=work(job, lambda s: deep(lambda d: seen.step(s, 1, "ON", d), counts).flops, deeps["ON", 1].flops),
+        elsewhere=elsewhere(seen, job),
+        moments=STATES[job.config.optimizer.name] / STATES["ADAMW"],
+    )
+
+
+def work(job: Job, flops: Callable[[ClipShape], float], dearest: float) -> tuple[tuple[int, float], ...]:
+    """(tokens, operations) of a sample of the dearest shape, of one in the middle and of the cheapest."""
+    shapes = {job.spec.tokens(shape): shape for shape in job.shapes}
+    counts = sorted(shapes)
+    chosen = {counts[0], counts[len(counts) // 2]} - {counts[-1]}
+    return (*((count, flops(shapes[count])) for count in sorted(chosen)), (counts[-1], dearest))
+
+
+def kept_a_block(read: Any, counts: Mapping[str, int]) -> int:
+    """Bytes of activations that a block of the first list keeps of one sample from forward to backward."""
+    few = {path: min(FEW, count) for path, count in counts.items()}
+    path, count = next(iter(counts.items()))
+    more = min(MORE, count)
+    if more <= few[path]:
+        return 0
+    one, other = read(tuple(few.items())), read(tuple({**few, path: more}.items()))
+    before, after = (reading.phases["forward"].get("activations", 0) for reading in (one, other))
+    return max(0, (after - before) // (more - few[path]))
+
+
+def elsewhere(seen: Imagination, job: Job) -> dict[str, Mapping[str, Mapping[str, int]]]:
+    """What is held when no step runs: text encoder, autoencoder over the dearest clips, and over a preview; in each way."""
+    config = job.config
+    text, longest = seen.read_text()
+    (parts,) = text.phases.values()
+    activations = parts.get("activations", 0)
+    streamed = parts["weights"] - sum(longest) + SLOTS * max(longest)
+    phases: dict[str, Mapping[str, Mapping[str, int]]] = {
+        "encoding text": {
+            PLAIN: {"text encoder": parts["weights"], "activations": activations},
+            STREAMED: {"text encoder": streamed, "activations": activations},
+        },
+        "encoding clips": {PLAIN: _autoencoder(seen.encode(job.shapes[0]))},
+    }
+    if config.sample_after and config.samples:
+        decoding = _autoencoder(seen.decode(preview_shape(job)))
+        phases["preview"] = {PLAIN: decoding, ASIDE: decoding}
+    return phases
+
+
+def _autoencoder(reading: Reading) -> dict[str, int]:
+    (parts,) = reading.phases.values()
+    return {"autoencoder": parts["weights"], "activations": parts.get("activations", 0)}
+
+
+def to_json(facts: StepFacts) -> dict[str, Any]:
+    """As a file keeps it."""
+    readings = {
+        name: {mode: {"phases": one.phases, "flops": one.flops} for mode, one in getattr(facts, name).items()}
+        for name in ("one", "two")
+    }
+    plain = {name: getattr(facts, name) for name in ("blocks", "trained", "kept", "work", "elsewhere", "moments")}
+    return {**readings, **plain}
+
+
+def from_json(kept: Mapping[str, Any]) -> StepFacts:
+    """The inverse of ``to_json``."""
+    readings = {
+        name: {mode: Reading(one["phases"], one["flops"]) for mode, one in kept[name].items()}
+        for name in ("one", "two")
+    }
+    return StepFacts(
+        **readings,
+        blocks=tuple(kept["blocks"]),
+        trained=tuple(kept["trained"]),
+        kept=kept["kept"],
+        work=tuple((tokens, operations) for tokens, operations in kept["work"]),
+        elsewhere=kept["elsewhere"],
+        moments=kept["moments"],
+    )
