@@ -14,6 +14,7 @@ from videotune.config.schema import Config
 from videotune.data.decode import decode as decode_frames
 from videotune.data.facts import ClipProblem
 from videotune.data.images import probe_image
+from videotune.data.windows import snap_frames
 from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import read_lora
 from videotune.families.find import place, spec_for
@@ -210,14 +211,16 @@ def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
 
 
 def shape_of(run: Path | None, fps: float, config: Config, spec: FamilySpec) -> ClipShape:
-    """The shape a run trained most on, or without a run a square of the model's own resolution."""
+    """The shape a run trained most on, or without a run what the model draws unless told otherwise."""
     if run is not None:
         most = max(read_json(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"])
         frames, height, width = (int(part) for part in most["shape"].split("x"))
         return ClipShape(frames, height, width, fps)
-    side = spec.default_resolution // spec.rules.side_multiple * spec.rules.side_multiple
-    frames = config.video_config.frames or 8 * spec.rules.frame_step + spec.rules.frame_rest
-    return ClipShape(frames, side, side, fps)
+    rules = spec.rules
+    side = int(spec.default_resolution) // rules.side_multiple * rules.side_multiple if spec.sample_shape is None else 0
+    usual = spec.sample_shape or (8 * rules.frame_step + rules.frame_rest, side, side)
+    frames = usual[0] if config.video_config.frames is None else snap_frames(config.video_config.frames, rules)
+    return ClipShape(frames, *usual[1:], fps)
 
 
 def render(
