@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from test_family_contract import KINDS, Open, batch_of, clip_of, denoisers, first_of, small_shape
 from torch import nn

@@ -133,7 +133,8 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     """The plan as a person reads it."""
     clips, views = facts["clips"], facts["views"]
     base = f" on {job.base.name}" if job.base else ""
-    print(f"{job.spec.title}{base}: {facts['steps']} steps of {facts['effective_batch']} samples")
+    size_of_step = f"{facts['effective_batch']} sample{'s' * (facts['effective_batch'] != 1)}"
+    print(f"{job.spec.title}{base}: {facts['steps']} steps of {size_of_step}")
     print(
         f"clips: found {clips['found']} = used {clips['used']} + held out {clips['held_out']} + skipped {clips['skipped']}"
     )
@@ -153,7 +154,7 @@ def show(job: Job, facts: dict[str, Any]) -> None:
             rows.append([e["name"], f"{e['from']:g} to {e['to']:g}", e["steps"], f"{e['steps'] / facts['steps']:.0%}"])
         print_table("experts", ["expert", "noise levels", "steps", "share"], rows, right=(2, 3))
         if all(e["steps"] for e in each):
-            print(f"they take turns of {facts['experts']['period']} steps, one in memory at a time")
+            print(f"in runs of {facts['experts']['period']} steps of one expert, which alone is in memory then")
     disk = facts["disk"]
     line = (
         f"disk: latents {size(disk['latent_bytes'])} and text at most {size(disk['text_bytes_at_most'])} in {job.cache}"

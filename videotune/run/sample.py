@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +195,9 @@ def by_expert(files: Sequence[Path], spec: FamilySpec) -> dict[str, Path]:
 
 def adapter_name(words: SampleWords) -> str:
     """What tells a sample's file from those of another adapter or strength; empty for a run at full strength."""
-    name = "" if words.run else f"{words.loras[0].stem}-" if words.loras else "base-"
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*(path.stem for path in words.loras), strict=False))
+    both = "".join(letters[0] for letters in alike).rstrip("-_")  # what the files of two experts begin with
+    name = "" if words.run else f"{both or words.loras[0].stem}-" if words.loras else "base-"
     return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
 
 
