@@ -40,7 +40,7 @@ def shapes_of(family: Any) -> list[ClipShape]:
 
 @KINDS
 def test_a_clip_comes_back_with_its_frames_and_size(name: str, variant: str, tiny_family: Open) -> None:
-    """At each count of frames that the rule allows; the VAE drops frames of others, or takes pairs apart, and says nothing."""
+    """At each count of frames that the rule allows; of others the VAE drops some and says nothing."""
     family = tiny_family(name, variant=variant)
     for shape in shapes_of(family):
         clip = clip_of(family, shape, 0)

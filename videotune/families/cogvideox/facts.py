@@ -47,7 +47,7 @@ SPEC = FamilySpec(
 )  # fmt: skip
 
 NEWER_MOST, NEWER_SHAPE = 161, (81, 768, 1360)
-"""Of 1.5, whose configs do not say it: the frames of its longest clips, ten seconds, and what its authors draw by default."""
+"""Of 1.5, whose configs say neither: the frames of its longest clips, ten seconds, and what its authors draw by default."""
 
 TOLD = 0.95
 """The share of samples that are told their image, as the authors train image to video."""
