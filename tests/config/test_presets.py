@@ -1,5 +1,7 @@
 """Presets say which cards they are for, and why each of their values is what it is."""
 
+import json
+
 import pytest
 
 from videotune.config.load import (
@@ -12,6 +14,7 @@ from videotune.config.load import (
     read_preset,
 )
 from videotune.errors import VideotuneError
+from videotune.run.presets import show_preset
 
 THE_GUIDES = "wan 2.2 LoRA"
 """Named by the guide, which says no class."""
@@ -44,3 +47,13 @@ def test_the_class_may_be_left_out() -> None:
     assert preset_named("wan 2.2 LoRA") == "wan 2.2 LoRA"
     with pytest.raises(VideotuneError, match=r"did you mean .wan 2\.1 1\.3B LoRA 16GB"):
         read_preset("wan 2.1 1.3B LoRA 17GB")
+
+
+def test_a_preset_is_shown_with_its_reasons_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The config alone on standard output, so that it can be saved."""
+    assert show_preset("cogvideox 5B LoRA") == 0
+    out, beside = capsys.readouterr()
+    assert json.loads(out) == read_preset("cogvideox 5B LoRA 24GB")
+    for key, reason in preset_reasons("cogvideox 5B LoRA 24GB").items():
+        assert f"  {key} " in beside
+        assert reason in " ".join(beside.split())

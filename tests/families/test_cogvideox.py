@@ -373,6 +373,8 @@ def test_presets_ask_for_what_their_checkpoint_takes(variant: str, cog_bases: Ba
     family, preset = opened(cog_bases(variant)), read_preset(titles[f"cogvideox-{variant}"])
     rules, frames = family.spec.rules, preset["video_config"]["frames"]
     assert snap_frames(frames, rules) == frames == (81 if variant.startswith("1.5") else 49)
-    own = {"1.5": (None, 2400)}.get(variant[:3], ((480, 720) if variant == "5b-i2v" else None, None))  # not the tiny one's
+    own = {"1.5": (None, 2400)}.get(
+        variant[:3], ((480, 720) if variant == "5b-i2v" else None, None)
+    )  # not the tiny one's
     check_resolution(parse_resolution(preset["resolution"]), replace(rules, size=own[0], most_side=own[1]))
     assert len(matching(family.skeleton(), family.spec, preset["lora"]["targets"])) == 2 * 4
