@@ -107,7 +107,8 @@ class Take:
 class VideoRules:
     """The few facts of a model that decide which frames and sizes it can take (the data room knows no model).
 
-    A valid frame count is ``frame_step · n + frame_rest``; a valid side is a multiple of ``side_multiple`` pixels.
+    A valid frame count is ``frame_step · n + frame_rest``, at most ``most_frames``; a valid side is a multiple of
+    ``side_multiple`` pixels, at most ``most_side``. ``size``: the only height and width that there are. None: no such limit.
     """
 
     frame_step: int
@@ -116,6 +117,9 @@ class VideoRules:
     fps: float
     spatial_stride: int
     temporal_stride: int
+    most_frames: int | None = None
+    most_side: int | None = None
+    size: tuple[int, int] | None = None
 
     def latent_size(self, shape: ClipShape) -> tuple[int, int, int]:
         """(F, H, W) of a clip of this shape."""
@@ -141,6 +145,9 @@ class FamilySpec:
     ``patch`` (frames, rows, columns) of latents a token covers; ``timestep_*`` and ``sample_*`` the family's own defaults.
     ``first_frame``: the share of samples that are told their clip's first frame, unless the config says another (None: the
     checkpoint takes no image); ``image_noise``: noise is drawn onto that frame before it is encoded, anew for each view.
+    ``sample_shape`` (frames, height, width) is what the model draws unless told otherwise (None: 8 steps of its frames in a
+    square of ``default_resolution``). What ``encode_video`` gives of a clip: the mean, with ``keeps_variance`` the
+    variance too; ``told_channels`` (of each latent frame, of the first alone) and ``told_states`` numbers of an image.
     """
 
     name: str
@@ -156,7 +163,7 @@ class FamilySpec:
     experts: tuple[Expert, ...]
     blocks: tuple[str, ...]
     lora_targets: Mapping[str, tuple[str, ...]]
-    default_resolution: int
+    default_resolution: int | str
     timestep_distribution: str
     timestep_shift: float
     sample_steps: int
@@ -166,6 +173,17 @@ class FamilySpec:
     path_constants: Mapping[str, float] = field(default_factory=dict)
     first_frame: float | None = None
     image_noise: bool = False
+    sample_shape: tuple[int, int, int] | None = None
+    keeps_variance: bool = False
+    told_channels: tuple[int, int] = (0, 0)
+    told_states: int = 0
+
+    def kept_numbers(self, shape: ClipShape) -> int:
+        """How many numbers the cache keeps of one view of this shape."""
+        frames, rows, columns = self.rules.latent_size(shape)
+        each, first = self.told_channels
+        each += self.latent_channels * (2 if self.keeps_variance else 1)
+        return (each * frames + first) * rows * columns + self.told_states
 
     def tokens(self, shape: ClipShape) -> int:
         """How many tokens the denoiser sees for one sample of this shape."""

@@ -10,12 +10,12 @@ from videotune.config.resolve import resolve
 from videotune.families.wan import read_spec
 
 KINDS = {
-    "wan 2.1 1.3B LoRA": "t2v",
-    "wan 2.1 14B LoRA": "t2v",
-    "wan 2.1 I2V 14B LoRA": "i2v",
+    "wan 2.1 1.3B LoRA 16GB": "t2v",
+    "wan 2.1 14B LoRA 48GB": "t2v",
+    "wan 2.1 I2V 14B LoRA 48GB": "i2v",
     "wan 2.2 LoRA": "ti2v",
-    "wan 2.2 A14B LoRA": "t2v-a14b",
-    "wan 2.2 A14B I2V LoRA": "i2v-a14b",
+    "wan 2.2 A14B LoRA 48GB": "t2v-a14b",
+    "wan 2.2 A14B I2V LoRA 48GB": "i2v-a14b",
 }
 
 

@@ -17,7 +17,8 @@ from videotune.cache.batches import prepare as prepare_batch
 from videotune.cache.experts import Rota, exact
 from videotune.errors import DONE, VideotuneError
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
+from videotune.run.job import Words, open_job, settle
+from videotune.run.plan import make_plan
 from videotune.run.resume import Resume, open_run
 from videotune.run.sample import SampleWords, sample
 from videotune.run.train import make_records, train
@@ -207,3 +208,16 @@ def test_what_one_denoiser_does_not_have_is_refused(
         train(words(*QUIET, "training_method=FINE_TUNE"), tmp_path / "b")
     with pytest.raises(VideotuneError, match="expert_share: high alone trains"):
         train(words(*QUIET, "experts=high"), tmp_path / "c")
+
+
+@pytest.mark.parametrize(("sets", "high"), [((), 400), (("experts=low",), 0), (("expert_share=0.25",), 250)])
+def test_the_plan_says_what_each_expert_trains(sets: tuple[str, ...], high: int, words: Callable[..., Words]) -> None:
+    """By default the share of its noise levels among the draws, in runs of 50: 37 % of a thousand steps are eight runs."""
+    said = words("steps=1000", "expert_period=50", *sets)
+    if "expert_share=0.25" not in sets:
+        said = Words(data=said.data, sets=tuple(word for word in said.sets if not word.startswith("expert_share")))
+    plan = make_plan(open_job(*settle(said)))
+    each = {expert["name"]: expert["steps"] for expert in plan["experts"]["each"]}
+    assert abs(each["high"] - high) <= 50
+    assert sum(each.values()) == 1000
+    assert [(e["from"], e["to"]) for e in plan["experts"]["each"]] == [(0.875, 1.0), (0.0, 0.875)]

@@ -62,3 +62,13 @@ def test_words_that_do_not_say_what_to_draw(a_run: Path, tmp_path: Path) -> None
         sample(SampleWords(("a",), base="asset:toy", loras=(tmp_path / "none.safetensors",)), tmp_path)
     with pytest.raises(VideotuneError, match="no complete checkpoint of step 7; complete are those of the steps 20"):
         sample(SampleWords(("a",), run=a_run, step=7), tmp_path)
+
+
+def test_of_two_experts_files_a_sample_is_named_by_what_both_begin_with() -> None:
+    from videotune.run.sample import adapter_name
+
+    files = (Path("mine_high_noise.safetensors"), Path("mine_low_noise.safetensors"))
+    assert adapter_name(SampleWords(("a",), base="x", loras=files)) == "mine-"
+    assert adapter_name(SampleWords(("a",), base="x", loras=files[:1])) == "mine_high_noise-"
+    assert adapter_name(SampleWords(("a",), base="x", loras=files, strength=0.5)) == "mine-strength-0.5-"
+    assert adapter_name(SampleWords(("a",), base="x")) == "base-"

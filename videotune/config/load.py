@@ -64,24 +64,49 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """A preset by name; a leading ``#`` and the ending ``.json`` may stand or be left out."""
+    """The keys of a preset, by its name as ``preset_named`` takes it."""
+    known = preset_named(name)
+    value = {key: inner for key, inner in _preset(known).items() if key not in ("about", "why")}
+    check_keys(value, f"preset {known}")
+    return value
+
+
+def preset_named(name: str) -> str:
+    """A preset's full name; a leading ``#``, the ending ``.json`` and its class of memory (16GB) may be left out.
+
+    Without its class it is the one for the largest cards. Raises VideotuneError with the nearest name.
+    """
     wanted = name.removeprefix("#").removesuffix(".json").strip().lower()
-    for known in preset_names():
+    classed = {known: memory_class(known) for known in preset_names()}
+    for known in classed:
         if known.lower() == wanted:
-            text = (resources.files("videotune") / "presets" / f"{known}.json").read_text(encoding="utf-8")
-            value = json.loads(text)
-            value.pop("about", None)
-            check_keys(value, f"preset {known}")
-            return value
-    near = difflib.get_close_matches(wanted, preset_names(), 1, 0.4)
+            return known
+    same = [known for known, gb in classed.items() if gb and known.lower().removesuffix(f" {gb}gb") == wanted]
+    if same:
+        return max(same, key=lambda known: classed[known] or 0)
+    near = difflib.get_close_matches(wanted, list(classed), 1, 0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise VideotuneError(f"there is no preset {name!r}{hint}  `videotune presets list` shows them all.")
 
 
+def memory_class(preset: str) -> int | None:
+    """The GB of the cards that a preset is for, as its name ends; None where it says none."""
+    found = re.search(r" (\d+)GB$", preset)
+    return int(found[1]) if found else None
+
+
 def preset_about(name: str) -> str:
     """The one line that a preset says of itself."""
-    text = (resources.files("videotune") / "presets" / f"{name}.json").read_text(encoding="utf-8")
-    return json.loads(text).get("about", "")
+    return str(_preset(preset_named(name)).get("about", ""))
+
+
+def preset_reasons(name: str) -> dict[str, str]:
+    """Why each key of a preset has its value, by dotted name."""
+    return dict(_preset(preset_named(name)).get("why", {}))
+
+
+def _preset(known: str) -> dict[str, Any]:
+    return dict(json.loads((resources.files("videotune") / "presets" / f"{known}.json").read_text(encoding="utf-8")))
 
 
 def parse_sets(words: Iterable[str]) -> dict[str, Any]:

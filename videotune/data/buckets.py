@@ -46,6 +46,7 @@ def check_resolution(resolution: Resolution, rules: VideoRules, shrink: int = 1)
     """VideotuneError where a size is no multiple of the model's (times ``shrink``), with the nearest that is."""
     multiple = rules.side_multiple * shrink
     for choice in resolution.choices:
+        _refuse_size(choice, rules, shrink)
         if isinstance(choice, int):
             if choice < multiple:
                 raise VideotuneError(f"resolution {choice} is below {multiple}, the smallest side this model takes.")
@@ -59,6 +60,36 @@ def check_resolution(resolution: Resolution, rules: VideoRules, shrink: int = 1)
             )
 
 
+def _refuse_size(choice: int | Size, rules: VideoRules, shrink: int) -> None:
+    """VideotuneError where the model has one size only and this is another, or a side is longer than it takes."""
+    asked = choice if isinstance(choice, int) else "x".join(map(str, choice))
+    if rules.size is not None and choice != (only := tuple(shrink * side for side in rules.size)):
+        raise VideotuneError(
+            f"resolution {asked!r} does not suit this model, which takes one size of {size_rule(rules)} pixels alone. "
+            f'Set resolution="{only[0]}x{only[1]}".'
+        )
+    most = None if rules.most_side is None else rules.most_side * shrink
+    if most is not None and not isinstance(choice, int) and max(choice) > most:
+        raise VideotuneError(
+            f"resolution {asked!r} does not suit this model: a side may have at most {most} pixels. Lower it."
+        )
+
+
+def size_rule(rules: VideoRules) -> str:
+    """The sizes, height × width, that a model takes, in words."""
+    if rules.size is not None:
+        return f"{rules.size[0]}x{rules.size[1]}"
+    most = "" if rules.most_side is None else f", at most {rules.most_side}"
+    return f"multiples of {rules.side_multiple}{most}"
+
+
+def suits(size: Size, rules: VideoRules) -> bool:
+    """Whether the model takes this height and width."""
+    inside = rules.most_side is None or max(size) <= rules.most_side
+    alike = rules.size is None or size == rules.size
+    return inside and alike and not any(side % rules.side_multiple for side in size)
+
+
 def choose_size(width: int, height: int, resolution: Resolution, rules: VideoRules, shrink: int = 1) -> Size:
     """The (height, width) that a clip shown at ``width`` × ``height`` takes, ``shrink`` times smaller than asked.
 
@@ -66,12 +97,13 @@ def choose_size(width: int, height: int, resolution: Resolution, rules: VideoRul
     if it fills none. One choice is taken even where it upscales: ``upscale_factor`` tells.
     """
     check_resolution(resolution, rules, shrink)
-    high, wide = _choose(width, height, resolution, rules.side_multiple * shrink)
+    most = None if rules.most_side is None else rules.most_side * shrink
+    high, wide = _choose(width, height, resolution, rules.side_multiple * shrink, most)
     return high // shrink, wide // shrink
 
 
-def _choose(width: int, height: int, resolution: Resolution, multiple: int) -> Size:
-    sizes = [_at_aspect(width, height, c, multiple) if isinstance(c, int) else c for c in resolution.choices]
+def _choose(width: int, height: int, resolution: Resolution, multiple: int, most: int | None) -> Size:
+    sizes = [_at_aspect(width, height, c, multiple, most) if isinstance(c, int) else c for c in resolution.choices]
     filled = [size for size in sizes if upscale_factor(width, height, size) <= 1]
     if filled:
         return max(filled, key=lambda size: (size[0] * size[1], kept_share(width, height, size)))
@@ -100,17 +132,18 @@ def kept_share(width: int, height: int, size: Size) -> float:
     return size[0] * size[1] / (width * height * scale * scale)
 
 
-def _at_aspect(width: int, height: int, side: int, multiple: int) -> Size:
+def _at_aspect(width: int, height: int, side: int, multiple: int, most: int | None = None) -> Size:
     """About side² pixels at the clip's aspect ratio, both sides multiples; a portrait clip gets its landscape twin turned.
 
     Of the multiples just below and above each ideal side, the pair with the least error in aspect and in area, measured in
-    logarithms; aspect counts twice, since its error is cropped away.
+    logarithms; aspect counts twice, since its error is cropped away. No side is longer than ``most``.
     """
     if height > width:
-        turned = _at_aspect(height, width, side, multiple)
+        turned = _at_aspect(height, width, side, multiple, most)
         return turned[1], turned[0]
     aspect = width / height
-    ideal = (side / math.sqrt(aspect), side * math.sqrt(aspect))
+    longest = math.inf if most is None else most // multiple * multiple
+    ideal = (min(longest, side / math.sqrt(aspect)), min(longest, side * math.sqrt(aspect)))
     around = [{max(multiple, math.floor(s / multiple) * multiple), math.ceil(s / multiple) * multiple} for s in ideal]
 
     def error(size: Size) -> tuple[float, int]:

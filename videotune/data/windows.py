@@ -72,17 +72,19 @@ def snap_frames(requested: int, rules: VideoRules) -> int:
 def valid_at_most(frames: int, rules: VideoRules) -> int | None:
     """The largest valid count up to ``frames``, or None."""
     step, rest = rules.frame_step, rules.frame_rest
+    frames = frames if rules.most_frames is None else min(frames, rules.most_frames)
     count = rest if step == 0 else rest + (frames - rest) // step * step
     return count if max(1, rest) <= count <= frames else None
 
 
 def valid_at_least(frames: int, rules: VideoRules) -> int | None:
-    """The smallest valid count from ``frames`` on, or None where the model takes one count only."""
+    """The smallest valid count from ``frames`` on, or None where the model takes none so large."""
     step, rest = rules.frame_step, rules.frame_rest
     if step == 0:
         return rest if rest >= frames else None
     steps = max(-(-(frames - rest) // step), 0)
-    return rest + steps * step or step
+    count = rest + steps * step or step
+    return count if rules.most_frames is None or count <= rules.most_frames else None
 
 
 def planned_frames(settings: WindowSettings, rules: VideoRules) -> tuple[int, str | None]:
@@ -123,7 +125,8 @@ def _thinned(key: str, requested: int, keep: int, strict: bool, rules: VideoRule
 def frame_rule(rules: VideoRules) -> str:
     """The counts that a model takes, in words."""
     if rules.frame_step:
-        return f"{rules.frame_step}n+{rules.frame_rest} frames"
+        most = "" if rules.most_frames is None else f", at most {rules.most_frames}"
+        return f"{rules.frame_step}n+{rules.frame_rest} frames{most}"
     return "single frames" if rules.frame_rest == 1 else f"exactly {rules.frame_rest} frames"
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.families.find import fingerprint, read_config
 from videotune.families.loading import load_model
-from videotune.families.wan_nets import encoded, full_name, isolate_frames, native, stand_in
+from videotune.families.wan_nets import clip_numbers, encoded, full_name, isolate_frames, native, stand_in
 from videotune.families.wan_tiny import VARIANTS, oracle, tiny
 from videotune.types import Batch, ClipShape, Condition, Expert, FamilySpec, Moments, SampleRequest, VideoRules
 
@@ -96,6 +96,8 @@ def read_spec(folder: Path) -> FamilySpec:
         experts=experts,
         timestep_shift=5.0 if newer else SPEC.timestep_shift,
         sample_guidance=SPEC.sample_guidance if len(experts) == 1 else 3.5 if from_image else 4.0,
+        told_channels=(net["in_channels"] - vae["z_dim"], 0),
+        told_states=0 if net.get("image_dim") is None else clip_numbers(folder / "image_encoder" / "config.json"),
     )
 
 

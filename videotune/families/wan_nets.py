@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from videotune.families.find import read_config
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +66,12 @@ def encoded(latents: Tensor, device: torch.device) -> Any:
             return SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: latents))
 
     return Encoded()
+
+
+def clip_numbers(path: Path) -> int:
+    """How many numbers CLIP, by its config, says of an image: a state for each of its patches and one for the whole."""
+    config = read_config(path)
+    return ((config["image_size"] // config["patch_size"]) ** 2 + 1) * int(config["hidden_size"])
 
 
 class ByFrame:

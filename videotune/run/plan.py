@@ -64,6 +64,7 @@ def make_plan(job: Job) -> dict[str, Any]:
         "views": job.exposure(job.steps).to_json(config.learning_rate),
         "buckets": buckets,
         "adapter": adapter,
+        "experts": experts_of(job),
         "disk": disk(job, adapter),
         "notes": list(job.notes),
         "settings": config.model_dump(mode="json"),
@@ -88,14 +89,9 @@ def adapter_size(job: Job) -> dict[str, int] | None:
 
 def disk(job: Job, adapter: dict[str, int] | None) -> dict[str, int]:
     """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
-    latents, spec = 0, job.spec
-    channels = spec.latent_channels
-    if spec.given == "concat":  # the image's latents beside the clip's, and a mask of what is given
-        channels += spec.latent_channels + spec.rules.temporal_stride
-    noisy = spec.image_noise
-    for window, _ in {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}:
-        frames, rows, columns = spec.rules.latent_size(window.shape)
-        latents += 4 * channels * frames * rows * columns
+    spec, noisy = job.spec, job.spec.image_noise
+    views = {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}
+    latents = sum(4 * spec.kept_numbers(window.shape) for window, _ in views)
     texts = 4 * job.spec.text_tokens * job.spec.text_width * len(captions_of(job, prompts_of(job)))
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:
@@ -103,6 +99,19 @@ def disk(job: Job, adapter: dict[str, int] | None) -> dict[str, int]:
         out["checkpoints"] = checkpoints_at_most(job.config, job.steps)
         out["run_bytes"] = out["checkpoints"] * out["checkpoint_bytes"] + 4 * adapter["parameters"]
     return out
+
+
+def experts_of(job: Job) -> dict[str, Any] | None:
+    """Of a model with several experts the steps that each one trains for; None where there is one denoiser."""
+    if len(job.spec.experts) == 1:
+        return None
+    from videotune.run.bench import make_rota
+    from videotune.run.models import make_objective
+
+    rota = make_rota(job.spec, job.config, make_objective(job.spec, job.config))
+    steps = {expert.name: rota.count(job.steps, expert.name) for expert in job.spec.experts}
+    each = [{"name": e.name, "from": e.t_lo, "to": e.t_hi, "steps": steps[e.name]} for e in job.spec.experts]
+    return {"period": rota.period, "each": each}
 
 
 def bytes_a_parameter(config: Config) -> int:
@@ -124,7 +133,8 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     """The plan as a person reads it."""
     clips, views = facts["clips"], facts["views"]
     base = f" on {job.base.name}" if job.base else ""
-    print(f"{job.spec.title}{base}: {facts['steps']} steps of {facts['effective_batch']} samples")
+    size_of_step = f"{facts['effective_batch']} sample{'s' * (facts['effective_batch'] != 1)}"
+    print(f"{job.spec.title}{base}: {facts['steps']} steps of {size_of_step}")
     print(
         f"clips: found {clips['found']} = used {clips['used']} + held out {clips['held_out']} + skipped {clips['skipped']}"
     )
@@ -138,6 +148,13 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     print(f"  {views['advice']}")
     if facts["adapter"]:
         print(f"adapter: {facts['adapter']['parameters']:,} parameters in {facts['adapter']['modules']} modules")
+    if facts["experts"]:
+        each, rows = facts["experts"]["each"], []
+        for e in each:
+            rows.append([e["name"], f"{e['from']:g} to {e['to']:g}", e["steps"], f"{e['steps'] / facts['steps']:.0%}"])
+        print_table("experts", ["expert", "noise levels", "steps", "share"], rows, right=(2, 3))
+        if all(e["steps"] for e in each):
+            print(f"in runs of {facts['experts']['period']} steps of one expert, which alone is in memory then")
     disk = facts["disk"]
     line = (
         f"disk: latents {size(disk['latent_bytes'])} and text at most {size(disk['text_bytes_at_most'])} in {job.cache}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from videotune.config.load import preset_about, preset_names, read_preset
+from videotune.config.load import flatten, preset_about, preset_named, preset_names, preset_reasons, read_preset
 from videotune.config.schema import leaves
 from videotune.errors import DONE
-from videotune.run.console import print_table
+from videotune.run.console import print_table, say
 
 
 def list_presets() -> int:
@@ -17,8 +17,12 @@ def list_presets() -> int:
 
 
 def show_preset(name: str) -> int:
-    """A preset as a config that can be saved and changed."""
+    """A preset as a config that can be saved and changed; beside it, on standard error, the reason of each value."""
     print(json.dumps(read_preset(name), indent=2, ensure_ascii=False))
+    values, reasons = flatten(read_preset(name)), preset_reasons(name)
+    say(f"{preset_named(name)}: {preset_about(name)}")
+    for key, value in values.items():
+        say(f"  {key} {json.dumps(value)}: {reasons.get(key, 'no reason is given')}")
     return DONE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from videotune.config.schema import Config
+from videotune.data.buckets import size_rule, suits
 from videotune.data.windows import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.run.job import Job
@@ -68,10 +69,8 @@ def sample_settings(config: Config, spec: FamilySpec, usual: ClipShape) -> Sampl
     height, width = (usual.height, usual.width) if sample.resolution is None else parse_size(sample.resolution)
     if snap_frames(frames, rules) != frames:
         raise VideotuneError(f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}")
-    if height % rules.side_multiple or width % rules.side_multiple:
-        raise VideotuneError(
-            f"sample.resolution: sides must be multiples of {rules.side_multiple}, not {height}x{width}"
-        )
+    if not suits((height, width), rules):
+        raise VideotuneError(f"sample.resolution: {spec.title} draws {size_rule(rules)} pixels, not {height}x{width}")
     return SampleSettings(
         ClipShape(frames, height, width, rules.fps),
         sample.steps or spec.sample_steps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from videotune.config.schema import Config
 from videotune.data.decode import decode as decode_frames
 from videotune.data.facts import ClipProblem
 from videotune.data.images import probe_image
+from videotune.data.windows import snap_frames
 from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import read_lora
 from videotune.families.find import place, spec_for
@@ -193,7 +195,9 @@ def by_expert(files: Sequence[Path], spec: FamilySpec) -> dict[str, Path]:
 
 def adapter_name(words: SampleWords) -> str:
     """What tells a sample's file from those of another adapter or strength; empty for a run at full strength."""
-    name = "" if words.run else f"{words.loras[0].stem}-" if words.loras else "base-"
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*(path.stem for path in words.loras), strict=False))
+    both = "".join(letters[0] for letters in alike).rstrip("-_")  # what the files of two experts begin with
+    name = "" if words.run else f"{both or words.loras[0].stem}-" if words.loras else "base-"
     return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
 
 
@@ -210,14 +214,16 @@ def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
 
 
 def shape_of(run: Path | None, fps: float, config: Config, spec: FamilySpec) -> ClipShape:
-    """The shape a run trained most on, or without a run a square of the model's own resolution."""
+    """The shape a run trained most on, or without a run what the model draws unless told otherwise."""
     if run is not None:
         most = max(read_json(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"])
         frames, height, width = (int(part) for part in most["shape"].split("x"))
         return ClipShape(frames, height, width, fps)
-    side = spec.default_resolution // spec.rules.side_multiple * spec.rules.side_multiple
-    frames = config.video_config.frames or 8 * spec.rules.frame_step + spec.rules.frame_rest
-    return ClipShape(frames, side, side, fps)
+    rules = spec.rules
+    side = int(spec.default_resolution) // rules.side_multiple * rules.side_multiple if spec.sample_shape is None else 0
+    usual = spec.sample_shape or (8 * rules.frame_step + rules.frame_rest, side, side)
+    frames = usual[0] if config.video_config.frames is None else snap_frames(config.video_config.frames, rules)
+    return ClipShape(frames, *usual[1:], fps)
 
 
 def render(

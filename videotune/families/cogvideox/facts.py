@@ -25,7 +25,7 @@ SPEC = FamilySpec(
     ),
     title="CogVideoX 5B",
     path="v",
-    rules=VideoRules(8, 1, 16, 8.0, 8, 4),
+    rules=VideoRules(8, 1, 16, 8.0, 8, 4, most_frames=49),
     latent_channels=16,
     patch=(1, 2, 2),
     text_tokens=226,
@@ -42,7 +42,12 @@ SPEC = FamilySpec(
     fp16_safe=False,
     licence="CogVideoX License",
     path_constants=dict(zip(SCHEDULE, (0.00085, 0.012, 1000.0, 1.0, 1.0), strict=True)),
+    sample_shape=(49, 480, 720),
+    keeps_variance=True,
 )  # fmt: skip
+
+NEWER_MOST, NEWER_SHAPE = 161, (81, 768, 1360)
+"""Of 1.5, whose configs say neither: the frames of its longest clips, ten seconds, and what its authors draw by default."""
 
 TOLD = 0.95
 """The share of samples that are told their image, as the authors train image to video."""
@@ -66,24 +71,33 @@ def read_spec(folder: Path) -> FamilySpec:
     # The VAE works on pairs of latent frames behind the first, and a token of 1.5 covers two frames. A learned table of
     # positions fits one length: at another the model would put an untrained one in its place and say nothing.
     step, rest = 2 * temporal * (patch_t or 1), 1
-    if net.get("use_learned_positional_embeddings"):
+    learned = bool(net.get("use_learned_positional_embeddings"))
+    if learned:
         step, rest = 0, net["sample_frames"]
+    rules = VideoRules(step, rest, spatial * net["patch_size"], 16.0 if patch_t else 8.0, spatial, temporal)
+    # a sample size is 1.5's largest; that of the older ones is what they were trained on
+    longest = replace(rules, most_frames=NEWER_MOST, most_side=min(size))
+    rules = longest if patch_t else replace(rules, most_frames=net["sample_frames"], size=size if learned else None)
+    newest = (NEWER_SHAPE[0], min(NEWER_SHAPE[1], size[0]), min(NEWER_SHAPE[2], size[1]))
+    shape = newest if patch_t else (net["sample_frames"], *size)
+    area = shape[1] * shape[2]
     return replace(
         SPEC,
         title=f"CogVideoX {'1.5 5B' if patch_t else '5B' if rotary else '2B'}{' I2V' if image else ''}",
-        rules=VideoRules(step, rest, spatial * net["patch_size"], 16.0 if patch_t else 8.0, spatial, temporal),
+        rules=rules,
         latent_channels=latent,
         patch=(patch_t or 1, net["patch_size"], net["patch_size"]),
         text_tokens=net["max_text_seq_length"],
         text_width=net["text_embed_dim"],
         given="concat" if image else "none",
-        # 1.5's sample size is the largest it takes; its authors train at 768x1360
-        default_resolution=1022 if patch_t else round(math.sqrt(size[0] * size[1])),
+        default_resolution=f"{size[0]}x{size[1]}" if learned else round(math.sqrt(area)),
         fp16_safe=not rotary,  # 2B was trained in it
         licence=SPEC.licence if rotary else "Apache-2.0",
         path_constants=_schedule(folder / "scheduler" / "scheduler_config.json"),
         first_frame=TOLD if image else None,
         image_noise=image,
+        sample_shape=shape,
+        told_channels=(0, latent if image else 0),
     )
 
 
