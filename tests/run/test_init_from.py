@@ -159,7 +159,7 @@ def test_a_file_for_another_base_is_refused(source: Callable[..., Path], said: S
     marker = json.loads((checkpoint / "COMPLETE").read_text())
     marker["files"]["weights.safetensors"] = (checkpoint / "weights.safetensors").stat().st_size
     (checkpoint / "COMPLETE").write_text(json.dumps(marker))
-    with pytest.raises(VideotuneError, match="was made for another base: .* differs in size"):
+    with pytest.raises(VideotuneError, match=r"was made for another base: .* differs in size"):
         train(said("steps=2", "lora.rank=4", f"init_from={checkpoint}"), tmp_path / "run")
 
 
