@@ -6,9 +6,11 @@ import errno
 import hashlib
 import json
 import os
+import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,21 @@ LATE = 30.0
 def out_of_room(error: OSError) -> bool:
     """Whether a write failed for want of room, which a person can make, rather than for a broken disk."""
     return error.errno in OUT_OF_ROOM
+
+
+@contextmanager
+def system_errors(path: Path) -> Iterator[None]:
+    """What safetensors says in this block of a file that cannot be written becomes the OSError that it is.
+
+    Its own kind of error has the system's number in its text alone.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else None, f"cannot be written: {error}", str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:
