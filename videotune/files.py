@@ -1,4 +1,4 @@
-"""Files that are complete or absent: written aside, synced, then renamed into place."""
+"""Files that are complete or absent: written aside, synced, then renamed into place; and what a heartbeat's file says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,28 @@ OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the person's share of it is, or a file may not grow further."""
 
 
+LATE = 30.0
+"""A heartbeat that is older than so many seconds is that of a dead process; a living one writes it six times as often."""
+
+
 def out_of_room(error: OSError) -> bool:
     """Whether a write failed for want of room, which a person can make, rather than for a broken disk."""
     return error.errno in OUT_OF_ROOM
+
+
+@contextmanager
+def system_errors(path: Path) -> Iterator[None]:
+    """What safetensors says in this block of a file that cannot be written becomes the OSError that it is.
+
+    Its own kind of error has the system's number in its text alone.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else None, f"cannot be written: {error}", str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -104,3 +127,34 @@ def hash_file(path: Path) -> str:
     """32 hex digits that name a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
+    """A run's last heartbeat with ``alive``, ``heard`` (its time) and ``age`` added; None where there never was one.
+
+    On the machine that wrote it a process of that number must still be there; elsewhere its age decides, or where the number
+    was given to another process since.
+    """
+    try:
+        path = run / "heartbeat.json"
+        facts = read_json(path)
+        heard = max(facts["time"], path.stat().st_mtime)
+        age = (time.time() if now is None else now) - heard
+        here = facts["host"] == socket.gethostname()
+        alive = facts["state"] != "ended" and age < LATE and (not here or _there(facts["pid"]))
+        return {**facts, "heard": heard, "age": round(max(0.0, age), 1), "alive": alive}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # no heartbeat, or none of ours
+        return None
+
+
+def _there(pid: int) -> bool:
+    """Whether a process of that number is there."""
+    if os.name == "nt":
+        return True  # signal 0 would end the process there; its heartbeat's age decides
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -58,6 +58,22 @@ def test_threads_change_nothing(threads: int, source: Source) -> None:
     assert all(same(one, other) for one, other in zip(got, expected, strict=True))
 
 
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_several_processes_share_out_a_step_and_none_has_another_s_samples(processes: int, source: Source) -> None:
+    """Together they are the step that one alone has, in order; where there are more of them than samples some have none."""
+    for step in (1, 7):
+        whole = prepare(source, step)
+        parts = [prepare(source, step, (i, processes)) for i in range(processes)]
+        own = [part.batch.window_ids if part.batch is not None else () for part in parts]
+        assert [name for names in own for name in names] == list(whole.batch.window_ids)
+        assert max(map(len, own)) - min(map(len, own)) <= 1
+        assert [part.first for part in parts] == [sum(map(len, own[:i])) for i in range(processes)]
+        held = [part for part in parts if part.batch is not None]
+        for get in (lambda x: x.t, lambda x: x.noise, lambda x: x.batch.x0, lambda x: x.batch.cond.text):
+            assert torch.equal(torch.cat([get(part) for part in held]), get(whole))
+        assert all(part.drawn.window_ids == whole.batch.window_ids for part in parts), "each knows what the others have"
+
+
 def test_reading_ahead_takes_no_cores_from_the_training(source: Source) -> None:
     """Torch operations of the reading threads stay in one thread; those of the caller keep theirs, before and after."""
     torch.set_num_threads(2)

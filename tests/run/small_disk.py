@@ -118,6 +118,21 @@ def in_the_middle_of_the_second_save(fill: Callable[[], None]) -> None:
     state.write_tensors = fill_and_write
 
 
+def before_the_export(fill: Callable[[], None]) -> None:
+    """All steps are done and saved; a file of tensors meets the full disk."""
+    from videotune.run import train
+
+    export, begun = train.export_run, []
+
+    def fill_and_export(*given: Any) -> Any:
+        if not begun:
+            begun.append(True)
+            fill()
+        return export(*given)
+
+    train.export_run = fill_and_export
+
+
 def after_step_three(fill: Callable[[], None]) -> None:
     """Only the journal is written then."""
     from videotune.run import train

@@ -16,6 +16,8 @@ from videotune.errors import DONE, FAILED, INTERRUPTED
 from videotune.files import read_json
 from videotune.monitor.heartbeat import LATE, Heartbeat, heartbeat, life
 from videotune.monitor.journal import read_journal
+from videotune.report.html import page
+from videotune.report.read import read_run
 from videotune.run.folder import Interrupted, signals
 from videotune.run.job import Words
 from videotune.run.resume import Resume
@@ -234,11 +236,14 @@ def test_killed_in_the_middle_of_anything_and_resumed_it_ends_the_same(
     alive = life(run)
     assert alive is not None
     assert alive["alive"]
+    assert f"(process {running.pid} on " in page(read_run(run))
     running.send(signal.SIGKILL)
     assert running.ended() == -signal.SIGKILL
     dead = life(run)
     assert dead is not None
-    assert not dead["alive"], "no page says running of a dead process"
+    assert not dead["alive"]
+    assert f"process {running.pid} on {dead['host']} is dead" in page(read_run(run))
+    assert "running when" not in page(read_run(run)), "no page says running of a dead process"
     assert train(Words(), run, resume=Resume()) == DONE
     assert facts_of(run) == facts_of(straight)
     assert all(equal(state(run, step), state(straight, step)) for step in (2, 4, 6))

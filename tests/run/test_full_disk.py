@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Callable
@@ -11,8 +12,15 @@ from typing import Any
 
 import pytest
 import small_disk
+from safetensors.torch import load_file
 from safety_kit import Running, equal, facts_of, of_kind, start, state, warnings_of
-from small_disk import after_step_three, after_the_first_save, in_the_middle_of_the_second_save, make_room
+from small_disk import (
+    after_step_three,
+    after_the_first_save,
+    before_the_export,
+    in_the_middle_of_the_second_save,
+    make_room,
+)
 
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import read_json
@@ -95,6 +103,51 @@ def test_a_disk_that_has_no_room_for_the_journal_alone_loses_no_line(limited: bo
     disk.room()
     assert disk.running.ended() == DONE
     assert facts_of(disk.after) == facts_of(tmp_path / "straight")
+
+
+@LIMITED
+def test_a_disk_that_has_no_room_for_the_export_is_waited_for_too(limited: bool, said: Say, tmp_path: Path) -> None:
+    words = said("steps=4", "save_every=0")
+    assert train(words, tmp_path / "straight") == DONE
+    disk = Disk(tmp_path, words, limited, before_the_export)
+    disk.paused()
+    assert [one.step for one in complete_checkpoints(disk.run)] == [4]
+    assert not list(disk.run.glob("export/*")), "nothing half written stays"
+    disk.room()
+    assert disk.running.ended() == DONE, disk.running.said
+    assert "Traceback" not in disk.running.said
+    ours, theirs = (
+        load_file(folder / "export" / f"{folder.name}-step-4.safetensors")
+        for folder in (disk.after, tmp_path / "straight")
+    )
+    assert equal(ours, theirs)
+    assert of_kind(disk.after, "end")[0]["why"] == "done"
+    assert (disk.after / "report.html").is_file()
+
+
+def test_a_run_that_waits_for_room_to_export_can_be_ended_and_exports_when_it_goes_on(
+    said: Say, tmp_path: Path
+) -> None:
+    disk = Disk(tmp_path, said("steps=4", "save_every=0"), True, before_the_export)
+    disk.paused()
+    (disk.run / "control.json").write_text('{"stop": true}')
+    assert disk.running.ended(5) == FAILED
+    assert "stopped while the disk was full: all steps are saved." in disk.running.said
+    run = shutil.copytree(disk.home / "run", tmp_path / "again" / "run")
+    assert train(Words(), run, resume=Resume()) == DONE
+    assert (run / "export" / "run-step-4.safetensors").is_file()
+
+
+def test_a_full_disk_before_the_run_is_told_in_a_sentence(said: Say, tmp_path: Path) -> None:
+    """What clips are encoded into cannot be written; what was encoded before stays, and nothing waits."""
+    running = start(said("steps=1", f"cache_dir={tmp_path / 'cache'}"), tmp_path / "run", first=no_long_files)
+    assert running.ended() == FAILED
+    assert "Traceback" not in running.said
+    assert "cannot be written" in running.said.splitlines()[-1]
+
+
+def no_long_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "control"])

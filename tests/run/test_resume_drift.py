@@ -230,6 +230,32 @@ def test_a_ruler_that_is_another_one_is_told_and_read_at_once(begun: Callable[..
     assert len([text for text in warnings_of(run) if "the ruler is another one" in text]) == 1, "said once"
 
 
+def test_other_held_out_clips_are_another_ruler_in_the_journal_and_on_the_screen(
+    small_clips: Path, said: Say, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A clip is held out from now on: nothing read of it compares with what was read before."""
+    run, library = tmp_path / "run", shutil.copytree(small_clips, tmp_path / "data")
+    assert train(said("steps=2", "ruler_after=2", data=library), run) == DONE
+    held, clip = tmp_path / "held", stems(library)[0]
+    for folder, ending in (("videos", ".mp4"), ("captions", ".txt")):
+        (held / folder).mkdir(parents=True)
+        (library / folder / f"{clip}{ending}").rename(held / folder / f"{clip}{ending}")
+    rows = json.dumps([{"path": str(library)}, {"path": str(held), "kind": "validation"}])
+    told = "the ruler is another one: readings from step 2 on compare with each other, not with earlier ones"
+    assert told not in capfd.readouterr().err
+    assert going_on(run, f"datasets={rows}", "steps=4", data_change=True) == DONE
+    assert f"warning: {told}" in " ".join(capfd.readouterr().err.split())
+    assert [(line["step"], line["text"]) for line in of_kind(run, "warning")] == [(2, told)]
+    readings = of_kind(run, "ruler")
+    assert [(line["step"], line["held_out"] is None) for line in readings] == [
+        (0, True),
+        (2, True),
+        (2, False),
+        (4, False),
+    ]
+    assert readings[1]["ruler"] != readings[2]["ruler"] == readings[3]["ruler"]
+
+
 def test_a_ruler_that_is_the_same_is_not_told(begun: Callable[..., Path]) -> None:
     run = begun("ruler_after=2")
     assert going_on(run, "learning_rate=0.02", "steps=6", override=True) == DONE

@@ -21,7 +21,7 @@ from videotune.errors import DONE, VideotuneError
 from videotune.monitor.journal import read_journal
 from videotune.run.job import Words
 from videotune.run.train import train
-from videotune.train.crew import launched
+from videotune.train.crew import Crew, launched
 from videotune.train.state import complete_checkpoints
 
 STEPS = 4
@@ -171,6 +171,33 @@ def test_an_error_of_the_first_process_ends_them_all(words: Words, tmp_path: Pat
     told, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "sample.frames" in told
+
+
+def test_each_process_sends_the_same_messages_whatever_samples_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one process sends the others wait for: with no sample, or with none of some module, it sends zeros."""
+    monkeypatch.setattr("videotune.train.crew.FLAT", 100)
+    sent: list[tuple[torch.dtype, int]] = []
+
+    def doubled(value: torch.Tensor, *_: Any, **__: Any) -> None:
+        sent.append((value.dtype, value.numel()))
+        value.mul_(2)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", doubled)
+    messages = []
+    for has in ((True,) * 5, (True, False, True, False, True), (False,) * 5):
+        sizes = ((7, 9, torch.float32), (30, 1, torch.float32), (60, 2, torch.float32), (3, 3, torch.bfloat16))
+        parameters = [torch.nn.Parameter(torch.zeros(n, m, dtype=dtype)) for n, m, dtype in (*sizes, sizes[0])]
+        for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
+            parameter.grad = torch.full_like(parameter, number) if yes else None
+        sent.clear()
+        Crew(0, 2).sum_gradients(parameters)
+        messages.append(list(sent))
+        for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
+            assert parameter.grad is not None
+            assert parameter.grad.shape == parameter.shape
+            assert (parameter.grad == (2 * number if yes else 0)).all()
+    assert messages[0] == messages[1] == messages[2]
+    assert messages[0] == [(torch.float32, 93), (torch.float32, 120), (torch.bfloat16, 9), (torch.float32, 63)]
 
 
 def test_what_a_launcher_says_must_make_sense(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from videotune import __version__
 from videotune.errors import VideotuneError
-from videotune.files import digest, write_text, write_whole
+from videotune.files import digest, system_errors, write_text, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,12 @@ def _save(
     from safetensors.torch import save_file
 
     label = json.dumps({"entries": [entry.to_json() for entry in entries], "origins": origins}, ensure_ascii=False)
-    write_whole(path, lambda aside: save_file(dict(data), aside, metadata={LABEL: label}), durable=durable)
+
+    def write(aside: Path) -> None:
+        with system_errors(path):
+            save_file(dict(data), aside, metadata={LABEL: label})
+
+    write_whole(path, write, durable=durable)
 
 
 def read_label(path: Path) -> tuple[list[Entry], dict[str, dict[str, str]]]:

@@ -12,7 +12,7 @@ from videotune.errors import VideotuneError
 from videotune.export.lora import Exported
 from videotune.families.find import expert_part
 from videotune.families.parts import weight_files
-from videotune.files import write_json
+from videotune.files import system_errors, write_json
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def export_full(
         shell: Any = family.skeleton(expert)
         weights = rounded(shell, family.dtype, state, base / part)
         shell.load_state_dict(weights, assign=True)
-        shell.save_pretrained(aside / part)
+        with system_errors(folder):
+            shell.save_pretrained(aside / part)
         write_json(aside / "videotune.json", dict(facts))
         compare(weights, aside / part)
         if folder.exists():

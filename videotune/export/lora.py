@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.lora import updates
 from videotune.errors import VideotuneError
-from videotune.files import write_whole
+from videotune.files import system_errors, write_whole
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def export_lora(
     worst: list[float] = []
 
     def write(aside: Path) -> None:
-        save_file(tensors, aside, metadata=header)
+        with system_errors(path):
+            save_file(tensors, aside, metadata=header)
         worst.append(difference(updates(state, scale), read_back(family, aside, expert), path))
 
     write_whole(path, write)

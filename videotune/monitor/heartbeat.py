@@ -11,13 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from videotune.files import read_json, write_json
+from videotune.files import LATE as LATE
+from videotune.files import life as life
+from videotune.files import write_json
 
-EVERY = 5.0
+EVERY = LATE / 6
 """Seconds between two beats."""
-
-LATE = 6 * EVERY
-"""A heartbeat that is older than this, seen from another machine, is that of a dead process."""
 
 
 class Heartbeat:
@@ -25,7 +24,9 @@ class Heartbeat:
 
     def __init__(self, run: Path) -> None:
         self.path = run / "heartbeat.json"
-        self._facts: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "step": 0, "state": "starting"}
+        now = round(time.time(), 3)
+        who = {"pid": os.getpid(), "host": socket.gethostname(), "started": now}
+        self._facts: dict[str, Any] = {**who, "step": 0, "state": "starting", "since": now}
         self._lock, self._over = threading.Lock(), threading.Event()
 
     @property
@@ -35,7 +36,8 @@ class Heartbeat:
 
     def tell(self, state: str, step: int | None = None) -> None:
         """What the process does now: starting, encoding, training, saving, measuring, sampling, paused, exporting, ended."""
-        self._facts = self._facts | {"state": state} | ({} if step is None else {"step": step})
+        new = {} if state == self.state else {"state": state, "since": round(time.time(), 3)}
+        self._facts = self._facts | new | ({} if step is None else {"step": step})
 
     def beat(self) -> None:
         """Write the file. On a full disk the old one stays and is touched, which takes no room: the process lives."""
@@ -65,33 +67,3 @@ def heartbeat(run: Path) -> Iterator[Heartbeat]:
         thread.join()
         pulse.tell("ended")
         pulse.beat()
-
-
-def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
-    """The last heartbeat with ``alive`` added; None where there never was one.
-
-    On the machine that wrote it a process of that number must still be there; elsewhere its age decides, or where the number
-    was given to another process since.
-    """
-    try:
-        path = run / "heartbeat.json"
-        facts = read_json(path)
-        age = (time.time() if now is None else now) - max(facts["time"], path.stat().st_mtime)
-        here = facts["host"] == socket.gethostname()
-        alive = facts["state"] != "ended" and age < LATE and (not here or _there(facts["pid"]))
-        return {**facts, "age": round(max(0.0, age), 1), "alive": alive}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _there(pid: int) -> bool:
-    """Whether a process of that number is there."""
-    if os.name == "nt":
-        return True  # signal 0 would end the process there; its heartbeat's age decides
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -132,7 +132,8 @@ def _multiples(charts: Sequence[Html]) -> Html:
 def ruler_section(run: Run) -> Html:
     """The fixed measurement: the same clips, noise levels and noise at every reading."""
     title = "Ruler: before and after"
-    readings = of_kind(run, "ruler")
+    everything = of_kind(run, "ruler")
+    readings = [record for record in everything if record.get("ruler") == everything[-1].get("ruler")]
     if not readings and number(setting(run, "ruler_after")) == 0:
         return section("ruler", title, switched_off("ruler_after"), demo_part(run))
     if not readings:
@@ -149,6 +150,9 @@ def ruler_section(run: Run) -> Html:
         head = ["clips", f"step {plain(points[0][0])}", f"step {plain(points[-1][0])}", "change", "lowest"]
     if not rows:
         return section("ruler", title, missing("no reading has a number yet"), demo_part(run))
+    if left := len(everything) - len(readings):
+        other = f"{counted(left, 'reading')} of an earlier ruler, which had other clips or noise levels, left out: "
+        after.append(text(f"{other}they do not compare with these."))
     return section(
         "ruler",
         title,

@@ -27,6 +27,7 @@ from videotune.report.markup import (
     value_text,
 )
 from videotune.report.read import Record, Run, items, last_of_kind, mapping, number, of_kind, read_run, setting
+from videotune.report.state import standing
 from videotune.report.style import CSS
 from videotune.report.tables import clips_section, files_section, settings_section
 
@@ -87,25 +88,20 @@ def page(run: Run) -> str:
 
 
 def state(run: Run) -> Html:
-    """Which run on which base, how far it came and how it ended; then its verdict and its figures."""
-    start, end, config = last_of_kind(run, "start"), last_of_kind(run, "end"), mapping(run.config)
+    """Which run on which base, how far it came and how it stands; then its verdict and its figures."""
+    start, config = last_of_kind(run, "start"), mapping(run.config)
     total = next(
-        (n for part in (start, config, mapping(run.plan)) if (n := number(part.get("steps"))) is not None), None
+        (n for part in (config, start, mapping(run.plan)) if (n := number(part.get("steps"))) is not None), None
     )
     done = max((number(record.get("step")) or 0 for record in of_kind(run, "step")), default=0)
     settings = mapping(config.get("settings"))
     base = mapping(config.get("base")).get("name") or settings.get("base_model_name") or "a base that is not named"
     method = settings.get("training_method") or "run"
     far = f"{plain(done)} of {counted(total, 'step')}" if total is not None else counted(done, "step")
-    if end:
-        why = str(end.get("why"))
-        label, css = badge(why, "good" if total is not None and done >= total else "care"), f"ended: {why}"
-    else:
-        when = f" {moment(run.written)}" if run.written is not None else ""
-        label, css = badge("no end", "care"), f"the journal, last written{when}, has no end: still going, or killed"
+    word, css, told = standing(run, total is not None and done >= total)
     return join(
         [
-            paragraph(label, text(f"{method} on {base}: {far}, {css}."), css="state"),
+            paragraph(badge(word, css), text(f"{method} on {base}: {far}, {told}."), css="state"),
             *(verdict(record) for record in of_kind(run, "verdict")[-1:]),
             facts(run, start),
             bullets([text(note) for note in items(start.get("notes"))], css="soft"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from videotune.errors import VideotuneError
+from videotune.files import life
 
 Record = Mapping[str, Any]
 
@@ -22,13 +24,16 @@ class Run:
     """What a run folder says. A file that is not there (yet) is None.
 
     ``journal`` holds the records in order, without those that a resume left behind; ``notes`` says in words what could
-    not be read or was left out; ``written`` is when the journal last grew, in seconds since 1970.
+    not be read or was left out; ``written`` is when the journal last grew and ``read`` when all this was read, in seconds
+    since 1970; ``life`` is the last heartbeat (``videotune.files.life``).
     """
 
     folder: Path
     journal: tuple[Record, ...]
     notes: tuple[str, ...]
     written: float | None
+    read: float
+    life: Record | None
     config: Record | None
     check: Record | None
     plan: Record | None
@@ -48,6 +53,7 @@ def read_run(folder: Path) -> Run:
             f"{folder} is not a run folder: it holds neither config.json nor journal.jsonl; "
             "name the folder that a training run wrote"
         )
+    now = time.time()
     lines = journal_file.read_bytes() if journal_file.is_file() else b""
     records, torn = _parse(lines)
     journal, left = _without_left_branches(records)
@@ -57,6 +63,8 @@ def read_run(folder: Path) -> Run:
         journal=journal,
         notes=(*torn, *left),
         written=journal_file.stat().st_mtime if journal_file.is_file() else None,
+        read=now,
+        life=life(folder, now),
         config=_read_json(folder / "config.json", dict),
         check=_read_json(folder / "check.json", dict),
         plan=_read_json(folder / "plan.json", dict),

@@ -6,9 +6,9 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import out_of_room
@@ -20,6 +20,7 @@ from videotune.run.models import lora_settings
 from videotune.run.trainer import Trainer
 from videotune.train.optimizers import optimizer_state, without_state
 from videotune.train.state import (
+    Checkpoint,
     complete_checkpoints,
     listed,
     remove,
@@ -30,6 +31,8 @@ from videotune.train.state import (
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+T = TypeVar("T")
 
 TRY_AGAIN = 5.0
 """Seconds between two looks at a full disk."""
@@ -71,15 +74,13 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
         ],
         "lora_scale": lora_settings(trainer.job.config).scale if trainer.job.config.training_method == "LORA" else None,
     }
-    while True:
-        try:
-            refuse_full(trainer.run, parts)
-            trainer.journal.sync()
-            saved = save_checkpoint(trainer.run, step, parts, state, kind)
-            break
-        except OSError as error:
-            wait_or_raise(trainer, step, error)
-    going_on(trainer)
+
+    def write() -> Checkpoint:
+        refuse_full(trainer.run, parts)
+        trainer.journal.sync()
+        return save_checkpoint(trainer.run, step, parts, state, kind)
+
+    saved = when_there_is_room(trainer, step, write)
     trainer.saved_at = time.monotonic()
     place = saved.folder.relative_to(trainer.run).as_posix()
     backup = {"backup": True} if saved.kind == "backup" else {}
@@ -148,28 +149,34 @@ def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
     while time.monotonic() < until:
         asked_since = trainer.asked.stop and trainer.asked.at >= trainer.paused_at
         if asked_since or "stop" in look(trainer.run):
-            raise VideotuneError(
-                f"stopped while the disk was full: the steps since the last checkpoint are lost. {last_words(trainer.run)}"
-            )
+            saved = is_kept(trainer.run, step, "backup")
+            lost = "all steps are saved" if saved else "the steps since the last checkpoint are lost"
+            raise VideotuneError(f"stopped while the disk was full: {lost}. {last_words(trainer.run)}")
         time.sleep(0.2)
+
+
+def when_there_is_room(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
+    """What ``write`` gives; where the disk is full the run waits, and does it again.
+
+    Raises VideotuneError as ``wait_or_raise`` does.
+    """
+    doing = trainer.pulse.state
+    while True:
+        try:
+            done = write()
+            break
+        except OSError as error:
+            wait_or_raise(trainer, step, error)
+    if trainer.paused_at is not None:
+        say("there is room again: going on")
+        trainer.paused_at = None
+        trainer.pulse.tell(doing)
+    return done
 
 
 def flush_or_wait(trainer: Trainer, step: int) -> None:
     """Nothing of the journal waits when this returns; on a full disk the run waits instead."""
-    while trainer.journal.waiting:
-        try:
-            trainer.journal.flush()
-        except OSError as error:
-            wait_or_raise(trainer, step, error)
-    going_on(trainer)
-
-
-def going_on(trainer: Trainer) -> None:
-    """What was waited for is written: say so where it was."""
-    if trainer.paused_at is not None:
-        say("there is room again: going on")
-        trainer.paused_at = None
-        trainer.pulse.tell("training")
+    when_there_is_room(trainer, step, trainer.journal.flush)
 
 
 def last_words(run: Path) -> str:

@@ -9,13 +9,21 @@ from typing import Any
 from videotune.cache.batches import stream
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
+from videotune.export.lora import Exported
 from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.monitor.journal import read_journal
 from videotune.run.console import bar, clock, say
 from videotune.run.export import exactly, export_run
 from videotune.run.folder import look, only_process, signals
 from videotune.run.job import Words, refuse_skips
-from videotune.run.keeping import backup_due, flush_or_wait, refuse_small_disk, save, save_what_is_good
+from videotune.run.keeping import (
+    backup_due,
+    flush_or_wait,
+    refuse_small_disk,
+    save,
+    save_what_is_good,
+    when_there_is_room,
+)
 from videotune.run.plan import make_plan
 from videotune.run.readings import before_training, due, measure, preview
 from videotune.run.remedies import no_room
@@ -190,21 +198,27 @@ def step_of(trainer: Trainer) -> int:
     return max(steps, default=0)
 
 
+def export_of(trainer: Trainer) -> list[Exported]:
+    """The run's result in its formats."""
+    return export_run(trainer.run, trainer.family, trainer.result, trainer.job.steps, trainer.job.resolved)
+
+
 def finish(trainer: Trainer, why: str) -> None:
     """Export what was trained, write the report, and say where everything is."""
     from videotune.report.html import write_report
 
     run, job = trainer.run, trainer.job
-    flush_or_wait(trainer, trainer.first - 1)
+    flush_or_wait(trainer, job.steps if why == "done" else step_of(trainer))
     if why == "done":
         trainer.pulse.tell("exporting", job.steps)
-        for exported in export_run(run, trainer.family, trainer.result, job.steps, job.resolved):
+        for exported in when_there_is_room(trainer, job.steps, lambda: export_of(trainer)):
             say(f"{exported.format}: {exported.path}  (read back by {exported.reader}: {exactly(exported.max_error)})")
     else:
         saved = "saved" if complete_checkpoints(run) else "nothing to save yet"
         say(f"{why} and {saved}; continue with: videotune train --out {run} --resume")
-    trainer.journal.event("end", step=step_of(trainer), why=why)
-    trainer.journal.sync()
-    report = write_report(run)
+    step = step_of(trainer)
+    trainer.journal.event("end", step=step, why=why)
+    when_there_is_room(trainer, step, trainer.journal.sync)
+    report = when_there_is_room(trainer, step, lambda: write_report(run))
     took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
     say(f"report: {report}  ({clock(took)} of training)")

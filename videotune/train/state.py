@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.files import read_json, sync_file, sync_folder, write_json
+from videotune.files import read_json, sync_file, sync_folder, system_errors, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,14 +108,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Raises OSError, with the system's number, where it cannot be written.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    try:
+    with system_errors(path):
         save_file(_apart(tensors), path)
-    except SafetensorError as error:  # the library's own kind, with the system's number in its text alone
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else None, f"cannot be written: {error}", str(path)) from error
     sync_file(path)
 
 
