@@ -1,8 +1,12 @@
 """What sets the kinds of adapter apart: PEFT's names for their tensors, and which of these begin at zero.
 
-LoRA (Hu et al. 2021, arXiv 2106.09685): W + s·B·A. DoRA (Liu et al. 2024, arXiv 2402.09353): m·V / ‖V‖ by rows, V = W + s·B·A.
-LoHa (Hyeon-Woo et al. 2021, arXiv 2108.06098): W + s·(A1·B1)∘(A2·B2). LoKr (Yeh et al. 2023, arXiv 2309.14859):
-W + s·(W1 ⊗ W2). OFT (Qiu et al. 2023, arXiv 2306.07280): W·Rᵀ with R made of rotations of a few inputs each. s = alpha / rank.
+With s = alpha / rank:
+
+- LoRA (Hu et al. 2021, arXiv 2106.09685): W + s·B·A
+- DoRA (Liu et al. 2024, arXiv 2402.09353): m·V / ‖V‖ row by row, V = W + s·B·A
+- LoHa (Hyeon-Woo et al. 2021, arXiv 2108.06098): W + s·(A1·B1)∘(A2·B2)
+- LoKr (Yeh et al. 2023, arXiv 2309.14859): W + s·(W1 ⊗ W2)
+- OFT (Qiu et al. 2023, arXiv 2306.07280): W·Rᵀ, R made of rotations of a few inputs each
 """
 
 from __future__ import annotations
@@ -71,18 +75,18 @@ def peft_config(kind: str, rank: int, scale: float, dropout: float, paths: list[
         case "LORA" | "DORA":
             return peft.LoraConfig(
                 r=rank,
-                lora_alpha=rank * scale,  # type: ignore[arg-type]
+                lora_alpha=rank * scale,
                 lora_dropout=dropout,
                 target_modules=paths,
                 init_lora_weights=False,
                 use_dora=kind == "DORA",
             )
         case "LOHA":
-            return peft.LoHaConfig(r=rank, alpha=rank * scale, rank_dropout=dropout, target_modules=paths)  # type: ignore[arg-type]
+            return peft.LoHaConfig(r=rank, alpha=rank * scale, rank_dropout=dropout, target_modules=paths)
         case "LOKR":
             return peft.LoKrConfig(
                 r=rank,
-                alpha=rank * scale,  # type: ignore[arg-type]
+                alpha=rank * scale,
                 rank_dropout=dropout,
                 rank_dropout_scale=True,
                 target_modules=paths,

@@ -102,13 +102,14 @@ def read_parts(
 
 def _scale(layer: nn.Module) -> float:
     """PEFT's scale of a layer; of a rotation, which has none, 1."""
-    scaling: Mapping[str, float] = getattr(layer, "scaling", {})  # type: ignore[assignment]
+    scaling: Mapping[str, float] = getattr(layer, "scaling", {})
     return float(scaling.get(READ, 1.0))
 
 
 def read_effects(family: Family, path: Path, expert: str | None = None) -> dict[str, Callable[[], Tensor]]:
     """What each module's adapter does as its reader applies it, calculated at the call in float64: see ``effects``."""
-    net, found = read_empty(family, path, expert), {}
+    net = read_empty(family, path, expert)
+    found: dict[str, Callable[[], Tensor]] = {}
     for module, parts in by_module(lora_parameters(net, READ)).items():
         layer = net.get_submodule(module)
         found[module] = partial(_change, layer)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from videotune import __version__
 from videotune.config.resolve import Resolved, resolve
 from videotune.errors import DONE, VideotuneError
-from videotune.export.full import export_full
 from videotune.export.formats import CONFIG, refuse_format
+from videotune.export.full import export_full
 from videotune.export.lora import Exported, export_lora
 from videotune.export.merge import export_merged
 from videotune.families.find import expert_part, part_files, place, spec_for
@@ -201,5 +201,7 @@ def _use(run: Path, family: Family, config: Config, expert: str, format: str) ->
             f"{net}.add_adapter(peft.get_peft_config(json.loads(head['{CONFIG}']))); "
             f"peft.set_peft_model_state_dict({net}, safetensors.torch.load_file(THIS_FILE))"
         )
-    alpha = {"LORA": "baked into lora_B", "DORA": "baked into lora_B", "OFT": "none"}.get(kind, "baked into the weights")
+    alpha = {"LORA": "baked into lora_B", "DORA": "baked into lora_B", "OFT": "none"}.get(
+        kind, "baked into the weights"
+    )
     return {"variant": kind, "rank": config.lora.rank, "alpha": alpha, "use": use}
