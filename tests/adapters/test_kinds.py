@@ -168,7 +168,9 @@ def test_rotations_keep_lengths_to_the_fourth_order() -> None:
 def test_rotations_that_do_not_cover_the_inputs_are_refused(tiny_family: Open) -> None:
     """PEFT would take another size with a warning."""
     family = tiny_family("wan")
-    with pytest.raises(VideotuneError, match=r"OFT turns 5 inputs at a time, and blocks\.0\..* has 24; take one of .*6"):
+    with pytest.raises(
+        VideotuneError, match=r"OFT turns 5 inputs at a time, and blocks\.0\..* has 24; take one of .*6"
+    ):
         inject(family.denoiser(), family.spec, LoraSettings(5, variant="OFT"))
 
 

@@ -1,4 +1,4 @@
-"""DoRA is read by diffusers; LoHa, LoKr and OFT by PEFT, and LoHa and LoKr have ComfyUI's names; each does what was trained."""
+"""DoRA is read by diffusers; LoHa, LoKr and OFT by PEFT, of which the first two have ComfyUI's names."""
 
 import json
 from collections.abc import Callable
@@ -83,9 +83,7 @@ def test_diffusers_pipeline_reads_dora_with_its_magnitudes(kind: str, tiny_famil
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR", "OFT"])
 @pytest.mark.parametrize("rank", [2, 8])
-def test_peft_reads_the_kin_by_what_stands_in_the_file(
-    kind: str, rank: int, tiny_family: Open, tmp_path: Path
-) -> None:
+def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, tiny_family: Open, tmp_path: Path) -> None:
     """By PEFT alone, on diffusers' own model: none of our code reads the file."""
     import peft
 
