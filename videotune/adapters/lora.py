@@ -1,16 +1,18 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685): W + (alpha / rank) B A, injected into the diffusers model by PEFT.
+"""LoRA and its kin (``adapters/kinds.py``), injected into the diffusers model by PEFT.
 
 The adapter is part of the model, never a wrapper around it: one object trains, is sampled and is saved.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from videotune.adapters.effect import updates
+from videotune.adapters.kinds import ZERO, peft_config, split
+from videotune.adapters.patterns import named_by
 from videotune.errors import VideotuneError
 from videotune.randomness import draws
 from videotune.types import FamilySpec
@@ -18,21 +20,24 @@ from videotune.types import FamilySpec
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+__all__ = ["ADAPTER", "LoraSettings", "adapter_off", "add_lora", "load_lora", "lora_parameters", "matching", "updates"]
+
 ADAPTER = "default"
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """rank and alpha of the update (alpha None: rank), dropout on its input, and which modules have one."""
+    """rank and alpha of the update (alpha None: rank), dropout, which modules have one, and its kind."""
 
     rank: int = 16
     alpha: float | None = None
     dropout: float = 0.0
     targets: str | Sequence[str] = "attention"
+    variant: str = "LORA"
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """What the update is multiplied by."""
         return (self.rank if self.alpha is None else self.alpha) / self.rank
 
 
@@ -55,47 +60,66 @@ def matching(net: nn.Module, spec: FamilySpec, targets: str | Sequence[str]) -> 
         patterns = list(targets)
     inside = tuple(f"{blocks}." for blocks in spec.blocks)
     paths = [name for name, module in net.named_modules() if isinstance(module, nn.Linear) and name.startswith(inside)]
-    found: set[str] = set()
-    for pattern in patterns:
-        try:
-            hits = {path for path in paths if re.fullmatch(pattern, path) or f".{path}".endswith(f".{pattern}")}
-        except re.error as error:
-            raise VideotuneError(f"lora.targets: {pattern!r} is not a valid pattern: {error}") from error
-        if not hits:
-            examples = ", ".join(paths[:3])
-            raise VideotuneError(
-                f"lora.targets: {pattern!r} matches no Linear module of the blocks, such as {examples}"
-            )
-        found |= hits
+    found = named_by(paths, patterns, "lora.targets", "Linear module of the blocks")
     return [path for path in paths if path in found]
 
 
-def add_lora(net: nn.Module, spec: FamilySpec, settings: LoraSettings, seed: int) -> dict[str, nn.Parameter]:
-    """Inject the adapter and return its parameters, float32, by name: ``{module path}.lora_A.weight`` and B.
+def inject(net: nn.Module, spec: FamilySpec, settings: LoraSettings) -> dict[str, nn.Parameter]:
+    """Put the adapter's modules into the network; its parameters by name, with whatever PEFT fills them with.
 
-    A is uniform in ±1/√in by the counted draw of its module's name, B is zero: step 0 is the base model exactly.
+    Raises VideotuneError where rotations of ``rank`` inputs do not cover a module's.
+    """
+    paths = matching(net, spec, settings.targets)
+    if settings.variant == "OFT":
+        refuse_uneven(net, paths, settings.rank)
+    config = peft_config(settings.variant, settings.rank, settings.scale, settings.dropout, paths)
+    net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
+    return lora_parameters(net)
+
+
+def refuse_uneven(net: nn.Module, paths: Sequence[str], side: int) -> None:
+    """Raise VideotuneError where a module's inputs are not whole rotations: PEFT would take another size by itself."""
+    inputs = {path: int(net.get_submodule(path).in_features) for path in paths}  # type: ignore[arg-type]
+    for path, count in inputs.items():
+        if count % side:
+            fits = [n for n in range(2, min(inputs.values()) + 1) if all(many % n == 0 for many in inputs.values())]
+            near = sorted(sorted(fits, key=lambda n: abs(n - side))[:4])
+            raise VideotuneError(
+                f"lora.rank: OFT turns {side} inputs at a time, and {path} has {count}; take one of "
+                f"{', '.join(map(str, near))}"
+            )
+
+
+def add_lora(net: nn.Module, spec: FamilySpec, settings: LoraSettings, seed: int) -> dict[str, nn.Parameter]:
+    """Inject the adapter and return its parameters, float32, by name: ``{module path}.lora_A.weight`` and so on.
+
+    Step 0 is the base model exactly: what ``ZERO`` lists is zero, and DoRA's magnitudes are the norms of the weight's rows.
+    Everything else is uniform in ±1/√columns by the counted draw of its name.
     """
     import torch
-    from peft import LoraConfig
 
-    paths = matching(net, spec, settings.targets)
-    config = LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.rank * settings.scale,
-        lora_dropout=settings.dropout,
-        target_modules=paths,
-        init_lora_weights=False,
-    )
-    net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
-    parameters = lora_parameters(net)
+    parameters = inject(net, spec, settings)
     for name, parameter in parameters.items():
-        if ".lora_A." in name:
+        place = split(name)
+        assert place is not None, name
+        if place[1] == "lora_magnitude_vector":
+            parameter.data = row_norms(net.get_submodule(place[0])).to(parameter.device)
+        elif place[1] in ZERO:
+            parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
+        else:
             bound = parameter.shape[1] ** -0.5
             values = draws(seed, "lora", name).uniform(-bound, bound, size=tuple(parameter.shape))
             parameter.data = torch.tensor(values, dtype=torch.float32, device=parameter.device)
-        else:
-            parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
     return parameters
+
+
+def row_norms(layer: nn.Module) -> Tensor:
+    """The norms (out,) of the base weight's rows in float32, calculated as PEFT's DoRA does: their ratio is 1 exactly."""
+    import torch
+    from peft.utils.integrations import dequantize_module_weight
+
+    weight = dequantize_module_weight(layer.get_base_layer())  # type: ignore[operator]
+    return torch.linalg.norm(weight.detach().to(torch.float32), dim=1)
 
 
 @contextmanager
@@ -115,14 +139,27 @@ def adapter_off(net: nn.Module) -> Iterator[None]:
             module.training = before
 
 
-def lora_parameters(net: nn.Module) -> dict[str, nn.Parameter]:
+def places(net: nn.Module, adapter: str = ADAPTER) -> dict[str, tuple[nn.Module, str]]:
+    """Where each of an adapter's parameters is held, module and attribute, by its name without PEFT's adapter name."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for path, layer in net.named_modules():
+        if not isinstance(layer, BaseTunerLayer):
+            continue
+        for part in layer.adapter_layer_names:
+            holder = getattr(layer, part)  # by adapter's name a module with a weight, or the parameter itself
+            for name, _ in holder.named_parameters():
+                own, _, rest = name.partition(".")
+                if own == adapter:
+                    key = ".".join(filter(None, (path, part, rest)))
+                    found[key] = (holder[own], rest) if rest else (holder, own)
+    return found
+
+
+def lora_parameters(net: nn.Module, adapter: str = ADAPTER) -> dict[str, nn.Parameter]:
     """The adapter's parameters by name, without PEFT's adapter name in it."""
-    mark = f".{ADAPTER}.weight"
-    return {
-        name.replace(mark, ".weight"): parameter
-        for name, parameter in net.named_parameters()
-        if ".lora_" in name and name.endswith(mark)
-    }
+    return {name: getattr(module, last) for name, (module, last) in places(net, adapter).items()}
 
 
 def load_lora(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor], where: str) -> None:
@@ -139,16 +176,3 @@ def load_lora(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor
                 f"{where}: {name} is {tuple(state[name].shape)}, the adapter's is {tuple(parameter.shape)}"
             )
         parameter.data.copy_(state[name])
-
-
-def updates(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """ΔW = scale · B A of each module, float64 on the CPU, by module path."""
-    names = [name.removesuffix(".lora_A.weight") for name in state if name.endswith(".lora_A.weight")]
-    return {
-        name: scale * _double(state[f"{name}.lora_B.weight"]) @ _double(state[f"{name}.lora_A.weight"])
-        for name in names
-    }
-
-
-def _double(x: Tensor) -> Tensor:
-    return x.detach().cpu().double()

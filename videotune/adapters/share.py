@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from videotune.adapters.lora import ADAPTER
+from videotune.adapters.lora import places
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,10 +16,9 @@ def share(net: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
 
     Whatever updates them then updates the network, as if it had been there from the beginning.
     """
+    held = places(net)
     for name, parameter in parameters.items():
-        path, _, last = name.rpartition(".")
-        if ".lora_" in name:
-            path = f"{path}.{ADAPTER}"
-        module = net.get_submodule(path)
+        path, _, own = name.rpartition(".")
+        module, last = held[name] if name in held else (net.get_submodule(path), own)
         assert getattr(module, last).shape == parameter.shape, name
         setattr(module, last, parameter)

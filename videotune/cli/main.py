@@ -246,16 +246,19 @@ def sample(
 def export(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="diffusers or comfyui; may be given twice")
+        list[str] | None, typer.Option("--format", help="diffusers, comfyui or peft; may be given twice")
     ] = None,
     step: Annotated[int | None, typer.Option("--step", help="the checkpoint of this step (default: newest)")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder for the files (default: RUN/export)")] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="the whole base model with the adapter in its weights, in diffusers layout")
+    ] = False,
     offline: Offline = False,
 ) -> None:
-    """Write a run's LoRA for other programs, and read it back through diffusers."""
+    """Write a run's adapter for other programs, and read it back as they do."""
     from videotune.run.export import export as write
 
-    raise typer.Exit(write(run, formats or (), step, out))
+    raise typer.Exit(write(run, formats or (), step, out, merge))
 
 
 @app.command()

@@ -43,8 +43,15 @@ def family_defaults(spec: FamilySpec) -> dict[str, Any]:
 
 def method_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys whose default is the training method's own."""
-    fine_tune = str(raw.get("training_method", "")).upper() == "FINE_TUNE"
-    return {"learning_rate": 1e-5} if fine_tune else {}
+    if str(raw.get("training_method", "")).upper() == "FINE_TUNE":
+        return {"learning_rate": 1e-5}
+    return {"output_model_format": "peft"} if variant_of(raw) in ("LOHA", "LOKR", "OFT") else {}
+
+
+def variant_of(raw: Mapping[str, Any]) -> str:
+    """The kind of adapter that layers not checked yet ask for."""
+    lora = raw.get("lora")
+    return str(lora.get("variant", "")).upper() if isinstance(lora, Mapping) else ""
 
 
 def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec | None) -> Resolved:
@@ -55,6 +62,8 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
     asked = _without_none(flatten(user))
     if "video_config.max_frames" in asked and "video_config.frames" not in asked:  # a preset's frames would win over it
         preset = merge(preset, {"video_config": {"frames": None}})
+    if variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in asked:  # a preset's is another adapter's
+        preset = merge(preset, {"lora": {"alpha": None}})
     layers = {"family": family_defaults(spec) if spec else {}, "preset": preset, "user": user}
     layers = {name: _without_none(merge(layer)) for name, layer in layers.items()}
     layers = {"default": method_defaults(merge(*layers.values()))} | layers
@@ -81,6 +90,10 @@ def refuse_what_does_not_apply(config: Config) -> None:
     if (config.missing_caption == "text") != (config.missing_caption_text is not None):
         raise VideotuneError('missing_caption "text" and missing_caption_text belong together: set both or neither')
     full = config.training_method == "FINE_TUNE"
+    if config.transformer.layers is not None and not full:
+        raise VideotuneError("transformer.layers: it is for FINE_TUNE; where an adapter goes, lora.targets says")
+    if config.lora.variant == "OFT" and not full:
+        refuse_for_rotations(config)
     for dataset in config.datasets:
         if full and dataset.kind == "regularization" and dataset.target != "clip":
             raise VideotuneError(
@@ -92,6 +105,16 @@ def refuse_what_does_not_apply(config: Config) -> None:
         for name, default in (("repeats", 1), ("loss_weight", 1.0)):
             if dataset.kind == "validation" and getattr(dataset, name) != default:
                 raise VideotuneError(f"datasets.{name}: {of} it: it is measured, never trained")
+
+
+def refuse_for_rotations(config: Config) -> None:
+    """VideotuneError for keys of the adapter that mean nothing to OFT."""
+    if config.lora.alpha is not None:
+        raise VideotuneError("lora.alpha: OFT turns weights and scales nothing; leave it out")
+    if config.lora.dropout:
+        raise VideotuneError("lora.dropout: PEFT's OFT drops nothing out; leave it at 0")
+    if config.lora.rank < 2:
+        raise VideotuneError("lora.rank: OFT turns so many inputs together, at least 2")
 
 
 def parse(raw: Mapping[str, Any]) -> Config:

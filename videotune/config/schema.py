@@ -103,13 +103,19 @@ class VideoConfig(Section):
 
 
 class Lora(Section):
-    """The low-rank adapter."""
+    """The adapter."""
 
-    rank: int = Field(16, ge=1, description="rank of each update")
+    variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(_word)] = Field(
+        "LORA", description="LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations"
+    )
+    rank: int = Field(16, ge=1, description="rank of each update (OFT: so many inputs are turned together)")
     alpha: float | None = Field(None, gt=0, description="the update is scaled by alpha / rank (default: alpha = rank)")
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input while training")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)"
+    )
     targets: str | Annotated[list[str], Field(min_length=1)] = Field(
-        "attention", description="a named set of the family (attention, linear), or a list of patterns on module paths"
+        "attention",
+        description="a named set of the family (attention, linear, all and more), or a list of patterns on module paths",
     )
 
 
@@ -142,6 +148,9 @@ class Transformer(Section):
     file: str | list[str | None] | None = Field(
         None,
         description="a .safetensors file whose weights stand for the base model's; of two experts a list, null: the base's",
+    )
+    layers: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="FINE_TUNE: patterns on module or parameter paths that train, the rest frozen (default: all)"
     )
 
 
@@ -289,7 +298,7 @@ class Config(Section):
 
     output_model_destination: str | None = Field(None, description="folder of the exported LoRA (default: RUN/export)")
     output_model_format: str | Annotated[list[str], Field(min_length=1)] = Field(
-        "diffusers", description="diffusers, comfyui, or a list of both"
+        "diffusers", description="diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"
     )
 
 

@@ -35,7 +35,7 @@ def export_full(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        shutil.copytree(base, aside, copy_function=link, ignore=_all_but(part), dirs_exist_ok=True)
+        shutil.copytree(base, aside, copy_function=link, ignore=all_but(part), dirs_exist_ok=True)
         shell: Any = family.skeleton(expert)
         weights = rounded(shell, family.dtype, state, base / part)
         shell.load_state_dict(weights, assign=True)
@@ -74,12 +74,12 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, file.get_tensor(name)
 
 
-def _all_but(part: str) -> Callable[[str, list[str]], list[str]]:
-    """The base's files but those of the part that was trained, and what downloads leave behind."""
+def all_but(*parts: str) -> Callable[[str, list[str]], list[str]]:
+    """The base's files but those of the parts that were trained, and what downloads leave behind."""
 
     def ignore(folder: str, names: list[str]) -> list[str]:
         top = (Path(folder) / "model_index.json").is_file()
-        return [name for name in names if name.startswith(".") or (top and name == part)]
+        return [name for name in names if name.startswith(".") or (top and name in parts)]
 
     return ignore
 

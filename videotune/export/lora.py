@@ -1,24 +1,27 @@
-"""A trained LoRA as a file that others read, and the proof that they read what was trained.
+"""A trained adapter as a file that others read, and the proof that they read what was trained.
 
-alpha / rank is multiplied into B and neither alpha nor PEFT's metadata is written: every reader then applies the update as
-it was trained, whatever it assumes of alpha. Our own facts stand in the header under the key ``videotune``.
+Our own facts stand in the header under the key ``videotune``; ``export/formats.py`` says how the rest is written.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.adapters.lora import updates
+from videotune.adapters.effect import effects
+from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
+from videotune.export.formats import baked, header
+from videotune.export.read import read_back, read_effects, read_lora, reader_of
 from videotune.files import system_errors, write_whole
 from videotune.types import Family
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+__all__ = ["TOLERANCE", "Exported", "baked", "difference", "export_lora", "read_back", "read_lora"]
 
 TOLERANCE = 1e-6
 """Largest allowed difference of ΔW, relative to its largest entry."""
@@ -42,28 +45,6 @@ class Exported:
         return {"format": self.format, "path": path, "verified": verified}
 
 
-def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """The adapter under the format's names, scale multiplied into B.
-
-    Raises VideotuneError for a format the family has no names for, and for an adapter that is NaN or does nothing.
-    """
-    maps = family.key_maps()
-    if format not in maps:
-        raise VideotuneError(f"output_model_format: {family.spec.title} has {', '.join(sorted(maps))}, not {format!r}")
-    if any(not bool(value.isfinite().all()) for value in state.values()):
-        raise VideotuneError("the adapter holds NaN or infinite weights: it is not exported")
-    if not any(bool(value.any()) for name, value in state.items() if ".lora_B." in name):
-        raise VideotuneError(
-            "the adapter is zero, so it changes nothing: it is not exported (did the run train any step?)"
-        )
-    out = {}
-    for name, value in state.items():
-        path, matrix = name.rsplit(".lora_", 1)
-        value = value.detach().cpu().float() * (scale if matrix.startswith("B") else 1.0)
-        out[f"{maps[format](path)}.lora_{matrix}"] = value.contiguous()
-    return out
-
-
 def export_lora(
     family: Family,
     format: str,
@@ -73,77 +54,45 @@ def export_lora(
     facts: Mapping[str, Any],
     expert: str | None = None,
 ) -> Exported:
-    """Write one file, read it back through diffusers and compare ΔW module by module; ``expert``: whose adapter it is.
+    """Write one file, read it back as others do and compare ΔW module by module; ``expert``: whose adapter it is.
 
     Raises VideotuneError where the file would not do elsewhere what was trained here.
     """
     from safetensors.torch import save_file
 
-    tensors = baked(family, format, state, scale)
-    header = {"format": "pt", "videotune": json.dumps(dict(facts), ensure_ascii=False)}
+    tensors, words = baked(family, format, state, scale), header(state, facts)
     worst: list[float] = []
+    readers: list[str] = []
 
     def write(aside: Path) -> None:
         with system_errors(path):
-            save_file(tensors, aside, metadata=header)
-        worst.append(difference(updates(state, scale), read_back(family, aside, expert), path))
+            save_file(tensors, aside, metadata=words)
+        readers.append(reader_of(aside))
+        worst.append(difference(effects(state, scale), read_effects(family, aside, expert), path, readers[0]))
 
     write_whole(path, write)
-    return Exported(format, path, len(updates(state, scale)), worst[0])
+    return Exported(format, path, len(by_module(state)), worst[0], readers[0])
 
 
-def difference(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> float:
-    """The largest difference of ΔW over the modules, each relative to its own largest entry.
+def difference(
+    wanted: Mapping[str, Callable[[], Tensor]], found: Mapping[str, Callable[[], Tensor]], path: Path, reader: str
+) -> float:
+    """The largest difference of ΔW over the modules, each relative to its own largest entry; one at a time in memory.
 
     Raises VideotuneError where a module is missing or differs by more than is allowed.
     """
     if set(wanted) != set(found):
         odd = sorted(set(wanted) ^ set(found))
         raise VideotuneError(
-            f"{path}: diffusers reads {len(found)} of {len(wanted)} modules; the first odd one is {odd[0]}"
+            f"{path}: {reader} reads {len(found)} of {len(wanted)} modules; the first odd one is {odd[0]}"
         )
     worst = 0.0
-    for name, update in wanted.items():
-        off = float((found[name] - update).abs().max())
+    for name, calculate in wanted.items():
+        update = calculate()
+        off = float((found[name]() - update).abs().max())
         worst = max(worst, off / float(update.abs().max()) if bool(update.any()) else off)
     if worst > TOLERANCE:
         raise VideotuneError(
-            f"{path}: read back through diffusers, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e}): not written"
+            f"{path}: read back through {reader}, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e}): not written"
         )
     return worst
-
-
-def read_back(family: Family, path: Path, expert: str | None = None) -> dict[str, Tensor]:
-    """ΔW of each module as diffusers' own loader applies it, float64, by module path."""
-    return {
-        name: scale * (b.double() @ a.double()) for name, (a, b, scale) in read_factors(family, path, expert).items()
-    }
-
-
-def read_factors(family: Family, path: Path, expert: str | None = None) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """A, B and scale of each module as diffusers' own loader reads them, by module path.
-
-    The loader runs on a model of the same shape whose weights are one shared zero, so only the adapter takes memory.
-    """
-    import torch
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from torch.nn import Parameter
-
-    net, zero = family.skeleton(expert), torch.zeros(())
-    for module in net.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, Parameter(zero.expand(parameter.shape), requires_grad=False))
-    read_lora(family, net, path, "read")
-    out = {}
-    for name, module in net.named_modules():
-        if isinstance(module, BaseTunerLayer) and "read" in module.lora_A:
-            a, b = (getattr(module, part)["read"].weight.detach() for part in ("lora_A", "lora_B"))
-            out[name] = (a, b, module.scaling["read"])
-    return out
-
-
-def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> None:
-    """Read a LoRA file into a network as ``load_lora_weights`` does, its metadata (an alpha, say) included."""
-    loader = family.pipeline_class()
-    state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
-    loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.families.find import fingerprint, read_config
 from videotune.families.loading import load_model
-from videotune.families.wan_nets import clip_numbers, encoded, full_name, isolate_frames, native, stand_in
+from videotune.families.wan_nets import TARGETS, clip_numbers, encoded, full_name, isolate_frames, native, stand_in
 from videotune.families.wan_tiny import VARIANTS, oracle, tiny
 from videotune.types import Batch, ClipShape, Condition, Expert, FamilySpec, Moments, SampleRequest, VideoRules
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 __all__ = ["SPEC", "VARIANTS", "native", "open_family", "oracle", "read_spec", "tiny", "token_lengths"]
-
-ATTENTION = (r"blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)",)
-FEED_FORWARD = (r"blocks\.\d+\.ffn\.(net\.0\.proj|net\.2)",)
 
 SIZES = {(1536, 30): "1.3B", (3072, 30): "5B", (5120, 40): "14B"}
 """(width, blocks) of the published transformers."""
@@ -48,7 +45,7 @@ SPEC = FamilySpec(
     given="none",
     experts=(Expert("transformer"),),
     blocks=("blocks",),
-    lora_targets={"attention": ATTENTION, "linear": ATTENTION + FEED_FORWARD},
+    lora_targets=TARGETS,
     default_resolution=480,
     timestep_distribution="LOGIT_NORMAL",
     timestep_shift=3.0,

@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+_ATTENTION, _FEED_FORWARD = r"(to_q|to_k|to_v|to_out\.0)", r"blocks\.\d+\.ffn\.(net\.0\.proj|net\.2)"
+
+TARGETS = {
+    "attention": (rf"blocks\.\d+\.attn[12]\.{_ATTENTION}",),
+    "self_attention": (rf"blocks\.\d+\.attn1\.{_ATTENTION}",),
+    "cross_attention": (rf"blocks\.\d+\.attn2\.{_ATTENTION}",),
+    "feed_forward": (_FEED_FORWARD,),
+    "linear": (rf"blocks\.\d+\.attn[12]\.{_ATTENTION}", _FEED_FORWARD),
+    "all": (r"blocks\..+",),  # of image-to-video also the projections of what CLIP sees
+}
+"""The named sets of ``lora.targets``."""
+
 
 def stand_in(
     nets: Mapping[str, nn.Module], name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device

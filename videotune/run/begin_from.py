@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from videotune.adapters.kinds import ZERO, by_module, kind_of
+from videotune.adapters.lora import LoraSettings
 from videotune.errors import VideotuneError
-from videotune.export.lora import read_factors
+from videotune.export.read import read_parts
 from videotune.run.bench import Bench, put_weights
 from videotune.run.console import say
 from videotune.run.experts import of_expert, prefix
@@ -38,9 +41,8 @@ def begin_from(source: Path, family: Family, bench: Bench, config: Config) -> No
 def _begin_one(source: Path, family: Family, name: str, learner: Learner, config: Config) -> str:
     begin = prefix(family.spec, name)
     if config.training_method == "LORA":
-        found = factors_of_checkpoint(source, begin) if source.is_dir() else factors_of(source, family)
-        settings = lora_settings(config)
-        told = put_lora(source, found, learner.parameters, settings.rank, settings.scale)
+        found = adapter_of_checkpoint(source, begin) if source.is_dir() else adapter_of_file(source, family)
+        told = put_adapter(source, found, learner.parameters, lora_settings(config))
     elif source.is_dir():
         checkpoint = checkpoint_in(source)
         put_weights(learner.parameters, of_expert(checkpoint.load("weights"), begin), config, f"init_from: {source}")
@@ -55,39 +57,62 @@ def _begin_one(source: Path, family: Family, name: str, learner: Learner, config
     return told
 
 
-Factors = tuple["Tensor", "Tensor", float]
-"""A (rank, in), B (out, rank) and what B A is multiplied by."""
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter to begin with: its kind, the tensors of each module by PEFT's names, and what its update is scaled by."""
+
+    kind: str
+    parts: Mapping[str, Mapping[str, Tensor]]
+    scales: Mapping[str, float]
 
 
-def put_lora(
-    source: Path, found: Mapping[str, Factors], parameters: Mapping[str, nn.Parameter], rank: int, scale: float
-) -> str:
-    """Copy the factors of each module into ours, so that ΔW is theirs; says how much was taken.
+def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parameter], settings: LoraSettings) -> str:
+    """Copy the tensors of each module into ours, so that ΔW is theirs; says how much was taken.
 
-    Those of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
-    VideotuneError where they have a higher rank, another size, or are of modules that do not train.
+    Factors A and B of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
+    VideotuneError where they are of another kind, have a higher rank, another size, or are of modules that do not train.
     """
-    import torch
-
-    paths = {name.removesuffix(".lora_A.weight") for name in parameters if name.endswith(".lora_A.weight")}
-    odd = sorted(set(found) - paths)
+    if found.kind != settings.variant:
+        raise VideotuneError(f"init_from: {source} is {found.kind}, and lora.variant is {settings.variant}")
+    ours = by_module(parameters)
+    odd = sorted(set(found.parts) - set(ours))
     if odd:
         raise VideotuneError(
             f"init_from: {source} changes {len(odd)} modules that do not train here, such as {odd[0]}: set lora.targets so "
             "that they do"
         )
-    for path, (a, b, theirs) in found.items():
-        to_a, to_b = parameters[f"{path}.lora_A.weight"].data, parameters[f"{path}.lora_B.weight"].data
+    for path, parts in found.parts.items():
+        refuse_shapes(source, path, parts, ours[path], settings.rank)
+        for part, value in parts.items():
+            target = ours[path][part].data
+            if part in ZERO and part != "oft_R":
+                value = value * (found.scales[path] / settings.scale)
+            if part == "lora_A":
+                target[: len(value)].copy_(value)
+            elif part == "lora_B":
+                target.zero_()
+                target[:, : value.shape[1]].copy_(value)
+            else:
+                target.copy_(value)
+    rest = len(ours) - len(found.parts)
+    return f"{len(found.parts)} modules" + (f"; {rest} others begin at zero" if rest else "")
+
+
+def refuse_shapes(source: Path, path: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], rank: int) -> None:
+    """Raise VideotuneError where a module's tensors have no place in ours."""
+    if "lora_A" in theirs:
+        a, b = theirs["lora_A"], theirs["lora_B"]
         if a.shape[0] > rank:
             raise VideotuneError(f"init_from: {source} has rank {a.shape[0]} in {path}: set lora.rank to it, or higher")
-        if a.shape[1] != to_a.shape[1] or b.shape[0] != to_b.shape[0]:
+        if a.shape[1] != ours["lora_A"].shape[1] or b.shape[0] != ours["lora_B"].shape[0]:
             raise VideotuneError(f"init_from: {source} was made for another base: {path} differs in size")
-        with torch.no_grad():
-            to_a[: a.shape[0]].copy_(a)
-            to_b.zero_()
-            to_b[:, : a.shape[0]].copy_(b * (theirs / scale))
-    rest = len(paths) - len(found)
-    return f"{len(found)} modules" + (f"; {rest} others begin at zero" if rest else "")
+        return
+    if {name: x.shape for name, x in theirs.items()} != {name: x.shape for name, x in ours.items()}:
+        shapes = [", ".join(f"{name} {tuple(x.shape)}" for name, x in sorted(each.items())) for each in (theirs, ours)]
+        raise VideotuneError(
+            f"init_from: {source} has {shapes[0]} in {path}, and here it is {shapes[1]}: set lora.rank as it was there, "
+            "on the same base"
+        )
 
 
 def checkpoint_in(source: Path) -> Checkpoint:
@@ -101,27 +126,33 @@ def checkpoint_in(source: Path) -> Checkpoint:
     return checkpoint
 
 
-def factors_of_checkpoint(source: Path, begin: str = "") -> dict[str, Factors]:
-    """A, B and scale of each module in a run's checkpoint, of names that ``begin`` so; its alpha may be another than ours.
+def adapter_of_checkpoint(source: Path, begin: str = "") -> Adapter:
+    """The adapter in a run's checkpoint, of names that ``begin`` so; its alpha may be another than ours.
 
-    Raises VideotuneError where it holds no LoRA.
+    Raises VideotuneError where it holds none.
     """
     checkpoint = checkpoint_in(source)
     scale, weights = checkpoint.state().get("lora_scale"), of_expert(checkpoint.load("weights"), begin)
-    if scale is None:
+    kind = kind_of(weights)
+    if scale is None or kind is None:
         raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
-    paths = sorted(name.removesuffix(".lora_A.weight") for name in weights if name.endswith(".lora_A.weight"))
-    return {path: (weights[f"{path}.lora_A.weight"], weights[f"{path}.lora_B.weight"], scale) for path in paths}
+    parts = by_module(weights)
+    return Adapter(kind, parts, dict.fromkeys(parts, float(scale)))
 
 
-def factors_of(source: Path, family: Family) -> dict[str, Factors]:
-    """A, B and scale of each module of a LoRA file in any form that diffusers reads.
+def adapter_of_file(source: Path, family: Family) -> Adapter:
+    """The adapter in a LoRA file of any form that diffusers reads, or in one of our own exports of another kind.
 
     Raises VideotuneError where the file is missing, or no LoRA of this family.
     """
     if not source.is_file():
         raise VideotuneError(f"init_from: no such file or folder: {source}")
     try:
-        return read_factors(family, source)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:  # each of diffusers' ways to say no
+        parts, scales = read_parts(family, source)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # each of their ways to say no
         raise VideotuneError(f"init_from: {source} is no LoRA of {family.spec.title}: {str(error)[:200]}") from error
+    names = [f"{path}.{part}" for path, own in parts.items() for part in own]
+    kind = kind_of(names)
+    if kind is None:
+        raise VideotuneError(f"init_from: {source} is no LoRA of {family.spec.title}: it changes none of its modules")
+    return Adapter(kind, parts, scales)

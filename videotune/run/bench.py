@@ -144,7 +144,7 @@ def make_learner(net: nn.Module, family: Family, config: Config, name: str, rota
 def attach(net: nn.Module, spec: FamilySpec, config: Config) -> dict[str, nn.Parameter]:
     """Make trainable what the method trains; the parameters by name, in the network's own dtypes."""
     if config.training_method == "FINE_TUNE":
-        return add_full(net)
+        return add_full(net, config.transformer.layers)
     return add_lora(net, spec, lora_settings(config), config.seed)
 
 

@@ -1,4 +1,4 @@
-"""``export``: a run's LoRA in the formats that others read, each read back before it is called done."""
+"""``export``: a run's adapter in the formats that others read, or merged; each read back before it is called done."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from videotune import __version__
 from videotune.config.resolve import Resolved, resolve
 from videotune.errors import DONE, VideotuneError
+from videotune.export.formats import CONFIG, refuse_format
 from videotune.export.full import export_full
 from videotune.export.lora import Exported, export_lora
-from videotune.families.find import part_files, place, spec_for
+from videotune.export.merge import export_merged
+from videotune.families.find import expert_part, part_files, place, spec_for
 from videotune.files import read_json, write_json
 from videotune.report.html import write_report
 from videotune.run.experts import of_expert, prefix, trained
@@ -31,8 +33,13 @@ def exactly(error: float) -> str:
     return f"within {error:.0e}" if error else "the same to the bit"
 
 
-def export(run: Path, formats: Sequence[str] = (), step: int | None = None, out: Path | None = None) -> int:
-    """Export a checkpoint of a run (the newest, or the one of ``step``)."""
+def export(
+    run: Path, formats: Sequence[str] = (), step: int | None = None, out: Path | None = None, merge: bool = False
+) -> int:
+    """Export a checkpoint of a run (the newest, or the one of ``step``); ``merge``: as a model that needs no adapter.
+
+    Raises VideotuneError where there is nothing to merge, or a format is named for it.
+    """
     settings = run_settings(run)
     base = place(settings["base_model_name"], weights=False)
     spec = spec_for(settings["family"], base)
@@ -40,7 +47,12 @@ def export(run: Path, formats: Sequence[str] = (), step: int | None = None, out:
     checkpoint = pick(run, step)
     family = open_models(spec, base, resolved.config)
     state = checkpoint.load("ema" if checkpoint.has_ema else "weights")
-    for done in export_run(run, family, state, checkpoint.step, resolved, formats, out):
+    if merge:
+        refuse_merge(resolved.config, formats)
+        written = [merge_run(run, family, state, checkpoint.step, resolved, out)]
+    else:
+        written = export_run(run, family, state, checkpoint.step, resolved, formats, out)
+    for done in written:
         print(
             f"{done.format}: {done.path}  ({done.modules} parts, read back by {done.reader}: {exactly(done.max_error)})"
         )
@@ -61,9 +73,16 @@ def check_formats(config: Config, family: Family) -> None:
             raise VideotuneError(
                 f"output_model_format: a fine-tuned model is written as a diffusers folder, not {name!r}"
             )
-        if name not in family.key_maps():
-            known = ", ".join(sorted(family.key_maps()))
-            raise VideotuneError(f"output_model_format: {family.spec.title} has {known}, not {name!r}")
+        if not whole:
+            refuse_format(family, config.lora.variant, name)
+
+
+def refuse_merge(config: Config, formats: Sequence[str]) -> None:
+    """Raise VideotuneError where a run has no adapter, or --merge stands beside a format."""
+    if config.training_method == "FINE_TUNE":
+        raise VideotuneError("--merge: a fine-tuned model has no adapter; its export is whole already")
+    if formats:
+        raise VideotuneError("--merge writes a folder in diffusers layout: it goes without --format")
 
 
 def export_run(
@@ -78,27 +97,56 @@ def export_run(
     """Write each format, a file for each expert that was trained, and the list of them into ``exports.json``."""
     config = resolved.config
     wanted = list(formats) or named_formats(config.output_model_format)
-    folder = out or Path(config.output_model_destination or run / "export")
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
+    folder, name = _place(run, config, out)
     done = []
     for format in wanted:
         for expert in trained(family.spec, config):
             own = of_expert(state, prefix(family.spec, expert))
             ending = ("" if format == "diffusers" else f"-{format}") + family.export_suffix(expert)
             path = folder / f"{name}-step-{step}{ending}"
-            facts = _facts(run, family, step, resolved, expert)
+            facts = _facts(run, family, step, resolved, expert) | _use(run, family, config, expert, format)
             if config.training_method == "FINE_TUNE":
                 done.append(export_full(family, expert, own, _folder(family, resolved), path, facts))
                 continue
             scale = lora_settings(config).scale
             file = path.with_name(f"{path.name}.safetensors")
             done.append(export_lora(family, format, own, scale, file, facts, expert))
+    _list(run, done)
+    return done
+
+
+def merge_run(
+    run: Path, family: Family, state: Mapping[str, Tensor], step: int, resolved: Resolved, out: Path | None = None
+) -> Exported:
+    """Write the base model with the run's adapters, of all experts that were trained, in its weights."""
+    config, spec = resolved.config, family.spec
+    folder, name = _place(run, config, out)
+    experts = trained(spec, config)
+    facts = _facts(run, family, step, resolved, experts[0]) | {
+        **({"expert": list(experts)} if len(spec.experts) > 1 else {}),
+        "merged": config.lora.variant,
+        "use": f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)",
+    }
+    adapters = {expert: of_expert(state, prefix(spec, expert)) for expert in experts}
+    scale, base = lora_settings(config).scale, _folder(family, resolved)
+    done = export_merged(family, adapters, scale, base, folder / f"{name}-step-{step}-merged", facts)
+    _list(run, [done])
+    return done
+
+
+def _place(run: Path, config: Config, out: Path | None) -> tuple[Path, str]:
+    """The folder of a run's exports, and what their names begin with."""
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
+    return out or Path(config.output_model_destination or run / "export"), name
+
+
+def _list(run: Path, done: Sequence[Exported]) -> None:
+    """Put what was written into exports.json, in the place of what lay there before."""
     listed = run / "exports.json"
     before = read_json(listed) if listed.is_file() else []
     new = [exported.to_json(run) for exported in done]
     paths = {line["path"] for line in new}
     write_json(listed, [line for line in before if line["path"] not in paths] + new)
-    return done
 
 
 def _folder(family: Family, resolved: Resolved) -> Path:
@@ -112,10 +160,9 @@ def _facts(run: Path, family: Family, step: int, resolved: Resolved, expert: str
     config, kept = resolved.config, read_run_config(run)
     plan, file = read_json(run / "plan.json"), config.transformer.file
     files = [Path(one).name for one in ([file] if isinstance(file, str) else file or []) if one]
-    base = Path(kept["base"]["name"]).name if Path(kept["base"]["name"]).is_absolute() else kept["base"]["name"]
     return {
         "videotune": __version__,
-        "base": {**kept["base"], "name": base},  # of a local folder its name alone: the file is made to be shared
+        "base": {**kept["base"], "name": _base_name(run)},
         **({"transformer_file": files} if files else {}),
         "data": kept["data"],
         "step": step,
@@ -127,15 +174,34 @@ def _facts(run: Path, family: Family, step: int, resolved: Resolved, expert: str
         "buckets": [bucket["shape"] for bucket in plan["buckets"]],
         "ema": config.ema.decay,
         **({"expert": expert} if len(family.spec.experts) > 1 else {}),
-        **_use(family, config, base, expert),
     }
 
 
-def _use(family: Family, config: Config, base: str, expert: str) -> dict[str, Any]:
+def _base_name(run: Path) -> str:
+    """The base model's name; of a local folder its last part alone: the file is made to be shared."""
+    name: str = read_run_config(run)["base"]["name"]
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def _use(run: Path, family: Family, config: Config, expert: str, format: str) -> dict[str, Any]:
     """How the file is used, in code, and what of it a reader might ask."""
-    pipeline = family.pipeline_class().__name__
+    pipeline, kind = family.pipeline_class().__name__, config.lora.variant
     if config.training_method == "FINE_TUNE":
         return {"use": f"pipe = {pipeline}.from_pretrained(THIS_FOLDER)"}
-    second = ", load_into_transformer_2=True" if expert != family.spec.experts[0].name else ""
-    use = f"pipe = {pipeline}.from_pretrained({base!r}); pipe.load_lora_weights(THIS_FILE{second})"
-    return {"rank": config.lora.rank, "alpha": "baked into lora_B", "use": use}
+    begin = f"pipe = {pipeline}.from_pretrained({_base_name(run)!r}); "
+    if kind in ("LORA", "DORA"):
+        second = ", load_into_transformer_2=True" if expert != family.spec.experts[0].name else ""
+        use = f"{begin}pipe.load_lora_weights(THIS_FILE{second})"
+    elif format == "comfyui":
+        use = "a LoRA loader of ComfyUI, for the model alone"
+    else:
+        net = f"pipe.{expert_part(family.spec, expert)}"
+        use = (
+            f"import json, peft, safetensors.torch; {begin}head = safetensors.safe_open(THIS_FILE, 'pt').metadata(); "
+            f"{net}.add_adapter(peft.get_peft_config(json.loads(head['{CONFIG}']))); "
+            f"peft.set_peft_model_state_dict({net}, safetensors.torch.load_file(THIS_FILE))"
+        )
+    alpha = {"LORA": "baked into lora_B", "DORA": "baked into lora_B", "OFT": "none"}.get(
+        kind, "baked into the weights"
+    )
+    return {"variant": kind, "rank": config.lora.rank, "alpha": alpha, "use": use}

@@ -59,7 +59,7 @@ def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Fam
 def lora_settings(config: Config) -> LoraSettings:
     """The adapter's part of the config."""
     lora = config.lora
-    return LoraSettings(lora.rank, lora.alpha, lora.dropout, lora.targets)
+    return LoraSettings(lora.rank, lora.alpha, lora.dropout, lora.targets, lora.variant)
 
 
 def make_objective(spec: FamilySpec, config: Config) -> Objective:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from videotune.adapters.lora import matching
+from videotune.adapters.kinds import by_module
+from videotune.adapters.patterns import grouped
 from videotune.cache.schedule import steps_a_pass
 from videotune.config.schema import Config
 from videotune.data.account import totals
@@ -16,6 +18,10 @@ from videotune.run.experts import trained
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
 from videotune.run.previews import prompts_of
 from videotune.run.takes import captions_of, takes_of
+from videotune.types import FamilySpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def plan(words: Words, *, as_json: bool = False, allow_skips: str | None = None) -> int:
@@ -71,23 +77,40 @@ def make_plan(job: Job) -> dict[str, Any]:
     }
 
 
-def adapter_size(job: Job) -> dict[str, int] | None:
-    """Modules and parameters that would train, of all experts that do; None where no base model is named."""
+def adapter_size(job: Job) -> dict[str, Any] | None:
+    """Modules and parameters that would train, of all experts that do; None where no base model is named.
+
+    ``groups``: how many of each kind there are in one expert, a block's number written as *.
+    """
     if job.base is None:
         return None
     import torch
 
     net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
-    modules, experts = dict(net.named_modules()), len(trained(job.spec, job.config))
-    if job.config.training_method == "FINE_TUNE":
-        own = [module for module in modules.values() if any(True for _ in module.parameters(recurse=False))]
-        return {"modules": experts * len(own), "parameters": experts * sum(p.numel() for p in net.parameters())}
-    paths = matching(net, job.spec, job.config.lora.targets)
-    sides = [modules[path].in_features + modules[path].out_features for path in paths]
-    return {"modules": experts * len(paths), "parameters": experts * job.config.lora.rank * sum(sides)}
+    own, experts = what_trains(net, job.spec, job.config), len(trained(job.spec, job.config))
+    paths = list(by_module(own)) or list(dict.fromkeys(name.rpartition(".")[0] for name in own))
+    count = sum(value.numel() for value in own.values())
+    return {"modules": experts * len(paths), "parameters": experts * count, "groups": grouped(paths)}
 
 
-def disk(job: Job, adapter: dict[str, int] | None) -> dict[str, int]:
+def what_trains(net: nn.Module, spec: FamilySpec, config: Config) -> Mapping[str, nn.Parameter]:
+    """What would train of a skeleton, by name, without memory; an adapter is put into it.
+
+    Raises VideotuneError where the config names nothing, or an adapter that does not fit.
+    """
+    import torch
+
+    from videotune.adapters.full import add_full
+    from videotune.adapters.lora import inject
+    from videotune.run.models import lora_settings
+
+    if config.training_method == "FINE_TUNE":
+        return add_full(net, config.transformer.layers)
+    with torch.device("meta"):  # PEFT itself says how much there is, without a number drawn
+        return inject(net, spec, lora_settings(config))
+
+
+def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
     spec, noisy = job.spec, job.spec.image_noise
     views = {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}
@@ -147,7 +170,12 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     )
     print(f"  {views['advice']}")
     if facts["adapter"]:
-        print(f"adapter: {facts['adapter']['parameters']:,} parameters in {facts['adapter']['modules']} modules")
+        whole = job.config.training_method == "FINE_TUNE"
+        what = "weights" if whole else "adapter" if job.config.lora.variant == "LORA" else job.config.lora.variant
+        print(f"{what}: {facts['adapter']['parameters']:,} parameters in {facts['adapter']['modules']} modules")
+        if not whole or job.config.transformer.layers is not None:
+            groups = [f"{count} × {path}" for path, count in facts["adapter"]["groups"].items()]
+            print(f"  {', '.join(groups)}" + (" in each expert" if len(trained(job.spec, job.config)) > 1 else ""))
     if facts["experts"]:
         each, rows = facts["experts"]["each"], []
         for e in each:

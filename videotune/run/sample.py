@@ -8,7 +8,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.adapters.lora import ADAPTER
+from videotune.adapters.kinds import NOT_BY_DEGREES, kind_of
+from videotune.adapters.lora import ADAPTER, lora_parameters
 from videotune.cache.encode import to_model
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config
@@ -138,6 +139,7 @@ def open_sampler(words: SampleWords) -> Sampler:
         net = family.denoiser(name)
         adapt(name, net)
         if words.strength != 1.0 and (name in files or (words.run and name in trained(spec, config))):
+            refuse_strength(net)
             net.set_adapters([ADAPTER], [words.strength])  # type: ignore[operator]
         return net
 
@@ -159,6 +161,13 @@ def refuse(words: SampleWords) -> None:
     for path in words.loras:
         if not path.is_file():
             raise VideotuneError(f"no such LoRA file: {path}")
+
+
+def refuse_strength(net: nn.Module) -> None:
+    """VideotuneError for an adapter that acts wholly or not at all."""
+    kind = kind_of(lora_parameters(net))
+    if kind in NOT_BY_DEGREES:
+        raise VideotuneError(f"--strength: {kind} acts wholly or not at all; leave it out, or draw with --base alone")
 
 
 def refuse_images(words: SampleWords, spec: FamilySpec) -> None:
@@ -202,10 +211,10 @@ def adapter_name(words: SampleWords) -> str:
 
 
 def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
-    """A LoRA file of any form that diffusers reads, by diffusers' own loader."""
+    """A LoRA file of any form that diffusers reads, by diffusers' own loader; our own of another kind by PEFT."""
     try:
         read_lora(family, net, path, ADAPTER)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:  # each of diffusers' ways to say no
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # each of their ways to say no
         first = str(error).strip().splitlines()[:2]
         raise VideotuneError(
             f"{path} cannot be read as a LoRA of {family.spec.title}: it was made for another base, or is no LoRA file"

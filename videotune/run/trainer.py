@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from videotune.adapters.lora import matching
+from videotune.adapters.kinds import split
 from videotune.cache.batches import Source
 from videotune.cache.store import Store
 from videotune.data.account import totals
@@ -34,7 +34,7 @@ from videotune.run.models import (
     make_source,
     open_models,
 )
-from videotune.run.plan import make_plan
+from videotune.run.plan import make_plan, what_trains
 from videotune.run.previews import prompts_of, sample_settings, usual_shape
 from videotune.train.crew import Crew
 from videotune.types import Family
@@ -134,8 +134,7 @@ def prepare(
     if crew.first:
         for note in job.notes:
             say(f"note: {note}")
-    if config.training_method == "LORA":
-        matching(family.skeleton(), job.spec, config.lora.targets)
+    what_trains(family.skeleton(), job.spec, config)  # a pattern that matches nothing is said before any work
     store = Store(job.cache, KEPT_IN_MEMORY)
     pulse.tell("encoding")
     if crew.first:
@@ -208,4 +207,5 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
         return
     device, several = next(trainer.net.parameters()).device, trainer.crew.size
     where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
-    say(f"training {count:,} parameters on {where}, into {trainer.run}")
+    modules = {(split(name) or (name.rpartition(".")[0],))[0] for name in trainer.parameters}
+    say(f"training {count:,} parameters in {len(modules)} modules on {where}, into {trainer.run}")

@@ -33,7 +33,12 @@ SPEC = FamilySpec(
     given="none",
     experts=(Expert("transformer"),),
     blocks=("transformer_blocks",),
-    lora_targets={"attention": ATTENTION, "linear": ATTENTION + FEED_FORWARD},
+    lora_targets={
+        "attention": ATTENTION,
+        "feed_forward": FEED_FORWARD,
+        "linear": ATTENTION + FEED_FORWARD,
+        "all": (r"transformer_blocks\..+",),
+    },
     default_resolution=588,  # the area of 480x720
     timestep_distribution="UNIFORM",
     timestep_shift=1.0,

@@ -1,0 +1,204 @@
+"""LoRA's kin: each kind begins as the base, does what its definition says, and is shared, switched off and counted alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftType
+
+from videotune.adapters.effect import change, new_weight, rotations, updates
+from videotune.adapters.kinds import PARTS, by_module, kind_of, rank_in, side_of, split
+from videotune.adapters.lora import LoraSettings, adapter_off, add_lora, inject, load_lora, lora_parameters
+from videotune.adapters.share import share
+from videotune.errors import VideotuneError
+
+Open = Callable[..., Any]
+KINDS = pytest.mark.parametrize("kind", PARTS)
+
+
+def settings(kind: str, rank: int = 4, **more: Any) -> LoraSettings:
+    return LoraSettings(rank, None if kind == "OFT" else 1.5 * rank, targets="linear", variant=kind, **more)
+
+
+def forward(family: Any, net: torch.nn.Module) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x, text = (torch.randn(shape, generator=generator).to(family.dtype) for shape in ((1, 4, 2, 4, 4), (1, 8, 16)))
+    with torch.no_grad():
+        return net(hidden_states=x, timestep=torch.tensor([500.0]), encoder_hidden_states=text, return_dict=False)[0]
+
+
+def shaken(state: dict[str, torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
+    """As after a training: every number moved."""
+    for index, parameter in enumerate(state.values()):
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+    return state
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_kind_begins_as_the_base_model_exactly(kind: str, dtype: torch.dtype, tiny_family: Open) -> None:
+    family = tiny_family("wan", dtype)
+    net = family.denoiser()
+    state = add_lora(net, family.spec, settings(kind), seed=0)
+    assert torch.equal(forward(family, net), forward(family, family.denoiser()))
+    assert {parameter.dtype for parameter in state.values()} == {torch.float32}
+    assert {parameter for parameter in net.parameters() if parameter.requires_grad} == set(state.values())
+    assert type(net) is type(family.denoiser()), "no wrapper around it"
+
+
+@KINDS
+def test_each_kind_does_what_its_definition_says(kind: str, tiny_family: Open) -> None:
+    """Against a model whose weights were changed as ``new_weight`` says."""
+    family = tiny_family("wan")
+    net, merged = family.denoiser(), family.denoiser()
+    scale = settings(kind).scale
+    state = shaken(add_lora(net, family.spec, settings(kind), seed=0))
+    for path, parts in by_module(state).items():
+        weight = merged.get_submodule(path).weight
+        weight.data = new_weight(weight, parts, scale).float()
+    torch.testing.assert_close(forward(family, net), forward(family, merged), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(forward(family, net), forward(family, family.denoiser()), atol=1e-3)
+
+
+@KINDS
+def test_updates_are_what_peft_merges(kind: str, tiny_family: Open) -> None:
+    """PEFT's own merging of a layer, an independent road to the same weight."""
+    family = tiny_family("wan")
+    net = family.denoiser()
+    state = shaken(add_lora(net, family.spec, settings(kind), seed=0))
+    for path, parts in by_module(state).items():
+        layer = net.get_submodule(path)
+        ours = new_weight(layer.base_layer.weight, parts, settings(kind).scale)
+        layer.merge()
+        torch.testing.assert_close(layer.base_layer.weight.double(), ours, rtol=1e-5, atol=1e-5)
+
+
+@KINDS
+def test_off_it_is_the_base_and_on_again_as_before(kind: str, tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    net = family.denoiser()
+    state = shaken(add_lora(net, family.spec, settings(kind), seed=0))
+    on = forward(family, net)
+    with adapter_off(net):
+        assert torch.equal(forward(family, net), forward(family, family.denoiser()))
+    assert torch.equal(forward(family, net), on)
+    assert all(parameter.requires_grad for parameter in state.values())
+
+
+@KINDS
+def test_another_network_computes_with_the_same_parameters(kind: str, tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    net, other = family.denoiser(), family.denoiser()
+    state = shaken(add_lora(net, family.spec, settings(kind), seed=0))
+    add_lora(other, family.spec, settings(kind), seed=9)
+    share(other, state)
+    assert all(lora_parameters(other)[name] is parameter for name, parameter in state.items())
+    assert torch.equal(forward(family, other), forward(family, net))
+
+
+@KINDS
+def test_the_start_belongs_to_the_names_and_the_seed(kind: str, tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    few = LoraSettings(4, None, targets=["attn1.to_q"], variant=kind)
+    one = add_lora(family.denoiser(), family.spec, few, seed=3)
+    torch.rand(10)
+    many, other = (add_lora(family.denoiser(), family.spec, settings(kind), seed=seed) for seed in (3, 4))
+    assert set(one) < set(many)
+    assert all(torch.equal(value, many[name]) for name, value in one.items())
+    differs = {split(name)[1] for name in many if not torch.equal(many[name], other[name])}  # type: ignore[index]
+    drawn = {"LORA": {"lora_A"}, "DORA": {"lora_A"}, "LOHA": {"hada_w1_a", "hada_w1_b", "hada_w2_a"}}
+    assert differs == drawn.get(kind, {"lokr_w2", "lokr_w2_a", "lokr_w2_b"} & differs)
+    assert (kind == "OFT") == (not differs)
+
+
+@KINDS
+def test_names_tell_the_kind_and_hold_no_adapter_s_name(kind: str, tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    state = add_lora(family.denoiser(), family.spec, settings(kind), seed=0)
+    assert kind_of(state) == kind
+    assert kind_of(["blocks.0.attn1.to_q.weight"]) is None
+    assert not any("default" in name for name in state)
+    assert {place[0] for name in state if (place := split(name))} == set(by_module(state))
+    again = add_lora(family.denoiser(), family.spec, settings(kind), seed=1)
+    load_lora(again, shaken(state), "x")
+    assert all(torch.equal(again[name], state[name]) for name in state)
+    assert set(updates(state, 1.0)) >= set(by_module(state))
+
+
+@KINDS
+def test_a_rank_that_is_read_from_shapes_makes_the_same_shapes(kind: str, tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    for rank in (2, 4, 8):
+        state = add_lora(family.denoiser(), family.spec, settings(kind, rank), seed=0)
+        again = inject(family.denoiser(), family.spec, settings(kind, rank_in(state)))
+        assert {name: value.shape for name, value in again.items()} == {name: v.shape for name, v in state.items()}
+
+
+def test_what_rank_means(tiny_family: Open) -> None:
+    """LoHa's update has up to rank² dimensions, LoKr's larger factor rank, OFT turns rank inputs together."""
+    family = tiny_family("wan")
+
+    def of(kind: str, rank: int) -> dict[str, torch.Tensor]:
+        state = add_lora(family.denoiser(), family.spec, LoraSettings(rank, variant=kind), seed=0)
+        return by_module(shaken(state))["blocks.0.attn1.to_q"]
+
+    loha, lokr, oft = of("LOHA", 3), of("LOKR", 2), of("OFT", 6)
+    assert torch.linalg.matrix_rank(change(loha, 1.0)) == 9
+    assert set(lokr) == {"lokr_w1", "lokr_w2_a", "lokr_w2_b"}
+    assert torch.linalg.matrix_rank(lokr["lokr_w2_a"] @ lokr["lokr_w2_b"]) == 2
+    assert set(of("LOKR", 3)) == {"lokr_w1", "lokr_w2"}, "from half its side up the factor is whole"
+    assert oft["oft_R"].shape == (24 // 6, 6 * 5 // 2)
+    outside = torch.block_diag(*[torch.ones(6, 6)] * 4) == 0
+    assert not change(oft, 1.0)[outside].any()
+
+
+def test_rotations_keep_lengths_to_the_fourth_order() -> None:
+    numbers = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    for size, tolerance in ((0.01, 1e-6), (0.1, 1e-2)):
+        turned = rotations(size * numbers)
+        torch.testing.assert_close(
+            turned @ turned.transpose(1, 2), torch.eye(4).double().expand(3, 4, 4), rtol=0, atol=tolerance
+        )
+    assert side_of(6) == 4
+    with pytest.raises(VideotuneError, match="no rotation has 7 numbers"):
+        side_of(7)
+
+
+def test_rotations_that_do_not_cover_the_inputs_are_refused(tiny_family: Open) -> None:
+    """PEFT would take another size with a warning."""
+    family = tiny_family("wan")
+    with pytest.raises(
+        VideotuneError, match=r"OFT turns 5 inputs at a time, and blocks\.0\..* has 24; take one of .*6"
+    ):
+        inject(family.denoiser(), family.spec, LoraSettings(5, variant="OFT"))
+
+
+@pytest.mark.parametrize("kind", ["LORA", "DORA", "LOHA", "LOKR"])
+def test_dropout_is_on_while_training_alone_and_keeps_the_mean(kind: str, tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    net = family.denoiser()
+    shaken(add_lora(net, family.spec, settings(kind, dropout=0.5), seed=0))
+    layer = net.get_submodule("blocks.0.attn1.to_q")
+    x = torch.randn(2, 24, generator=torch.Generator().manual_seed(1))
+    base, plain = layer.base_layer(x), layer.eval()(x)
+    layer.train()
+    torch.manual_seed(0)
+    first = layer(x)
+    torch.manual_seed(0)
+    assert torch.equal(layer(x), first), "the draws are those of the seed"
+    mean = torch.stack([layer(x) for _ in range(3000)]).mean(dim=0)
+    assert not torch.allclose(first, plain)
+    if kind in ("LORA", "LOHA", "LOKR"):
+        torch.testing.assert_close(mean - base, plain - base, rtol=0.2, atol=0.05)
+    assert torch.equal(layer.eval()(x), plain)
+
+
+def test_every_kind_is_one_of_peft_s(tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    for kind in PARTS:
+        net = family.denoiser()
+        add_lora(net, family.spec, settings(kind), seed=0)
+        config = net.peft_config["default"]
+        assert config.peft_type == PeftType["LORA" if kind == "DORA" else kind]
+        assert getattr(config, "use_dora", False) == (kind == "DORA")

@@ -1,0 +1,93 @@
+"""How a trained adapter is written: which formats a kind of adapter has, and its tensors under their names.
+
+The scale alpha / rank is multiplied into one tensor, and no file says an alpha that differs from its rank: every reader
+then applies the update as it was trained, whatever it assumes of alpha.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
+from videotune.errors import VideotuneError
+from videotune.types import Family
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG = "adapter_config"
+"""The key of a file's header under which PEFT's settings stand, as JSON; only kinds that diffusers does not read have it."""
+
+WHY_NOT = {
+    ("DORA", "comfyui"): "ComfyUI divides DoRA's weights by another norm than it was trained with",
+    ("LOHA", "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone",
+    ("LOKR", "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone for video models",
+    ("OFT", "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone",
+    ("OFT", "comfyui"): "ComfyUI's OFT turns a weight's outputs and PEFT's its inputs",
+}
+
+
+def formats_of(family: Family, kind: str) -> tuple[str, ...]:
+    """The formats in which an adapter of this kind can be written for this family."""
+    known = tuple(sorted(family.key_maps()))
+    if kind == "LORA":
+        return known
+    if kind == "DORA":
+        return tuple(name for name in known if name == "diffusers")
+    own = [name for name in known if name == "comfyui"] if kind in ("LOHA", "LOKR") else []
+    return (*own, "peft")
+
+
+def refuse_format(family: Family, kind: str, name: str) -> None:
+    """Raise VideotuneError for a format that this kind of adapter or this family does not have, with the reason."""
+    known = formats_of(family, kind)
+    if name in known:
+        return
+    what = family.spec.title if kind == "LORA" else f"{kind} for {family.spec.title}"
+    why = f": {WHY_NOT[kind, name]}. `videotune export RUN --merge` serves everyone" if (kind, name) in WHY_NOT else ""
+    raise VideotuneError(f"output_model_format: {what} has {', '.join(known)}, not {name!r}{why}")
+
+
+def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The adapter under the format's names, the scale multiplied into it.
+
+    Raises VideotuneError for a format that there is not, and for an adapter that is NaN or does nothing.
+    """
+    kind = kind_of(state)
+    assert kind is not None, "no adapter"
+    refuse_format(family, kind, format)
+    if any(not bool(value.isfinite().all()) for value in state.values()):
+        raise VideotuneError("the adapter holds NaN or infinite weights: it is not exported")
+    places = {name: place for name in state if (place := split(name))}
+    if not any(bool(state[name].any()) for name, (_, part) in places.items() if part in ZERO):
+        raise VideotuneError(
+            "the adapter is zero, so it changes nothing: it is not exported (did the run train any step?)"
+        )
+    rename = family.key_maps().get(format, lambda path: path)
+    out = {}
+    for name, (path, part) in places.items():
+        value = state[name].detach().cpu().float() * (scale if part in ZERO and part != "oft_R" else 1.0)
+        weight = ".weight" if name.endswith(".weight") and part != "lora_magnitude_vector" else ""  # as PEFT saves it
+        out[f"{rename(path)}.{part}{weight}"] = value.contiguous()
+    return out
+
+
+def header(state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, str]:
+    """What stands in the file's head: our own facts, and PEFT's settings of a kind that diffusers does not read."""
+    words = {"format": "pt", "videotune": json.dumps(dict(facts), ensure_ascii=False)}
+    kind = kind_of(state)
+    if kind in ("LOHA", "LOKR", "OFT"):
+        words[CONFIG] = json.dumps(said(peft_config(kind, rank_in(state), 1.0, 0.0, sorted(by_module(state)))))
+    return words
+
+
+def said(config: Any) -> dict[str, Any]:
+    """PEFT's settings, those alone that are not PEFT's defaults."""
+    plain, mine = type(config)().to_dict(), config.to_dict()
+    kept = {key: value for key, value in mine.items() if key not in plain or value != plain[key]}
+    return {key: sorted(value) if isinstance(value, set) else value for key, value in kept.items()} | {
+        "peft_type": config.peft_type.value,
+        "target_modules": sorted(config.target_modules),
+    }

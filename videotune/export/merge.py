@@ -1,0 +1,133 @@
+"""The base model with an adapter worked into its weights: a folder in diffusers layout that needs no adapter any more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.adapters.effect import new_weight
+from videotune.adapters.kinds import by_module
+from videotune.errors import VideotuneError
+from videotune.export.full import all_but, link
+from videotune.export.lora import Exported
+from videotune.families.find import expert_part
+from videotune.families.parts import headers, weight_files
+from videotune.files import write_json
+from videotune.types import Family
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a tensor lies in a file: its first byte and how many there are."""
+
+    start: int
+    length: int
+
+
+def export_merged(
+    family: Family,
+    adapters: Mapping[str, Mapping[str, Tensor]],
+    scale: float,
+    base: Path,
+    folder: Path,
+    facts: Mapping[str, Any],
+) -> Exported:
+    """Write the model with the adapter of each expert in its weights, all else as in ``base``, and read them back.
+
+    A weight becomes what the adapter makes of it, calculated in float64 and rounded once to the dtype that it has in the
+    base's file. One tensor at a time is in memory. Raises VideotuneError for NaN, for modules that the base lacks, and
+    where a weight reads back as something else.
+    """
+    for state in adapters.values():
+        if any(not bool(value.isfinite().all()) for value in state.values()):
+            raise VideotuneError("the adapter holds NaN or infinite weights: it is not merged")
+    names = {expert_part(family.spec, expert): state for expert, state in adapters.items()}
+    aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        shutil.copytree(base, aside, copy_function=link, ignore=all_but(*names), dirs_exist_ok=True)
+        count = sum(merge_part(base / part, state, scale, aside / part) for part, state in names.items())
+        write_json(aside / "videotune.json", dict(facts))
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return Exported("merged", folder, count, 0.0, "safetensors")
+
+
+def merge_part(base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
+    """Copy a part of the model and change the weights that the adapter has modules for; how many these are."""
+    modules = {f"{path}.weight": parts for path, parts in by_module(state).items()}
+    files = weight_files(base)
+    absent = sorted(set(modules) - set(headers(files)))
+    if absent:
+        raise VideotuneError(
+            f"{base} has no weight called {absent[0]}: its tensors have their authors' names. Save the model in diffusers "
+            "layout first (from_single_file, then save_pretrained), and name that as base_model_name"
+        )
+    folder.mkdir(parents=True)
+    for entry in sorted(base.iterdir()):
+        if entry.is_file() and not entry.name.startswith("."):
+            changed = entry in files and not set(modules).isdisjoint(headers([entry]))
+            (shutil.copyfile if changed else link)(os.path.realpath(entry), str(folder / entry.name))
+    for file in files:
+        merge_file(file, modules, scale, folder / file.name)
+    return len(modules)
+
+
+def merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: float, target: Path) -> None:
+    """Write the new weights over the old ones in a copy of a file, whose head stays as it is, and read them back."""
+    from safetensors import safe_open
+
+    spans, written = spans_of(base), {}
+    mine = [name for name in modules if name in spans]
+    if not mine:
+        return
+    with safe_open(base, "pt") as old, target.open("r+b") as new:
+        for name in mine:
+            own = old.get_tensor(name)
+            weight = new_weight(own, modules[name], scale).to(own.dtype).contiguous()
+            if not bool(weight.isfinite().all()):
+                raise VideotuneError(f"{name} is too large for the base's {own.dtype} after merging: not exported")
+            data = raw(weight)
+            assert len(data) == spans[name].length, name
+            new.seek(spans[name].start)
+            new.write(data)
+            written[name] = hashlib.blake2b(data).digest()
+        new.flush()
+        os.fsync(new.fileno())
+    with safe_open(target, "pt") as back:
+        for name, digest in written.items():
+            if hashlib.blake2b(raw(back.get_tensor(name))).digest() != digest:
+                raise VideotuneError(f"{target}: {name} reads back as something else: not exported")
+
+
+def spans_of(path: Path) -> dict[str, Span]:
+    """Where each tensor of a safetensors file lies: a length of 8 bytes, a head of JSON, and the tensors' bytes."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        head: dict[str, Any] = json.loads(file.read(length))
+    return {
+        name: Span(8 + length + tensor["data_offsets"][0], tensor["data_offsets"][1] - tensor["data_offsets"][0])
+        for name, tensor in head.items()
+        if "data_offsets" in tensor
+    }
+
+
+def raw(x: Tensor) -> bytes:
+    """A tensor's bytes as safetensors keeps them."""
+    import torch
+
+    data: bytes = x.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return data
