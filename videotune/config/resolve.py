@@ -43,8 +43,11 @@ def family_defaults(spec: FamilySpec) -> dict[str, Any]:
 
 def method_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys whose default is the training method's own."""
-    fine_tune = str(raw.get("training_method", "")).upper() == "FINE_TUNE"
-    return {"learning_rate": 1e-5} if fine_tune else {}
+    defaults: dict[str, dict[str, Any]] = {
+        "FINE_TUNE": {"learning_rate": 1e-5},
+        "EMBEDDING": {"learning_rate": 1e-3, "caption_dropout": 0.0, "transformer": {"train": False}},
+    }
+    return defaults.get(str(raw.get("training_method", "")).upper(), {})
 
 
 def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec | None) -> Resolved:
@@ -80,6 +83,7 @@ def refuse_what_does_not_apply(config: Config) -> None:
     """VideotuneError for keys of a dataset that its kind does not use, and for a text that is not there."""
     if (config.missing_caption == "text") != (config.missing_caption_text is not None):
         raise VideotuneError('missing_caption "text" and missing_caption_text belong together: set both or neither')
+    refuse_what_would_not_train(config)
     full = config.training_method == "FINE_TUNE"
     for dataset in config.datasets:
         if full and dataset.kind == "regularization" and dataset.target != "clip":
@@ -92,6 +96,28 @@ def refuse_what_does_not_apply(config: Config) -> None:
         for name, default in (("repeats", 1), ("loss_weight", 1.0)):
             if dataset.kind == "validation" and getattr(dataset, name) != default:
                 raise VideotuneError(f"datasets.{name}: {of} it: it is measured, never trained")
+
+
+def refuse_what_would_not_train(config: Config) -> None:
+    """VideotuneError where the method cannot train what is to train, or nothing would."""
+    method, net, text = config.training_method, config.transformer.train, config.text_encoder.train
+    if method == "EMBEDDING" and (net or text):
+        key = "transformer.train" if net else "text_encoder.train"
+        raise VideotuneError(f"{key}: EMBEDDING trains new tokens and leaves all weights as they are: leave it out")
+    if method == "LORA" and not net:
+        raise VideotuneError("transformer.train: LORA trains an adapter of the transformer; without it nothing trains")
+    if method == "LORA" and text:
+        raise VideotuneError(
+            "text_encoder.train: FINE_TUNE trains the text encoder, and EMBEDDING new tokens of it; LORA does not, since "
+            "the pipelines of video models read no adapter of a text encoder"
+        )
+    if method == "FINE_TUNE" and not (net or text):
+        raise VideotuneError("transformer.train: nothing would train: set it, or text_encoder.train, to true")
+    others = [dataset.path for dataset in config.datasets if dataset.kind == "regularization"]
+    if method == "EMBEDDING" and others:
+        raise VideotuneError(
+            f"datasets.kind: a regularization clip does not hold the new token, so EMBEDDING learns nothing of {others[0]}"
+        )
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
