@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LiveText:
-    """That text is encoded in the step; ``tokens`` are the new ones, to which captions are spelled out (none: nothing is)."""
+    """That text is encoded in the step; ``tokens`` are the new ones, to which captions are spelled out (none: as they are).
+
+    They begin with the one that stands in captions.
+    """
 
     tokens: tuple[str, ...] = ()
 

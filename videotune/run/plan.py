@@ -16,6 +16,7 @@ from videotune.run.experts import trained
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
 from videotune.run.previews import prompts_of
 from videotune.run.takes import captions_of, takes_of
+from videotune.run.text import in_loop, text_size
 
 
 def plan(words: Words, *, as_json: bool = False, allow_skips: str | None = None) -> int:
@@ -76,7 +77,15 @@ def adapter_size(job: Job) -> dict[str, int] | None:
         return None
     import torch
 
-    net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
+    family = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32)
+    if in_loop(job.config):
+        count, numbers = text_size(family, job.config)
+        if job.config.transformer.train:
+            whole = family.skeleton()
+            count += sum(any(True for _ in module.parameters(recurse=False)) for module in whole.modules())
+            numbers += sum(parameter.numel() for parameter in whole.parameters())
+        return {"modules": count, "parameters": numbers}
+    net = family.skeleton()
     modules, experts = dict(net.named_modules()), len(trained(job.spec, job.config))
     if job.config.training_method == "FINE_TUNE":
         own = [module for module in modules.values() if any(True for _ in module.parameters(recurse=False))]

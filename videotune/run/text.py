@@ -10,6 +10,7 @@ from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.data.captions import with_token
 from videotune.data.library import Library
+from videotune.run.experts import of_expert
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -78,9 +79,58 @@ def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parame
     return {"text_encoder": add_text(encoders, config.text_encoder.layers)}
 
 
+def by_part(family: Family, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """What trained of the denoiser, and of each text encoder, all by the names in them."""
+    text = {part: of_expert(state, f"{part}.") for part in family.text_skeletons()}
+    beside = {f"{part}.{name}" for part, own in text.items() for name in own}
+    return {name: value for name, value in state.items() if name not in beside}, text
+
+
+def put_text(family: Family, config: Config, state: Mapping[str, Tensor], where: str) -> Callable[[str], str]:
+    """What a checkpoint holds of the text encoders, put into the family's; returns how prompts are to be spelled."""
+    from videotune.adapters.full import load_full
+
+    live = live_text(config)
+    if live is None:
+        return str
+    held = {name: parameter for group in attach_text(family, config).values() for name, parameter in group.items()}
+    load_full(held, {name: value for name, value in state.items() if name in held}, where)
+    return live.spell
+
+
+def put_files(family: Family, found: Sequence[tuple[str, Mapping[str, Tensor]]]) -> Callable[[str], str]:
+    """The rows of files (token, rows by text encoder) laid over the family's; returns how prompts are to be spelled."""
+    from videotune.adapters.embedding import lay_rows, spelled, token_names
+
+    words: dict[str, tuple[str, ...]] = {}
+    for token, rows in found:
+        for name, own in rows.items():
+            words[token] = token_names(token, len(own))
+            lay_rows(family.text_parts()[name], words[token], own)
+
+    def spell(prompt: str) -> str:
+        for tokens in words.values():
+            prompt = spelled(prompt, tokens)
+        return prompt
+
+    return spell
+
+
 def encoder_of(family: Family, live: LiveText) -> Callable[[str], Mapping[str, Tensor]]:
     """A prompt -> its states on the CPU, by the text encoders as they are now."""
     return lambda prompt: family.encode_text([live.spell(prompt)])[0]
+
+
+def text_size(family: Family, config: Config) -> tuple[int, int]:
+    """(modules, numbers) of the text encoders that would train."""
+    encoders = family.text_skeletons()
+    if config.training_method == "EMBEDDING":
+        tables: list[Any] = [encoder.get_input_embeddings() for encoder in encoders.values()]  # type: ignore[operator]
+        return len(tables), config.embedding.vectors * sum(table.weight.shape[1] for table in tables)
+    from videotune.adapters.text import add_text
+
+    chosen = add_text(encoders, config.text_encoder.layers)
+    return len({name.rpartition(".")[0] for name in chosen}), sum(parameter.numel() for parameter in chosen.values())
 
 
 def peak_rates(config: Config) -> dict[str, float]:
