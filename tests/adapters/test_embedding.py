@@ -250,7 +250,9 @@ def test_layers_of_a_text_encoder_are_named_by_module_or_weight() -> None:
     block = [name for name in names if ".block.1." in name]
     for pattern in ("block.1", r"encoder\.block\.1", r"text_encoder\.encoder\.block\.1"):
         assert matching_text(names, [pattern]) == block, pattern
-    assert matching_text(names, ["SelfAttention.q.weight"]) == [n for n in names if n.endswith("SelfAttention.q.weight")]
+    assert matching_text(names, ["SelfAttention.q.weight"]) == [
+        n for n in names if n.endswith("SelfAttention.q.weight")
+    ]
     assert matching_text(names, ["shared", "block.1"]) == ["text_encoder.shared.weight", *block]
     with pytest.raises(VideotuneError, match=r"text_encoder.layers: 'nothing' names no weight, such as shared.weight"):
         matching_text(names, ["nothing"])
