@@ -58,7 +58,7 @@ def test_the_token_is_what_captions_are_told_with(lab: Lab) -> None:
         assert torch.equal(before[1], after[1])
         (done,) = export_run(trainer.run, trainer.family, trainer.result, 1, trainer.job.resolved)
         assert set(load_file(done.path)) == {token}
-    with pytest.raises(VideotuneError, match="embedding.token: the tokenizer has a token 'ab' of its own") as caught:
+    with pytest.raises(VideotuneError, match=r"embedding.token: the tokenizer has a token 'ab' of its own") as caught:
         trainer_of(lab, NEW | {"embedding.token": "ab", "embedding.vectors": 1} | taught(lab, "ab"))
     assert "take another" in str(caught.value)
 
@@ -125,9 +125,9 @@ def test_a_text_encoder_trains_or_stays_as_it_is(lab: Lab) -> None:
     assert not names & set(still.parameters)
     assert names < set(live.parameters)
     assert all(moved[name] > 0 for name in names if not name.endswith("embed_tokens.weight"))
-    with pytest.raises(VideotuneError, match="text_encoder.train: .* LORA does not"):
+    with pytest.raises(VideotuneError, match=r"text_encoder.train: .* LORA does not"):
         job_of(lab, {"text_encoder.train": True})
-    with pytest.raises(VideotuneError, match="text_encoder.train: EMBEDDING trains new tokens"):
+    with pytest.raises(VideotuneError, match=r"text_encoder.train: EMBEDDING trains new tokens"):
         job_of(lab, NEW | {"text_encoder.train": True})
 
 
@@ -156,7 +156,7 @@ def test_only_the_layers_that_are_named_train(lab: Lab) -> None:
         own = {name for name in moved if name.startswith("text_encoder.")}
         assert own
         assert all(part in name and moved[name] > 0 for name in own)
-    with pytest.raises(VideotuneError, match="text_encoder.layers: 'none' names no weight"):
+    with pytest.raises(VideotuneError, match=r"text_encoder.layers: 'none' names no weight"):
         trainer_of(lab, FULL | {"text_encoder.layers": ["none"]})
 
 
