@@ -140,6 +140,81 @@ def test_predict_gives_gradients_to_the_adapter_alone(name: str, variant: str, t
 
 
 @KINDS
+def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str, tiny_family: Open) -> None:
+    """Whatever captions stand beside one another; what a clip tells stays as it was cached.
+
+    With gradients the CPU takes another kernel of attention, which rounds otherwise.
+    """
+    from videotune.adapters.text import LiveText
+    from videotune.train.step import condition
+
+    family = tiny_family(name, variant=variant)
+    batch = batch_of(family, ["a red circle", "", "a much longer caption than the others", ""])
+    assert condition(family, None, batch) is batch
+    for on in (False, True):
+        for part in family.text_parts().values():
+            part.encoder.requires_grad_(on)
+        live = condition(family, LiveText(), batch)
+        assert live.cond.text.requires_grad == on
+        off = (live.cond.text - batch.cond.text).abs().max()
+        assert off < 1e-5 if on else off == 0
+        assert live.cond.text.dtype == batch.cond.text.dtype
+        assert (live.cond.text_mask is None) == (batch.cond.text_mask is None)
+        assert {key: id(value) for key, value in live.cond.extras.items()} == {
+            key: id(value) for key, value in batch.cond.extras.items()
+        }
+
+
+@pytest.mark.parametrize("recomputed", ["OFF", "ON"])
+@KINDS
+def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
+    name: str, variant: str, recomputed: str, tiny_family: Open
+) -> None:
+    """With blocks recomputed as without; a caption without the token gives none, and no weight gets any."""
+    from videotune.adapters.embedding import EmbeddingSettings, add_rows
+    from videotune.adapters.text import LiveText
+    from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
+    from videotune.train.step import condition
+
+    family = tiny_family(name, variant=variant)
+    net, parts = first_of(family), family.text_parts()
+    checkpoint_blocks(net, recomputed)
+    for part in parts.values():
+        checkpoint_text(part.encoder, recomputed)
+    settings = EmbeddingSettings("<x>", 2)
+    rows = add_rows(parts, settings, seed=0)
+    net.train()
+    batch = batch_of(family, ["a <x> circle", "a red circle"])
+    batch = condition(family, LiveText(settings.tokens), batch)
+    v = family.predict(net, batch.x0, torch.tensor([0.3, 0.8]), batch)
+    v[1].square().mean().backward(retain_graph=True)
+    assert not any(bool(row.grad.any()) for row in rows.values() if row.grad is not None)
+    v[0].square().mean().backward()
+    for row in rows.values():
+        assert bool((row.grad != 0).any(1).all())
+    encoders = [parameter for part in parts.values() for parameter in part.encoder.parameters()]
+    ours = {id(row) for row in rows.values()}
+    assert all(p.grad is None for p in (*net.parameters(), *encoders) if id(p) not in ours)
+
+
+@KINDS
+def test_tokenizers_and_skeletons_are_those_of_the_text_encoders(name: str, variant: str, tiny_family: Open) -> None:
+    family = tiny_family(name, variant=variant)
+    parts, bare = family.text_parts(), family.text_skeletons()
+    assert set(parts) == set(bare) == set(family.tokenizers())
+    for part, one in parts.items():
+        shapes = {key: tuple(value.shape) for key, value in one.encoder.state_dict().items()}
+        assert {key: tuple(value.shape) for key, value in bare[part].state_dict().items()} == shapes
+        assert all(parameter.is_meta for parameter in bare[part].parameters())
+        fresh = family.tokenizers()[part]
+        one.tokenizer.add_tokens(["<x>"])
+        assert "<x>" not in fresh.get_vocab()
+        assert fresh("a red circle").input_ids == one.tokenizer("a red circle").input_ids
+    assert all(set(keys) in (set(), set(parts)) for keys in family.embedding_keys().values())
+    assert "diffusers" in family.embedding_keys()
+
+
+@KINDS
 def test_a_batch_is_its_samples(name: str, variant: str, tiny_family: Open) -> None:
     """No sample's prediction depends on its neighbours, and captions of unequal length are padded rightly."""
     family = tiny_family(name, variant=variant)

@@ -287,6 +287,14 @@ class Moments:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class TextPart:
+    """A text encoder in memory, frozen unless somebody lets it train, and the tokenizer whose numbers it reads."""
+
+    tokenizer: Any
+    encoder: nn.Module
+
+
 class Family(Protocol):
     """A checkpoint opened by its family's file. Parts load at the first call and are freed by ``free``.
 
@@ -299,6 +307,27 @@ class Family(Protocol):
 
     def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each caption its unpadded states on the CPU: {"text": (l, D), …}."""
+
+    def text_parts(self) -> Mapping[str, TextPart]:
+        """The text encoders by their folders' names, as they read captions until they are freed.
+
+        What is done to them (rows laid over a table, weights that train) is done to all that is encoded meanwhile.
+        """
+
+    def tokenizers(self) -> Mapping[str, Any]:
+        """A fresh tokenizer of each text encoder, by the encoder's folder; no weights are read."""
+
+    def text_skeletons(self) -> Mapping[str, nn.Module]:
+        """The text encoders without weights (on the meta device), by their folders' names."""
+
+    def encode_in_loop(self, captions: Sequence[str]) -> Condition:
+        """What the denoiser is told of captions, encoded now, on the run's device, with gradients where they are on.
+
+        The numbers are those of ``encode_text`` and ``condition``, whatever captions stand beside one another.
+        """
+
+    def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
+        """For each format of token rows, each text encoder's key in its one file; {}: the token is the key, a file each."""
 
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
         """Pad and stack cached states, a clip's extras among them, exactly as the family's pipeline feeds them."""

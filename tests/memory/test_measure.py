@@ -97,7 +97,7 @@ def test_a_real_step_holds_what_was_read(checkpointing: str, family: str, method
 
 
 def test_published_figures_of_what_stands_still() -> None:
-    """GiB before the first step, as finetrainers logged it: CogVideoX-5B with a LoRA of rank 128, all in bfloat16: 10.622."""
+    """GiB before the first step, as finetrainers logged it: CogVideoX-5B with a LoRA of rank 128, in bfloat16: 10.622."""
     seen = imagination(laid_out("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128})
     whole = seen.whole()
     depths = tuple((path, len(blocks)) for path, blocks in whole.items())

@@ -70,7 +70,7 @@ def losses(base: Path, folder: Path) -> list[float]:
     net = family.denoiser()
     parameters = add_lora(net, family.spec, LoraSettings(rank=4, targets="linear"), seed=7)
     optimizer = make_optimizer({"transformer": list(parameters.values())}, OptimizerSettings())
-    learner = Learner(parameters, optimizer, RateSettings(3e-2, "COSINE", 3, 20))
+    learner = Learner(parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)})
     steps, settings = stream(source, 1, 20, 0), StepSettings(2, 1.0, None)
     records = run_steps(family, lambda step: (net, learner, step), loss, steps, settings, torch.device("cpu"))
     return [float(record.read()["loss"]) for record in records]

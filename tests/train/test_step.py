@@ -77,7 +77,7 @@ class Setup:
         return Prepared(step, Drawn(batch.window_ids, batch.captions, t), 0, batch, t, noise)
 
     def step(self, prepared: Prepared, parts: int = 1, clip: float = 1.0, seed: int | None = None) -> StepRecord:
-        learner = Learner(self.parameters, self.optimizer, RateSettings(self.lr, "CONSTANT", 0, 1))
+        learner = Learner(self.parameters, self.optimizer, {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)})
         settings = StepSettings(parts, clip, seed)
         return train_step(self.family, self.net, learner, self.objective, prepared, settings, Clock(CPU), Crew())
 

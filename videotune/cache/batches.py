@@ -60,6 +60,8 @@ class Source:
     A sample is told its clip's first frame with probability ``first_frame``, in the way that ``given`` names: "replace",
     the frame is fed clean and counts nothing; "concat", the extras that were encoded with the clip are what they are,
     else all zeros. ``image_noise``: every window has variants, of other noise on that frame.
+
+    ``text_in_step``: no text is in the store; a batch has its captions and an empty ``cond.text`` until they are encoded.
     """
 
     store: Store
@@ -81,6 +83,7 @@ class Source:
     given: str = "none"
     first_frame: float = 0.0
     image_noise: bool = False
+    text_in_step: bool = False
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def timesteps_of(self, step: int) -> Timesteps:
@@ -159,9 +162,9 @@ def assemble(
     if source.given == "replace" and x0.shape[2] > 1:  # of a still nothing would be left to learn
         given[:, :, 0, 0, 0] = torch.tensor(told)[:, None]
     own = [source.clips[window.clip_id] for window in windows]
-    states = [
-        source.text(caption) | {name: value * tells for name, value in moments.extras.items()}
-        for caption, moments, tells in zip(captions, clips, told, strict=True)
+    extras = [
+        {name: value * tells for name, value in moments.extras.items()}
+        for moments, tells in zip(clips, told, strict=True)
     ]
     anchored = [clip.kind == "regularization" and clip.target == "base" for clip in own]
     return Batch(
@@ -171,13 +174,21 @@ def assemble(
         weight=_picture_weight(source, windows, x0) * ~given,
         scale=torch.tensor([clip.loss_weight for clip in own], dtype=torch.float32),
         anchored=torch.tensor(anchored),
-        cond=source.condition(states),
+        cond=_condition(source, captions, extras),
         captions=tuple(captions),
         window_ids=tuple(window.id for window in windows),
         fps=torch.tensor([window.shape.fps for window in windows]),
         any_given=bool(given.any()),
         any_anchored=any(anchored),
     )
+
+
+def _condition(source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]) -> Condition:
+    """What is told of the samples: cached text and their clips' extras, or where text is encoded in the step these alone."""
+    if source.text_in_step:
+        names = extras[0] if extras else ()
+        return Condition(torch.empty(len(extras), 0, 0), None, {n: torch.stack([e[n] for e in extras]) for n in names})
+    return source.condition([source.text(caption) | more for caption, more in zip(captions, extras, strict=True)])
 
 
 def _picture_weight(source: Source, windows: Sequence[Window], x0: Tensor) -> Tensor:

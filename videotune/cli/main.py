@@ -190,7 +190,8 @@ def train(
         bool, typer.Option("--allow-data-change", help="--resume although the clips are not the same any more")
     ] = False,
     init_from: Annotated[
-        Path | None, typer.Option("--init-from", help="begin a new run with a LoRA file's weights; fresh optimizer")
+        Path | None,
+        typer.Option("--init-from", help="begin a new run with a LoRA or embedding file's weights; fresh optimizer"),
     ] = None,
     allow_skips: Skips = None,
     offline: Offline = False,
@@ -223,6 +224,9 @@ def sample(
     lora: Annotated[
         list[Path] | None, typer.Option("--lora", help="a LoRA file for --base; of two experts one for each")
     ] = None,
+    embedding: Annotated[
+        list[Path] | None, typer.Option("--embedding", help="a file of new tokens for --base; may be given many times")
+    ] = None,
     image: Annotated[
         list[Path] | None,
         typer.Option("--image", help="what the video begins with; one for all prompts, or one for each"),
@@ -233,12 +237,13 @@ def sample(
     sets: Sets = None,
     offline: Offline = False,
 ) -> None:
-    """Draw videos with a run's LoRA, a LoRA file, or a base model."""
+    """Draw videos with what a run has learnt, with a LoRA or embedding file, or with a base model alone."""
     from videotune.run.sample import SampleWords
     from videotune.run.sample import sample as draw
 
     files, images = tuple(lora or ()), tuple(image or ())
-    words = SampleWords(tuple(prompt or ()), seed, run, step, base, files, strength, tuple(sets or ()), images)
+    rows = tuple(embedding or ())
+    words = SampleWords(tuple(prompt or ()), seed, run, step, base, files, strength, tuple(sets or ()), images, rows)
     raise typer.Exit(draw(words, out))
 
 
@@ -255,7 +260,7 @@ def export(
     ] = False,
     offline: Offline = False,
 ) -> None:
-    """Write a run's adapter for other programs, and read it back as they do."""
+    """Write what a run has learnt for other programs, and read it back through diffusers."""
     from videotune.run.export import export as write
 
     raise typer.Exit(write(run, formats or (), step, out, merge))

@@ -22,9 +22,9 @@ SAFE = frozenset((
 ))  # fmt: skip
 
 OVERRIDE = frozenset((
-    "caption_dropout", "ema.decay", "first_frame_probability", "learning_rate", "learning_rate_low",
-    "learning_rate_scheduler", "lora.dropout", "loss_weighting", "max_grad_norm", "optimizer.beta1",
-    "optimizer.beta2", "optimizer.weight_decay", "timestep_distribution", "timestep_shift",
+    "caption_dropout", "ema.decay", "embedding_learning_rate", "first_frame_probability", "learning_rate",
+    "learning_rate_low", "learning_rate_scheduler", "lora.dropout", "loss_weighting", "max_grad_norm", "optimizer.beta1",
+    "optimizer.beta2", "optimizer.weight_decay", "text_encoder.learning_rate", "timestep_distribution", "timestep_shift",
     "video_config.frame_dropout_probability", "video_config.temporal_consistency_weight",
     "video_config.use_temporal_attention", "warmup_steps",
 ))  # fmt: skip
@@ -41,9 +41,10 @@ DATA = frozenset((
 ))  # fmt: skip
 
 FATAL = frozenset((
-    "expert_period", "expert_share", "experts", "family", "init_from", "lora.alpha", "lora.rank",
-    "lora.targets", "lora.variant", "optimizer.name", "seed", "shuffle", "text_encoder.train", "train_dtype",
-    "training_method", "transformer.file", "transformer.layers", "transformer.train",
+    "embedding.init_text", "embedding.token", "embedding.vectors", "expert_period", "expert_share", "experts", "family",
+    "init_from", "lora.alpha", "lora.rank", "lora.targets", "lora.variant", "optimizer.name", "seed", "shuffle",
+    "text_encoder.layers", "text_encoder.train", "train_dtype", "training_method", "transformer.file",
+    "transformer.layers", "transformer.train",
     "video_config.video_batch_size_multiplier",
 ))  # fmt: skip
 

@@ -43,9 +43,14 @@ def family_defaults(spec: FamilySpec) -> dict[str, Any]:
 
 def method_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys whose default is the training method's own."""
-    if str(raw.get("training_method", "")).upper() == "FINE_TUNE":
-        return {"learning_rate": 1e-5}
-    return {"output_model_format": "peft"} if variant_of(raw) in ("LOHA", "LOKR", "OFT") else {}
+    defaults: dict[str, dict[str, Any]] = {
+        "FINE_TUNE": {"learning_rate": 1e-5},
+        "EMBEDDING": {"learning_rate": 1e-3, "caption_dropout": 0.0, "transformer": {"train": False}},
+    }
+    method = str(raw.get("training_method", "")).upper()
+    if method in ("", "LORA") and variant_of(raw) in ("LOHA", "LOKR", "OFT"):
+        return {"output_model_format": "peft"}
+    return defaults.get(method, {})
 
 
 def variant_of(raw: Mapping[str, Any]) -> str:
@@ -89,6 +94,7 @@ def refuse_what_does_not_apply(config: Config) -> None:
     """VideotuneError for keys of a dataset that its kind does not use, and for a text that is not there."""
     if (config.missing_caption == "text") != (config.missing_caption_text is not None):
         raise VideotuneError('missing_caption "text" and missing_caption_text belong together: set both or neither')
+    refuse_what_would_not_train(config)
     full = config.training_method == "FINE_TUNE"
     if config.transformer.layers is not None and not full:
         raise VideotuneError("transformer.layers: it is for FINE_TUNE; where an adapter goes, lora.targets says")
@@ -115,6 +121,28 @@ def refuse_for_rotations(config: Config) -> None:
         raise VideotuneError("lora.dropout: PEFT's OFT drops nothing out; leave it at 0")
     if config.lora.rank < 2:
         raise VideotuneError("lora.rank: OFT turns so many inputs together, at least 2")
+
+
+def refuse_what_would_not_train(config: Config) -> None:
+    """VideotuneError where the method cannot train what is to train, or nothing would."""
+    method, net, text = config.training_method, config.transformer.train, config.text_encoder.train
+    if method == "EMBEDDING" and (net or text):
+        key = "transformer.train" if net else "text_encoder.train"
+        raise VideotuneError(f"{key}: EMBEDDING trains new tokens and leaves all weights as they are: leave it out")
+    if method == "LORA" and not net:
+        raise VideotuneError("transformer.train: LORA trains an adapter of the transformer; without it nothing trains")
+    if method == "LORA" and text:
+        raise VideotuneError(
+            "text_encoder.train: FINE_TUNE trains the text encoder, and EMBEDDING new tokens of it; LORA does not, since "
+            "the pipelines of video models read no adapter of a text encoder"
+        )
+    if method == "FINE_TUNE" and not (net or text):
+        raise VideotuneError("transformer.train: nothing would train: set it, or text_encoder.train, to true")
+    others = [dataset.path for dataset in config.datasets if dataset.kind == "regularization"]
+    if method == "EMBEDDING" and others:
+        raise VideotuneError(
+            f"datasets.kind: a regularization clip does not hold the new token, so EMBEDDING learns nothing of {others[0]}"
+        )
 
 
 def parse(raw: Mapping[str, Any]) -> Config:

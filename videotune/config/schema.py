@@ -144,7 +144,9 @@ class Ema(Section):
 class Transformer(Section):
     """The denoiser."""
 
-    train: Literal[True] = Field(True, description="the adapter trains")
+    train: bool = Field(
+        True, description="false: it stays as it is, and the text encoder alone trains (default for EMBEDDING: false)"
+    )
     file: str | list[str | None] | None = Field(
         None,
         description="a .safetensors file whose weights stand for the base model's; of two experts a list, null: the base's",
@@ -157,7 +159,25 @@ class Transformer(Section):
 class TextEncoder(Section):
     """The text encoder."""
 
-    train: Literal[False] = Field(False, description="stays frozen; its states are cached")
+    train: bool = Field(
+        False, description="FINE_TUNE: its weights train too, in the loop; false: frozen, its states are cached"
+    )
+    learning_rate: float | None = Field(None, gt=0, description="its own rate (default: learning_rate)")
+    layers: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="patterns on the paths of the weights, or of the modules, that train (default: all)"
+    )
+
+
+class Embedding(Section):
+    """New tokens, whose rows of the text encoder's table train."""
+
+    token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = Field(
+        "<videotune>", description="the word in captions that stands for them; put in front of captions without it"
+    )
+    vectors: int = Field(1, ge=1, description="rows that the word stands for, each a token")
+    init_text: str | None = Field(
+        None, min_length=1, description="words from whose rows they begin (default: drawn like a usual row)"
+    )
 
 
 class Sample(Section):
@@ -202,11 +222,12 @@ class Config(Section):
     base_model_name: str | None = Field(
         None, description="a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune"
     )
-    training_method: Annotated[Literal["LORA", "FINE_TUNE"], BeforeValidator(_word)] = Field(
-        "LORA", description="LORA: a low-rank adapter; FINE_TUNE: every weight of the transformer"
+    training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(_word)] = Field(
+        "LORA",
+        description="LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual inversion)",
     )
     init_from: str | None = Field(
-        None, description="weights to begin with: a LoRA file, or a checkpoint's folder; the optimizer begins afresh"
+        None, description="weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer"
     )
     datasets: list[Dataset] = Field(
         default_factory=list, description="the folders of clips; --data DIR is a list of one"
@@ -243,10 +264,16 @@ class Config(Section):
     lora: Lora = Field(default_factory=Lora, description="the adapter")
     transformer: Transformer = Field(default_factory=Transformer, description="the denoiser")
     text_encoder: TextEncoder = Field(default_factory=TextEncoder, description="the text encoder")
+    embedding: Embedding = Field(default_factory=Embedding, description="new tokens")
     optimizer: Annotated[Optimizer, BeforeValidator(_optimizer)] = Field(
         default_factory=Optimizer, description="the optimizer"
     )
-    learning_rate: float = Field(1e-4, gt=0, description="the peak rate (default for FINE_TUNE: 1e-5)")
+    learning_rate: float = Field(
+        1e-4, gt=0, description="the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3)"
+    )
+    embedding_learning_rate: float | None = Field(
+        None, gt=0, description="EMBEDDING: the peak rate of the new rows, instead of learning_rate"
+    )
     learning_rate_low: float | None = Field(
         None, gt=0, description="of the expert for low noise, where there are two (default: learning_rate)"
     )
@@ -267,7 +294,9 @@ class Config(Section):
     loss_weighting: Literal["none", "min_snr"] = Field(
         "none", description="weight of each noise level; flow takes none"
     )
-    caption_dropout: Share = Field(0.1, description="share of samples that train with the empty caption")
+    caption_dropout: Share = Field(
+        0.1, description="share of samples that train with the empty caption (default for EMBEDDING: 0)"
+    )
     first_frame_probability: Share | None = Field(
         None, description="share of samples that are told their clip's first frame (default: the family's)"
     )

@@ -230,6 +230,13 @@ def with_trigger(caption: str, trigger: str | None) -> str:
     return f"{trigger}, {caption}" if caption else trigger
 
 
+def with_token(caption: str, token: str) -> str:
+    """The caption with a new token in front, unless it holds it already, to the letter: tokenizers know no other form."""
+    if token in caption:
+        return caption
+    return f"{token}, {caption}" if caption else token
+
+
 def lint(caption: str, name: str | None = None) -> list[str]:
     """Hints on a caption; none of them is an error. ``name`` is its clip's file name without suffix."""
     hints = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.export.lora import Exported
 from videotune.families.find import expert_part
+from videotune.families.loading import load_model, quietly
 from videotune.families.parts import weight_files
 from videotune.files import system_errors, write_json
 from videotune.types import Family
@@ -21,34 +22,71 @@ if TYPE_CHECKING:
 
 
 def export_full(
-    family: Family, expert: str, state: Mapping[str, Tensor], base: Path, folder: Path, facts: Mapping[str, Any]
+    family: Family,
+    expert: str,
+    state: Mapping[str, Tensor],
+    base: Path,
+    folder: Path,
+    facts: Mapping[str, Any],
+    text: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Exported:
     """Write the model with the trained weights ``state`` of an expert, all else as in ``base``, and read them back.
+
+    ``text``: trained weights of text encoders, by their folders and by name; ``state`` is empty where these alone trained.
 
     The other parts' files are linked where the disk allows it, so that they take no room twice. The weights have the run's
     dtype, but those that diffusers keeps in float32. Raises VideotuneError for NaN, and where the weights read back are not
     the ones written.
     """
-    if any(not bool(value.isfinite().all()) for value in state.values()):
+    text = {name: own for name, own in (text or {}).items() if own}
+    if any(not bool(value.isfinite().all()) for own in (state, *text.values()) for value in own.values()):
         raise VideotuneError("the model holds NaN or infinite weights: it is not exported")
     part, aside = expert_part(family.spec, expert), folder.with_name(f".part-{os.getpid()}-{folder.name}")
+    anew = [part] * bool(state) + list(text)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        shutil.copytree(base, aside, copy_function=link, ignore=all_but(part), dirs_exist_ok=True)
-        shell: Any = family.skeleton(expert)
-        weights = rounded(shell, family.dtype, state, base / part)
-        shell.load_state_dict(weights, assign=True)
-        with system_errors(folder):
-            shell.save_pretrained(aside / part)
+        shutil.copytree(base, aside, copy_function=link, ignore=all_but(*anew), dirs_exist_ok=True)
+        if state:
+            shell: Any = family.skeleton(expert)
+            weights = rounded(shell, family.dtype, state, base / part)
+            shell.load_state_dict(weights, assign=True)
+            with system_errors(folder):
+                shell.save_pretrained(aside / part)
+            compare(weights, aside / part)
+        for name, own in text.items():
+            with system_errors(folder):
+                write_text_encoder(family, name, own, base / name, aside / name)
         write_json(aside / "videotune.json", dict(facts))
-        compare(weights, aside / part)
         if folder.exists():
             shutil.rmtree(folder)
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return Exported("diffusers", folder, len(state), 0.0, "diffusers from_pretrained")
+    count = len(state) + sum(len(own) for own in text.values())
+    return Exported("diffusers", folder, count, 0.0, "diffusers from_pretrained")
+
+
+def write_text_encoder(family: Family, name: str, state: Mapping[str, Tensor], base: Path, folder: Path) -> None:
+    """A text encoder with trained weights, all else as in ``base``, in the layout of transformers, in the run's dtype.
+
+    Raises VideotuneError where the weights read back are not the ones written.
+    """
+    import torch
+
+    encoder: Any = load_model(type(family.text_skeletons()[name]), base, family.dtype, torch.device("cpu"))
+    held = dict(encoder.named_parameters())
+    with torch.no_grad():
+        for key, value in state.items():
+            held[key].copy_(value)
+    with quietly():
+        encoder.save_pretrained(folder)
+    whole, seen = encoder.state_dict(), {}
+    for key, value in _tensors(folder):
+        seen[key] = bool((value == whole[key]).all())
+    wrong = [key for key in (*seen, *state) if not seen.get(key, False)]
+    if wrong:
+        raise VideotuneError(f"{folder}: {wrong[0]} reads back as something else: not exported")
 
 
 def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: Path) -> dict[str, Tensor]:

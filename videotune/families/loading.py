@@ -140,22 +140,30 @@ def _placed(
     return placed
 
 
-def _transformers_model(
-    cls: Any, folder: Path, files: list[Path], dtype: torch.dtype, device: torch.device
-) -> nn.Module:
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' bars of progress."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        net, told = cls.from_pretrained(
-            folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
-        )
-    except RuntimeError as error:  # sizes differ
-        raise VideotuneError(f"{_told(files)} does not fit {folder / 'config.json'}: {error}") from error
+        yield
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def _transformers_model(
+    cls: Any, folder: Path, files: list[Path], dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    try:
+        with quietly():
+            net, told = cls.from_pretrained(
+                folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
+            )
+    except RuntimeError as error:  # sizes differ
+        raise VideotuneError(f"{_told(files)} does not fit {folder / 'config.json'}: {error}") from error
     absent = sorted(told["missing_keys"])
     if absent:  # transformers would fill them with random numbers
         raise VideotuneError(

@@ -15,9 +15,29 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.families.find import fingerprint, read_config
 from videotune.families.loading import load_model
-from videotune.families.wan_nets import TARGETS, clip_numbers, encoded, full_name, isolate_frames, native, stand_in
+from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
+from videotune.families.wan_nets import (
+    TARGETS,
+    clip_numbers,
+    encoded,
+    full_name,
+    isolate_frames,
+    native,
+    stand_in,
+    token_lengths,
+)
 from videotune.families.wan_tiny import VARIANTS, oracle, tiny
-from videotune.types import Batch, ClipShape, Condition, Expert, FamilySpec, Moments, SampleRequest, VideoRules
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Condition,
+    Expert,
+    FamilySpec,
+    Moments,
+    SampleRequest,
+    TextPart,
+    VideoRules,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,20 +193,42 @@ class Wan:
 
         return len(self._text_encoder().tokenizer(prompt_clean(caption), verbose=False).input_ids)
 
+    def _encode(self, caption: str) -> Tensor:
+        """(512, D): the pipeline's own embedding, zeros after the caption's true length."""
+        text, _ = self._text_encoder().encode_prompt(
+            caption, do_classifier_free_guidance=False, max_sequence_length=self.spec.text_tokens, device=self.device
+        )
+        return text[0]
+
     def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
         """{"text": (l, D)} for each caption: the pipeline's own embedding less its zero padding, on the CPU."""
-        torch, pipe, states = _torch(), self._text_encoder(), []
-        with torch.no_grad():
+        states = []
+        with _torch().no_grad():
             for caption in captions:
-                text, _ = pipe.encode_prompt(
-                    caption,
-                    do_classifier_free_guidance=False,
-                    max_sequence_length=self.spec.text_tokens,
-                    device=self.device,
-                )
                 length = min(self.text_length(caption), self.spec.text_tokens)
-                states.append({"text": text[0, :length].cpu().clone()})
+                states.append({"text": self._encode(caption)[:length].cpu().clone()})
         return states
+
+    def text_parts(self) -> Mapping[str, TextPart]:
+        """UMT5 and its tokenizer, as they read captions until they are freed."""
+        pipe = self._text_encoder()
+        return {"text_encoder": TextPart(pipe.tokenizer, pipe.text_encoder)}
+
+    def tokenizers(self) -> Mapping[str, Any]:
+        """UMT5's tokenizer, fresh."""
+        return fresh_tokenizers(self.folder)
+
+    def text_skeletons(self) -> Mapping[str, nn.Module]:
+        """UMT5 without weights."""
+        return text_skeletons(self.folder, "UMT5EncoderModel")
+
+    def encode_in_loop(self, captions: Sequence[str]) -> Condition:
+        """Text (B,512,D) as ``condition`` pads it, encoded one caption after the other; equal ones once."""
+        return Condition(each_once(captions, self._encode))
+
+    def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
+        """diffusers' form goes by the token; ComfyUI's tokenizer of this encoder asks for "umt5xxl"."""
+        return {"diffusers": {}, "comfyui": {"text_encoder": "umt5xxl"}}
 
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
         """Text (B,512,D), zeros after the true length: the pipeline feeds no mask. What else there is is stacked."""
@@ -431,23 +473,6 @@ class Wan:
             vae = "-".join([vae, "image", *(looks if self._looks_at_image() else ()), str(self.dtype)])
         nets = {FOLDERS[expert.name] for expert in self.spec.experts}
         return {"text_encoder": text, "vae": vae} | {name: fingerprint(self.folder / name) for name in sorted(nets)}
-
-
-def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
-    """How many tokens each caption has, the end mark included, without torch; None without a tokenizer.json."""
-    path = folder / "tokenizer" / "tokenizer.json"
-    if not path.is_file():
-        return None
-    import html
-
-    import ftfy
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    cleaned = [" ".join(html.unescape(html.unescape(ftfy.fix_text(caption))).split()) for caption in captions]
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch(cleaned)]
 
 
 def open_family(folder: Path, device: torch.device, dtype: torch.dtype) -> Wan:

@@ -1,9 +1,10 @@
-"""What stands around Wan's transformer: stand-ins that its pipelines hold, attention by frame, names in other layouts."""
+"""What stands around Wan's transformer: stand-ins that its pipelines hold, attention by frame, names in other
+layouts; and what a caption comes to in tokens."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,3 +179,20 @@ def full_name(name: str) -> str:
     for pattern, other in _FULL:
         name = re.sub(pattern, other, name)
     return native(name)
+
+
+def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
+    """How many tokens each caption has, the end mark included, without torch; None without a tokenizer.json."""
+    path = folder / "tokenizer" / "tokenizer.json"
+    if not path.is_file():
+        return None
+    import html
+
+    import ftfy
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    cleaned = [" ".join(html.unescape(html.unescape(ftfy.fix_text(caption))).split()) for caption in captions]
+    return [len(encoding.ids) for encoding in tokenizer.encode_batch(cleaned)]

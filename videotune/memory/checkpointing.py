@@ -13,3 +13,19 @@ def checkpoint_blocks(net: Any, mode: str) -> None:
         net.enable_gradient_checkpointing()
     else:
         net.disable_gradient_checkpointing()
+
+
+def checkpoint_text(encoder: Any, mode: str) -> None:
+    """The same for a model of transformers, whose layers recompute in training alone.
+
+    Only the layers are told that they train: what is in them stays in evaluation, so that nothing is dropped out.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    if mode == ON:
+        encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        encoder.gradient_checkpointing_disable()
+    for layer in encoder.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.training = mode == ON

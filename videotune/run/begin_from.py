@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from videotune.adapters.kinds import ZERO, by_module, kind_of
 from videotune.adapters.lora import LoraSettings
 from videotune.errors import VideotuneError
+from videotune.export.embedding import read_embedding
 from videotune.export.read import read_parts
 from videotune.run.bench import Bench, put_weights
 from videotune.run.console import say
 from videotune.run.experts import of_expert, prefix
 from videotune.run.models import lora_settings
+from videotune.run.text import ROWS
 from videotune.train.state import Checkpoint, read_checkpoint
 from videotune.types import Family
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def begin_from(source: Path, family: Family, bench: Bench, config: Config) -> None:
-    """Put the weights of a LoRA file, or of a checkpoint's folder, into what trains, and say what was taken.
+    """Put the weights of a LoRA or embedding file, or of a checkpoint's folder, into what trains, and say what was taken.
 
     Raises VideotuneError where they do not fit.
     """
@@ -43,6 +45,8 @@ def _begin_one(source: Path, family: Family, name: str, learner: Learner, config
     if config.training_method == "LORA":
         found = adapter_of_checkpoint(source, begin) if source.is_dir() else adapter_of_file(source, family)
         told = put_adapter(source, found, learner.parameters, lora_settings(config))
+    elif config.training_method == "EMBEDDING":
+        told = put_rows(source, family, learner.parameters)
     elif source.is_dir():
         checkpoint = checkpoint_in(source)
         put_weights(learner.parameters, of_expert(checkpoint.load("weights"), begin), config, f"init_from: {source}")
@@ -55,6 +59,32 @@ def _begin_one(source: Path, family: Family, name: str, learner: Learner, config
     if learner.ema:
         learner.ema.load({name: parameter.detach() for name, parameter in learner.parameters.items()})
     return told
+
+
+def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter]) -> str:
+    """Copy the rows of an embedding file, or of a checkpoint, into ours; says how many there were.
+
+    The new run's token may be another word. Raises VideotuneError where there are more or fewer rows, or of another width.
+    """
+    import torch
+
+    if source.is_dir():
+        found = of_expert(checkpoint_in(source).load("weights"), ROWS)
+    else:
+        found = read_embedding(family, source)[1]
+    odd = sorted({ROWS + name for name in found} ^ set(parameters))
+    if odd:
+        raise VideotuneError(f"init_from: {source} does not have the rows that train here: {odd[0]}")
+    for name, rows in found.items():
+        ours = parameters[ROWS + name]
+        if rows.shape != ours.shape:
+            raise VideotuneError(
+                f"init_from: {source} has {len(rows)} rows of {rows.shape[1]} numbers, and {len(ours)} of {ours.shape[1]} "
+                "train here: set embedding.vectors to their number"
+            )
+        with torch.no_grad():
+            ours.copy_(rows)
+    return f"{sum(len(rows) for rows in found.values())} rows"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import torch
@@ -16,8 +17,9 @@ from videotune.cache.experts import Rota, exact
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
 from videotune.memory.checkpointing import checkpoint_blocks
-from videotune.run.experts import trained
+from videotune.run.experts import TEXT, trained
 from videotune.run.models import lora_settings
+from videotune.run.text import attach_text, live_text, peak_rates
 from videotune.train.ema import Ema
 from videotune.train.engine import Turn
 from videotune.train.masters import Masters
@@ -35,6 +37,7 @@ class Bench(Mapping[str, "nn.Module"]):
     def __init__(self, rota: Rota, names: Sequence[str], open_net: Callable[[str], nn.Module]) -> None:
         self.rota, self._names, self._open = rota, tuple(names), open_net
         self.learners: dict[str, Learner] = {}
+        self.beside: frozenset[str] = frozenset()  # what trains and is of no network here, by name
         self._held: tuple[str, nn.Module] | None = None
 
     def __getitem__(self, name: str) -> nn.Module:
@@ -45,7 +48,8 @@ class Bench(Mapping[str, "nn.Module"]):
             net = self._open(name)
             if name in self.learners:
                 learner = self.learners[name]
-                share(net, learner.held or learner.parameters)
+                own = learner.held or learner.parameters
+                share(net, {key: parameter for key, parameter in own.items() if key not in self.beside})
             self._held = (name, net)
         return self._held[1]
 
@@ -70,7 +74,15 @@ class Bench(Mapping[str, "nn.Module"]):
     def turn(self, step: int) -> Turn:
         """(network, what trains of it, how many steps that has had with this one)."""
         name = self.rota.at(step)
+        if TEXT in self.learners:  # it learns from every step, whichever expert that is
+            several = len(self._names) > 1
+            return self[name], replace(self.learners[TEXT], expert=name if several else None), step
         return self[name], self.learners[name], self.rota.count(step, name)
+
+    @property
+    def learner(self) -> Learner:
+        """What trains with the denoiser that is in memory."""
+        return self.learners[TEXT if TEXT in self.learners else self.current]
 
     def drop(self) -> None:
         """Nothing is in memory but what trains."""
@@ -109,40 +121,65 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
         return net
 
     bench = Bench(rota, [expert.name for expert in spec.experts], open_net)
-    now = rota.at(min(max(first, 1), steps))
+    text, now = attach_text(family, config), rota.at(min(max(first, 1), steps))
+    bench.beside = frozenset(key for group in text.values() for key in group)
+    if not config.transformer.train:
+        bench.learners[TEXT] = make_learner({}, text, family, config, TEXT, rota, steps)
+        _ = bench[now]
+        return bench
     for name in sorted(rota.names, key=lambda name: name == now):  # the one that is needed first comes last
-        net = bench[name]
-        bench.learners[name] = make_learner(net, family, config, name, rota, steps)
+        held = attach(bench[name], spec, config)
+        bench.learners[name] = make_learner(held, text, family, config, name, rota, steps)
     return bench
 
 
-def make_learner(net: nn.Module, family: Family, config: Config, name: str, rota: Rota, steps: int) -> Learner:
-    """What of a network trains, its optimizer, its rate, and its average if the config asks for one."""
-    spec, kind = family.spec, config.optimizer
-    held = attach(net, spec, config)
-    masters = Masters(held)
-    parameters, several = masters.parameters, len(spec.experts) > 1
+def make_learner(
+    held: Mapping[str, nn.Parameter],
+    text: Mapping[str, Mapping[str, nn.Parameter]],
+    family: Family,
+    config: Config,
+    name: str,
+    rota: Rota,
+    steps: int,
+) -> Learner:
+    """What trains, its optimizer, its rates, and its average if the config asks for one.
+
+    ``held`` of a network by their names in it; ``text`` of text encoders, by group and by their names in checkpoints.
+    """
+    kind, several = config.optimizer, len(family.spec.experts) > 1 and name != TEXT
+    groups = {name if several else "transformer": held, **text}
+    whole = {key: parameter for group in groups.values() for key, parameter in group.items()}
+    masters = Masters(whole)
+    parameters = masters.parameters
     optimizer = make_optimizer(
-        {name if several else "transformer": list(parameters.values())},
+        {group: [parameters[key] for key in own] for group, own in groups.items() if own},
         OptimizerSettings(kind.name, kind.beta1, kind.beta2, kind.weight_decay),
     )
-    own = rota.count(steps, name)
-    warmup = default_warmup(own) if config.warmup_steps is None else config.warmup_steps
-    low = several and name == spec.experts[-1].name and config.learning_rate_low is not None
-    peak = float(config.learning_rate_low or 0) if low else config.learning_rate
     return Learner(
         parameters,
         optimizer,
-        RateSettings(peak, config.learning_rate_scheduler, warmup, own),
+        rates_of(config, family.spec, name, steps if name == TEXT else rota.count(steps, name)),
         masters if masters.apart else None,
         None if config.ema.decay is None else Ema(parameters, config.ema.decay),
-        held if masters.apart else None,
+        whole if masters.apart else None,
         name if several else None,
+        live_text(config),
     )
+
+
+def rates_of(config: Config, spec: FamilySpec, name: str, steps: int) -> dict[str, RateSettings]:
+    """The rate of each group of an expert that trains so many steps: its own, and those of what trains of text encoders."""
+    warmup = default_warmup(steps) if config.warmup_steps is None else config.warmup_steps
+    low = name == spec.experts[-1].name and len(spec.experts) > 1 and config.learning_rate_low is not None
+    peak = float(config.learning_rate_low or 0) if low else config.learning_rate
+    peaks = {name if len(spec.experts) > 1 else "transformer": peak} | peak_rates(config)
+    return {group: RateSettings(peak, config.learning_rate_scheduler, warmup, steps) for group, peak in peaks.items()}
 
 
 def attach(net: nn.Module, spec: FamilySpec, config: Config) -> dict[str, nn.Parameter]:
     """Make trainable what the method trains; the parameters by name, in the network's own dtypes."""
+    if not config.transformer.train:
+        return {}
     if config.training_method == "FINE_TUNE":
         return add_full(net, config.transformer.layers)
     return add_lora(net, spec, lora_settings(config), config.seed)
@@ -152,4 +189,4 @@ def put_weights(
     parameters: Mapping[str, nn.Parameter], state: Mapping[str, torch.Tensor], config: Config, where: str
 ) -> None:
     """Copy a checkpoint's weights into what trains; VideotuneError where they do not fit."""
-    (load_full if config.training_method == "FINE_TUNE" else load_lora)(parameters, state, where)
+    (load_lora if config.training_method == "LORA" else load_full)(parameters, state, where)

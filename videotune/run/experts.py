@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+TEXT = "text"
+"""What trains of the text encoders alone, whatever the denoisers are: it is the run's, not an expert's."""
+
+
 def prefix(spec: FamilySpec, name: str) -> str:
     """What the names of an expert's parameters begin with in a checkpoint; nothing where there is one denoiser."""
-    return f"{name}." if len(spec.experts) > 1 else ""
+    return f"{name}." if len(spec.experts) > 1 and name != TEXT else ""
 
 
 def trained(spec: FamilySpec, config: Config) -> tuple[str, ...]:
@@ -29,8 +33,10 @@ def trained(spec: FamilySpec, config: Config) -> tuple[str, ...]:
             if getattr(config, key) is not None:
                 raise VideotuneError(f"{key}: {spec.title} has one denoiser, not two experts: leave it out")
         return names
+    if config.learning_rate_low is not None and not config.transformer.train:
+        raise VideotuneError("learning_rate_low: no expert trains, only what both are told: leave it out")
     if config.experts in (None, "both"):
-        if config.training_method == "FINE_TUNE":
+        if config.training_method == "FINE_TUNE" and config.transformer.train:
             raise VideotuneError("experts: FINE_TUNE changes every weight of one expert at a time: set high or low")
         return names
     if config.expert_share is not None:

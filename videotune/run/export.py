@@ -1,4 +1,4 @@
-"""``export``: a run's adapter in the formats that others read, or merged; each read back before it is called done."""
+"""``export``: what a run has learnt in the formats that others read, each read back before it is called done."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from videotune import __version__
 from videotune.config.resolve import Resolved, resolve
 from videotune.errors import DONE, VideotuneError
+from videotune.export.embedding import export_embedding
 from videotune.export.formats import CONFIG, refuse_format
 from videotune.export.full import export_full
 from videotune.export.lora import Exported, export_lora
@@ -19,6 +20,7 @@ from videotune.report.html import write_report
 from videotune.run.experts import of_expert, prefix, trained
 from videotune.run.folder import read_run_config, run_settings
 from videotune.run.models import lora_settings, open_models
+from videotune.run.text import ROWS, by_part
 from videotune.train.state import pick
 from videotune.types import Family
 
@@ -67,18 +69,23 @@ def named_formats(value: str | list[str]) -> list[str]:
 
 def check_formats(config: Config, family: Family) -> None:
     """Raise VideotuneError for a format that could not be written: before a training, not after it."""
-    whole = config.training_method == "FINE_TUNE"
+    method = config.training_method
     for name in named_formats(config.output_model_format):
-        if whole and name != "diffusers":
+        if method == "FINE_TUNE" and name != "diffusers":
             raise VideotuneError(
                 f"output_model_format: a fine-tuned model is written as a diffusers folder, not {name!r}"
             )
-        if not whole:
+        if method == "EMBEDDING" and name not in family.embedding_keys():
+            known = ", ".join(sorted(family.embedding_keys()))
+            raise VideotuneError(f"output_model_format: {family.spec.title} has {known}, not {name!r}")
+        if method == "LORA":
             refuse_format(family, config.lora.variant, name)
 
 
 def refuse_merge(config: Config, formats: Sequence[str]) -> None:
     """Raise VideotuneError where a run has no adapter, or --merge stands beside a format."""
+    if config.training_method == "EMBEDDING":
+        raise VideotuneError("--merge: new tokens are no adapter: the base model stays as it is")
     if config.training_method == "FINE_TUNE":
         raise VideotuneError("--merge: a fine-tuned model has no adapter; its export is whole already")
     if formats:
@@ -94,20 +101,31 @@ def export_run(
     formats: Sequence[str] = (),
     out: Path | None = None,
 ) -> list[Exported]:
-    """Write each format, a file for each expert that was trained, and the list of them into ``exports.json``."""
+    """Write each format, a file for each expert that was trained, and the list of them into ``exports.json``.
+
+    What trained of the text encoders alone has one, whatever the experts are.
+    """
     config = resolved.config
     wanted = list(formats) or named_formats(config.output_model_format)
     folder, name = _place(run, config, out)
     done = []
     for format in wanted:
-        for expert in trained(family.spec, config):
-            own = of_expert(state, prefix(family.spec, expert))
-            ending = ("" if format == "diffusers" else f"-{format}") + family.export_suffix(expert)
+        if config.training_method == "EMBEDDING":
+            path = folder / f"{name}-step-{step}{'' if format == 'diffusers' else f'-{format}'}"
+            facts = _facts(run, family, step, resolved, None) | _use(run, family, config, None, format)
+            done += export_embedding(family, format, of_expert(state, ROWS), config.embedding.token, path, facts)
+            continue
+        for expert in trained(family.spec, config) if config.transformer.train else (None,):
+            own = of_expert(state, prefix(family.spec, expert) if expert else "")
+            ending = ("" if format == "diffusers" else f"-{format}") + (family.export_suffix(expert) if expert else "")
             path = folder / f"{name}-step-{step}{ending}"
             facts = _facts(run, family, step, resolved, expert) | _use(run, family, config, expert, format)
             if config.training_method == "FINE_TUNE":
-                done.append(export_full(family, expert, own, _folder(family, resolved), path, facts))
+                net, text = by_part(family, own)
+                first = expert or family.spec.experts[0].name
+                done.append(export_full(family, first, net, _folder(family, resolved), path, facts, text))
                 continue
+            assert expert is not None, "an adapter is of a denoiser"
             scale = lora_settings(config).scale
             file = path.with_name(f"{path.name}.safetensors")
             done.append(export_lora(family, format, own, scale, file, facts, expert))
@@ -155,7 +173,7 @@ def _folder(family: Family, resolved: Resolved) -> Path:
     return place(str(config.base_model_name), files=part_files(config.transformer.file, family.spec)).folder
 
 
-def _facts(run: Path, family: Family, step: int, resolved: Resolved, expert: str) -> dict[str, Any]:
+def _facts(run: Path, family: Family, step: int, resolved: Resolved, expert: str | None) -> dict[str, Any]:
     """What the file says of itself, so that it can be used years later."""
     config, kept = resolved.config, read_run_config(run)
     plan, file = read_json(run / "plan.json"), config.transformer.file
@@ -173,7 +191,7 @@ def _facts(run: Path, family: Family, step: int, resolved: Resolved, expert: str
         "fps": config.video_config.target_fps,
         "buckets": [bucket["shape"] for bucket in plan["buckets"]],
         "ema": config.ema.decay,
-        **({"expert": expert} if len(family.spec.experts) > 1 else {}),
+        **({"expert": expert} if expert and len(family.spec.experts) > 1 else {}),
     }
 
 
@@ -183,9 +201,16 @@ def _base_name(run: Path) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _use(run: Path, family: Family, config: Config, expert: str, format: str) -> dict[str, Any]:
+def _use(run: Path, family: Family, config: Config, expert: str | None, format: str) -> dict[str, Any]:
     """How the file is used, in code, and what of it a reader might ask."""
     pipeline, kind = family.pipeline_class().__name__, config.lora.variant
+    if config.training_method == "EMBEDDING":
+        use = (
+            f"class Pipeline({pipeline}, TextualInversionLoaderMixin): pass; "
+            f"pipe = Pipeline.from_pretrained({_base_name(run)!r}); "
+            "pipe.load_textual_inversion(THIS_FILE); prompt = pipe.maybe_convert_prompt(prompt, pipe.tokenizer)"
+        )
+        return {"vectors": config.embedding.vectors, "use": use}
     if config.training_method == "FINE_TUNE":
         return {"use": f"pipe = {pipeline}.from_pretrained(THIS_FOLDER)"}
     begin = f"pipe = {pipeline}.from_pretrained({_base_name(run)!r}); "

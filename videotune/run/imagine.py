@@ -119,7 +119,7 @@ class Imagination:
         return Learner(
             parameters,
             optimizer,
-            RateSettings(1e-4, "CONSTANT", 0, 1),
+            {"transformer": RateSettings(1e-4, "CONSTANT", 0, 1)},
             masters if masters.apart else None,
             None if self.config.ema.decay is None else Ema(parameters, self.config.ema.decay),
             held if masters.apart else None,

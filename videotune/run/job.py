@@ -25,6 +25,7 @@ from videotune.errors import DoesNotFit, VideotuneError
 from videotune.families.find import part_files, place, spec_for
 from videotune.files import digest
 from videotune.monitor.exposure import Exposure, exposure
+from videotune.run.text import holding_the_token, unused_rates
 from videotune.types import BasePlace, ClipShape, FamilySpec, Window
 
 CACHE_NAME = ".videotune-cache"
@@ -208,9 +209,10 @@ def open_job(
         reasons = "".join(f"\n  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10])
         validated = "all of them are held out: give a dataset of kind train" if library.clips else "none can be used:"
         raise DoesNotFit(f"no clip can be trained on; {validated}{reasons}")
+    library, told = holding_the_token(library, config)
     shaped = buckets(library)
     schedule, notes = make_schedule(config, shaped, library, processes)
-    notes += unused_keys(resolved, library, spec.image_noise)
+    notes += [*unused_keys(resolved, library, spec.image_noise), *unused_rates(resolved), *told]
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_a_pass(schedule))
     notes += [arithmetic] if arithmetic else []
     notes += notes_on_views(library, shaped, schedule, steps)

@@ -21,7 +21,8 @@ from videotune.errors import VideotuneError
 from videotune.families.find import find, part_files, place
 from videotune.run.console import bar, clock, say
 from videotune.run.job import Job
-from videotune.run.takes import captions_of, takes_of
+from videotune.run.takes import captions_of, takes_of, texts_of
+from videotune.run.text import cut_prompts, in_loop, live_text
 from videotune.types import BasePlace, Batch, Family, FamilySpec, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
@@ -90,7 +91,19 @@ def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()
         say(f"encoded {report.captions} captions and {report.takes} windows into {store.folder} {waiting(report)}")
     for note in store.notes:
         say(f"note: {note}")
-    cut = [text for text in cut_captions(store, prints["text_encoder"], tokens, captions) if text]
+    say_cut(job, [text for text in cut_captions(store, prints["text_encoder"], tokens, captions) if text])
+
+
+def say_cut_in_loop(job: Job, family: Family, extra: Sequence[str] = ()) -> None:
+    """The same where text is encoded in the step and none is in the cache."""
+    live = live_text(job.config)
+    if live is not None:
+        say_cut(job, cut_prompts(family, live, texts_of(job, extra)))
+
+
+def say_cut(job: Job, cut: Sequence[str]) -> None:
+    """Say which texts are longer than the model reads."""
+    tokens = job.spec.text_tokens
     if cut:
         say(
             f"warning: {len(cut)} captions are longer than the {tokens} tokens that {job.spec.title} reads and are cut,"
@@ -128,6 +141,7 @@ def make_source(job: Job, family: Family, store: Store, loss: Objective, rota: R
         given=job.spec.given,
         first_frame=job.config.first_frame_probability or 0.0,
         image_noise=job.spec.image_noise,
+        text_in_step=in_loop(job.config),
         rota=rota,
         ranges={expert.name: (expert.t_lo, expert.t_hi) for expert in job.spec.experts}
         if len(job.spec.experts) > 1

@@ -18,6 +18,7 @@ from videotune.run.experts import trained
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
 from videotune.run.previews import prompts_of
 from videotune.run.takes import captions_of, takes_of
+from videotune.run.text import in_loop, text_size
 from videotune.types import FamilySpec
 
 if TYPE_CHECKING:
@@ -86,11 +87,16 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
         return None
     import torch
 
-    net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
-    own, experts = what_trains(net, job.spec, job.config), len(trained(job.spec, job.config))
+    family = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32)
+    net, experts = family.skeleton(), len(trained(job.spec, job.config))
+    own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
     paths = list(by_module(own)) or list(dict.fromkeys(name.rpartition(".")[0] for name in own))
-    count = sum(value.numel() for value in own.values())
-    return {"modules": experts * len(paths), "parameters": experts * count, "groups": grouped(paths)}
+    count = experts * sum(value.numel() for value in own.values())
+    modules = experts * len(paths)
+    if in_loop(job.config):
+        text_modules, numbers = text_size(family, job.config)
+        modules, count = modules + text_modules, count + numbers
+    return {"modules": modules, "parameters": count, "groups": grouped(paths)}
 
 
 def what_trains(net: nn.Module, spec: FamilySpec, config: Config) -> Mapping[str, nn.Parameter]:

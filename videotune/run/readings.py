@@ -15,6 +15,7 @@ from videotune.run.models import plain_batch
 from videotune.run.previews import first_frames_of, sample_settings, usual_shape
 from videotune.run.trainer import Trainer
 from videotune.sampling.preview import decode, draw, file_name, write_video
+from videotune.train.step import condition
 
 FAILED = "the preview at step {} failed"
 """How a warning of that begins; such a preview is not tried again when the run is resumed from its step."""
@@ -86,7 +87,7 @@ def read(trainer: Trainer) -> dict[str, Any]:
             trainer.family,
             trainer.bench,
             trainer.source.objective,
-            lambda window: plain_batch(trainer.source, window),
+            lambda window: condition(trainer.family, trainer.text, plain_batch(trainer.source, window)),
         )
 
 
@@ -104,7 +105,7 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
                 trainer.family,
                 trainer.bench,
                 settings,
-                trainer.source.text,
+                trainer.states,
                 [prompt for prompt, _ in wanted],
                 [seed for _, seed in wanted],
                 on_done=lambda done: progress.update(done, len(wanted)),

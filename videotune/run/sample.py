@@ -18,15 +18,17 @@ from videotune.data.facts import ClipProblem
 from videotune.data.images import probe_image
 from videotune.data.windows import snap_frames
 from videotune.errors import DONE, VideotuneError
+from videotune.export.embedding import read_embedding
 from videotune.export.lora import read_lora
 from videotune.families.find import place, spec_for
 from videotune.files import read_json
 from videotune.run.bench import attach, put_weights
-from videotune.run.console import bar
+from videotune.run.console import bar, say
 from videotune.run.experts import of_expert, prefix, trained
 from videotune.run.folder import run_settings
 from videotune.run.models import open_models
 from videotune.run.previews import sample_settings
+from videotune.run.text import by_part, in_loop, put_files, put_text
 from videotune.sampling.preview import SampleSettings, decode, draw, file_name, write_video
 from videotune.train.state import pick
 from videotune.types import ClipShape, Family, FamilySpec, Moments
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
 class SampleWords:
     """What to draw: prompts and the first seed (None: the config's), from ``run`` or from ``base``.
 
-    A run is drawn from at its newest checkpoint or at ``step``; a base model with ``loras``, a file for each expert, or
-    alone. ``images``: what the videos begin with, one for all prompts or one for each.
+    A run is drawn from at its newest checkpoint or at ``step``; a base model with ``loras``, a file for each expert, with
+    ``embeddings``, files of new tokens, or alone. ``images``: what the videos begin with, one for all prompts or one each.
     """
 
     prompts: tuple[str, ...]
@@ -53,17 +55,22 @@ class SampleWords:
     strength: float = 1.0
     sets: tuple[str, ...] = ()
     images: tuple[Path, ...] = ()
+    embeddings: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """What samples are drawn with: the family, its networks with the adapter in place, how, the adapter's step, a seed."""
+    """What samples are drawn with: the family, its networks with the adapter in place, how, the adapter's step, a seed.
+
+    ``teach`` puts into the text encoders what was learnt of them, and returns how a prompt is spelled for them.
+    """
 
     family: Family
     nets: Mapping[str, nn.Module]
     settings: SampleSettings
     step: int
     seed: int
+    teach: Callable[[], Callable[[str], str]] = lambda: str
 
 
 class OneAtATime(Mapping[str, "nn.Module"]):
@@ -120,6 +127,7 @@ def open_sampler(words: SampleWords) -> Sampler:
     seed = config.sample.seed if words.seed is None else words.seed
     family, step = open_models(spec, base, config), 0
     adapt: Callable[[str, nn.Module], None]
+    teach: Callable[[], Callable[[str], str]]
     if words.run is not None:
         checkpoint = pick(words.run, words.step)
         step, weights = checkpoint.step, checkpoint.load("ema" if checkpoint.has_ema else "weights")
@@ -127,13 +135,26 @@ def open_sampler(words: SampleWords) -> Sampler:
             raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")
 
         def adapt(name: str, net: nn.Module) -> None:
-            if name in trained(spec, config):
-                put_weights(attach(net, spec, config), of_expert(weights, prefix(spec, name)), config, str(words.run))
+            if config.transformer.train and name in trained(spec, config):
+                own = of_expert(weights, prefix(spec, name))
+                own = by_part(family, own)[0] if in_loop(config) else own
+                put_weights(attach(net, spec, config), own, config, str(words.run))
+
+        def teach() -> Callable[[str], str]:
+            begin = prefix(spec, trained(spec, config)[0]) if config.transformer.train else ""
+            return put_text(family, config, of_expert(weights, begin), str(words.run))
     else:
 
         def adapt(name: str, net: nn.Module) -> None:
             if name in files:
                 load_file_into(family, net, files[name])
+
+        found = [read_embedding(family, path) for path in words.embeddings]
+        for path, (token, _) in zip(words.embeddings, found, strict=True):
+            say(f"{path.name} is called {token} in prompts")
+
+        def teach() -> Callable[[str], str]:
+            return put_files(family, found)
 
     def load(name: str) -> nn.Module:
         net = family.denoiser(name)
@@ -145,7 +166,7 @@ def open_sampler(words: SampleWords) -> Sampler:
 
     nets = OneAtATime(spec, load)
     _ = nets[spec.experts[0].name]  # a file that does not fit is told before the text encoder runs
-    return Sampler(family, nets, shape, step, seed)
+    return Sampler(family, nets, shape, step, seed, teach)
 
 
 def refuse(words: SampleWords) -> None:
@@ -156,8 +177,10 @@ def refuse(words: SampleWords) -> None:
         raise VideotuneError(
             "sample draws from a RUN folder, or from --base MODEL with or without --lora FILE: name one"
         )
-    if (words.run and words.loras) or (words.base and words.step is not None):
-        raise VideotuneError("--lora goes with --base, and --step with a RUN: a run is drawn with its own adapter")
+    if (words.run and (words.loras or words.embeddings)) or (words.base and words.step is not None):
+        raise VideotuneError(
+            "--lora and --embedding go with --base, and --step with a RUN: a run is drawn with what it has learnt itself"
+        )
     for path in words.loras:
         if not path.is_file():
             raise VideotuneError(f"no such LoRA file: {path}")
@@ -204,9 +227,10 @@ def by_expert(files: Sequence[Path], spec: FamilySpec) -> dict[str, Path]:
 
 def adapter_name(words: SampleWords) -> str:
     """What tells a sample's file from those of another adapter or strength; empty for a run at full strength."""
-    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*(path.stem for path in words.loras), strict=False))
+    files = (*words.loras, *words.embeddings)
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*(path.stem for path in files), strict=False))
     both = "".join(letters[0] for letters in alike).rstrip("-_")  # what the files of two experts begin with
-    name = "" if words.run else f"{both or words.loras[0].stem}-" if words.loras else "base-"
+    name = "" if words.run else f"{both or files[0].stem}-" if files else "base-"
     return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
 
 
@@ -242,7 +266,8 @@ def render(
     family, told = sampler.family, None
     try:
         texts = list(dict.fromkeys([*prompts, ""]))
-        states = dict(zip(texts, family.encode_text(texts), strict=True))
+        spell = sampler.teach()
+        states = dict(zip(texts, family.encode_text([spell(text) for text in texts]), strict=True))
     finally:
         family.free("text_encoder")
     if images:

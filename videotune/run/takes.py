@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from videotune.monitor.probe import spread
 from videotune.run.job import Job
 from videotune.run.previews import first_frames_of
+from videotune.run.text import in_loop
 from videotune.types import PLAIN, Window
 
 
@@ -26,6 +27,11 @@ def takes_of(job: Job) -> list[tuple[Window, int]]:
 
 
 def captions_of(job: Job, extra: Sequence[str] = ()) -> list[str]:
+    """Every text that a run reads from the cache; none where text is encoded in the step."""
+    return [] if in_loop(job.config) else texts_of(job, extra)
+
+
+def texts_of(job: Job, extra: Sequence[str] = ()) -> list[str]:
     """Every text that a run feeds: the clips' captions, the empty one, and ``extra`` prompts."""
     captions = [caption for clip in job.library.clips for caption in clip.captions]
     return list(dict.fromkeys([*captions, "", *extra]))

@@ -33,15 +33,18 @@ from videotune.run.models import (
     make_objective,
     make_source,
     open_models,
+    say_cut_in_loop,
 )
 from videotune.run.plan import make_plan, what_trains
 from videotune.run.previews import prompts_of, sample_settings, usual_shape
+from videotune.run.text import encoder_of, live_text, refuse_text
 from videotune.train.crew import Crew
 from videotune.types import Family
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from videotune.adapters.text import LiveText
 
 KEPT_IN_MEMORY = 256 << 20
 """Bytes of the cache that stay in host memory while a run trains."""
@@ -88,7 +91,16 @@ class Trainer:
     @property
     def optimizer(self) -> Any:
         """What turns gradients into updates, of the expert that is in memory."""
-        return self.bench.learners[self.bench.current].optimizer
+        return self.bench.learner.optimizer
+
+    @property
+    def text(self) -> LiveText | None:
+        """How captions are read where text is encoded in the step; None where it is cached."""
+        return live_text(self.job.config)
+
+    def states(self, prompt: str) -> Mapping[str, Tensor]:
+        """A prompt's text states: the cached ones, or by the text encoder as it is now."""
+        return self.source.text(prompt) if self.text is None else encoder_of(self.family, self.text)(prompt)
 
     @property
     def result(self) -> Mapping[str, Tensor]:
@@ -134,7 +146,9 @@ def prepare(
     if crew.first:
         for note in job.notes:
             say(f"note: {note}")
-    what_trains(family.skeleton(), job.spec, config)  # a pattern that matches nothing is said before any work
+    if config.transformer.train:
+        what_trains(family.skeleton(), job.spec, config)  # a pattern that matches nothing is said before any work
+    refuse_text(family, config)
     store = Store(job.cache, KEPT_IN_MEMORY)
     pulse.tell("encoding")
     if crew.first:
@@ -143,6 +157,8 @@ def prepare(
     if not crew.first:
         store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
     bench = open_bench(family, config, rota, job.steps, first)
+    if crew.first:
+        say_cut_in_loop(job, family, prompts)
     if next(bench.net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
     if config.init_from and first == 1:  # also a resume of a run that has saved nothing yet

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from videotune.adapters.lora import adapter_off
+from videotune.adapters.text import LiveText
 from videotune.cache.batches import Prepared
 from videotune.diffusion.loss import anchored_target, denoising_loss
 from videotune.diffusion.objective import Objective
@@ -129,16 +130,18 @@ class StepSettings:
 class Learner:
     """What of a network trains: the parameters that its optimizer holds, by name, and their average if there is one.
 
-    ``held`` are the same in the network's own dtype, where the optimizer holds masters.
+    ``rates`` by the optimizer's groups; ``held`` are the parameters in the network's own dtype, where the optimizer holds
+    masters; ``text``: captions are encoded in the step, since some of the parameters are of what encodes them.
     """
 
     parameters: Mapping[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
-    rates: RateSettings
+    rates: Mapping[str, RateSettings]
     masters: Masters | None = None
     ema: Ema | None = None
     held: Mapping[str, nn.Parameter] | None = None
     expert: str | None = None
+    text: LiveText | None = None
 
 
 class OutOfMemory(RuntimeError):
@@ -169,12 +172,15 @@ def train_step(
     """
     parameters, optimizer = list(learner.parameters.values()), learner.optimizer
     own = prepared.step if own_step is None else own_step
-    lr = {group["name"]: rate(learner.rates, own) for group in optimizer.param_groups}
+    lr = {group["name"]: rate(learner.rates[group["name"]], own) for group in optimizer.param_groups}
     values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=parameters[0].device), True
     try:
-        accumulate(family, net, objective, prepared, settings, clock, values)
+        accumulate(family, net, objective, prepared, settings, clock, values, learner.text)
         if learner.masters is not None:
             learner.masters.gather()
+        if all(parameter.grad is None for parameter in parameters):  # nothing that trains was used in this step
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)  # as where other processes have used it
         crew.sum_gradients(parameters)
         crew.sum(values)
         values[1] = norm = clip(parameters, settings.max_grad_norm)
@@ -210,6 +216,7 @@ def accumulate(
     settings: StepSettings,
     clock: Clock,
     values: Tensor,
+    text: LiveText | None = None,
 ) -> None:
     """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets."""
     device, total, first = values.device, len(prepared.drawn.window_ids), prepared.first
@@ -218,7 +225,7 @@ def accumulate(
         rows = slice(first - prepared.first, first - prepared.first + len(part))
         t, noise = _to(prepared.t[rows], device), _to(prepared.noise[rows], device)
         anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes] if part.any_anchored else []
-        batch, target = part.map(lambda x: _to(x, device)), None
+        batch, target = condition(family, text, part.map(lambda x: _to(x, device))), None
         if anchored:
             with adapter_off(net):
                 target = anchored_target(family, net, objective, batch, t, noise, anchored)
@@ -227,11 +234,23 @@ def accumulate(
         out = denoising_loss(family, net, objective, batch, t, noise, target)
         clock.mark("forward")
         share = out.loss * (len(batch) / total)
-        share.backward()
+        if share.requires_grad:  # no caption of these may hold a new token
+            share.backward()
         clock.mark("backward")
         values[0] += share.detach()
         values[2 + first : 2 + first + len(batch)] = out.mse
         first += len(batch)
+
+
+def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:
+    """The batch as the denoiser is to be told of it: as it is where text is cached (None), else its captions encoded now.
+
+    What else a clip tells stays what it was. Ruler and training call this alike.
+    """
+    if text is None:
+        return batch
+    told = family.encode_in_loop([text.spell(caption) for caption in batch.captions])
+    return replace(batch, cond=replace(told, extras={**batch.cond.extras, **told.extras}))
 
 
 def of_memory(error: BaseException) -> bool:

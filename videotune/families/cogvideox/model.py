@@ -14,7 +14,8 @@ from videotune.families.cogvideox.attention import isolate_frames
 from videotune.families.cogvideox.facts import read_spec
 from videotune.families.find import fingerprint, read_config
 from videotune.families.loading import load_model
-from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest
+from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
+from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest, TextPart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,22 +95,42 @@ class CogVideoX:
         """How many tokens the caption has, the end mark included, before any cut."""
         return len(self._text_encoder().tokenizer(caption, verbose=False).input_ids)
 
+    def _encode(self, caption: str) -> Tensor:
+        """(L, D), padding included: the pipeline's own embedding."""
+        text, _ = self._text_encoder().encode_prompt(
+            caption, do_classifier_free_guidance=False, max_sequence_length=self.spec.text_tokens, device=self.device
+        )
+        return text[0]
+
     def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
         """{"text": (L, D)} for each caption, padding included, on the CPU.
 
         T5 reads the padding without a mask and so does the transformer: the states of padding are part of what it is told.
         """
-        pipe, states = self._text_encoder(), []
         with _torch().no_grad():
-            for caption in captions:
-                text, _ = pipe.encode_prompt(
-                    caption,
-                    do_classifier_free_guidance=False,
-                    max_sequence_length=self.spec.text_tokens,
-                    device=self.device,
-                )
-                states.append({"text": text[0].cpu().clone()})
-        return states
+            return [{"text": self._encode(caption).cpu().clone()} for caption in captions]
+
+    def text_parts(self) -> Mapping[str, TextPart]:
+        """T5 and its tokenizer, as they read captions until they are freed."""
+        pipe = self._text_encoder()
+        return {"text_encoder": TextPart(pipe.tokenizer, pipe.text_encoder)}
+
+    def tokenizers(self) -> Mapping[str, Any]:
+        """T5's tokenizer, fresh."""
+        self._refuse_unreadable_tokenizer()
+        return fresh_tokenizers(self.folder)
+
+    def text_skeletons(self) -> Mapping[str, nn.Module]:
+        """T5 without weights."""
+        return text_skeletons(self.folder, "T5EncoderModel")
+
+    def encode_in_loop(self, captions: Sequence[str]) -> Condition:
+        """Text (B,L,D), encoded one caption after the other; equal ones once."""
+        return Condition(each_once(captions, self._encode))
+
+    def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
+        """diffusers' form goes by the token; there is no other reader that is known."""
+        return {"diffusers": {}}
 
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
         """Text (B,L,D), and of a checkpoint that takes an image its latents, extras["image"] (B,C,1,H,W)."""

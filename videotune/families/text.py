@@ -1,0 +1,36 @@
+"""What families share about their text encoders: tokenizers, shapes without weights, captions encoded in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def fresh_tokenizers(folder: Path, parts: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A tokenizer of each text encoder, by the encoder's folder; ``parts`` names the tokenizers' folders."""
+    from transformers import AutoTokenizer
+
+    names = {"text_encoder": "tokenizer"} if parts is None else parts
+    return {part: AutoTokenizer.from_pretrained(folder / place) for part, place in names.items()}
+
+
+def text_skeletons(folder: Path, name: str, part: str = "text_encoder") -> dict[str, nn.Module]:
+    """A text encoder of transformers, by its class's name, with all of its weights on the meta device."""
+    import torch
+    import transformers
+
+    cls = getattr(transformers, name)
+    with torch.device("meta"):
+        return {part: cls(cls.config_class.from_pretrained(folder / part))}
+
+
+def each_once(captions: Sequence[str], encode: Callable[[str], Tensor]) -> Tensor:
+    """The captions' states stacked, (B,L,D); each is encoded by itself, so that no neighbour moves its last bit."""
+    import torch
+
+    states = {caption: encode(caption) for caption in dict.fromkeys(captions)}
+    return torch.stack([states[caption] for caption in captions])
