@@ -141,6 +141,8 @@ class FamilySpec:
     ``patch`` (frames, rows, columns) of latents a token covers; ``timestep_*`` and ``sample_*`` the family's own defaults.
     ``first_frame``: the share of samples that are told their clip's first frame, unless the config says another (None: the
     checkpoint takes no image); ``image_noise``: noise is drawn onto that frame before it is encoded, anew for each view.
+    ``shift_by_tokens``: (tokens, μ at them, other tokens, μ at those) of the checkpoint's own scheduler, whose shift e^μ
+    grows with the resolution (None: it has a fixed one).
     """
 
     name: str
@@ -166,6 +168,7 @@ class FamilySpec:
     path_constants: Mapping[str, float] = field(default_factory=dict)
     first_frame: float | None = None
     image_noise: bool = False
+    shift_by_tokens: tuple[float, float, float, float] | None = None
 
     def tokens(self, shape: ClipShape) -> int:
         """How many tokens the denoiser sees for one sample of this shape."""

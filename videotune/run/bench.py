@@ -14,15 +14,17 @@ from videotune.adapters.lora import add_lora, load_lora
 from videotune.adapters.share import share
 from videotune.cache.experts import Rota, exact
 from videotune.config.schema import Config
+from videotune.errors import VideotuneError
 from videotune.diffusion.objective import Objective
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.run.experts import trained
-from videotune.run.models import lora_settings
+from videotune.run.models import dtype_name, lora_settings
 from videotune.train.ema import Ema
 from videotune.train.engine import Turn
 from videotune.train.masters import Masters
 from videotune.train.optimizers import OptimizerSettings, RateSettings, default_warmup, make_optimizer
 from videotune.train.step import Learner
+from videotune.train.updates import InBackward
 from videotune.types import Family, FamilySpec
 
 
@@ -120,24 +122,42 @@ def make_learner(net: nn.Module, family: Family, config: Config, name: str, rota
     """What of a network trains, its optimizer, its rate, and its average if the config asks for one."""
     spec, kind = family.spec, config.optimizer
     held = attach(net, spec, config)
-    masters = Masters(held)
-    parameters, several = masters.parameters, len(spec.experts) > 1
+    rounding = kind.masters == "STOCHASTIC_ROUNDING"
+    if rounding and dtype_name(config) != "BFLOAT_16":
+        raise VideotuneError(
+            "optimizer.masters: STOCHASTIC_ROUNDING is for weights in BFLOAT_16, and on this device train_dtype is "
+            f"{dtype_name(config)} unless set"
+        )
+    masters = Masters({} if rounding else held)
+    parameters, several = held if rounding else masters.parameters, len(spec.experts) > 1
     optimizer = make_optimizer(
         {name if several else "transformer": list(parameters.values())},
         OptimizerSettings(kind.name, kind.beta1, kind.beta2, kind.weight_decay),
+        apart=rounding or kind.step_in_backward,
     )
     own = rota.count(steps, name)
     warmup = default_warmup(own) if config.warmup_steps is None else config.warmup_steps
     low = several and name == spec.experts[-1].name and config.learning_rate_low is not None
     peak = float(config.learning_rate_low or 0) if low else config.learning_rate
+    kept = masters if masters.apart else None
+    updates = InBackward(config.max_grad_norm, config.seed if rounding else None, kept)
     return Learner(
         parameters,
         optimizer,
-        RateSettings(peak, config.learning_rate_scheduler, warmup, own),
-        masters if masters.apart else None,
-        None if config.ema.decay is None else Ema(parameters, config.ema.decay),
+        RateSettings(
+            peak,
+            config.learning_rate_scheduler,
+            warmup,
+            own,
+            config.learning_rate_cycles,
+            config.learning_rate_power,
+        ),
+        kept,
+        None if config.ema.decay is None else Ema(parameters, config.ema.decay, config.ema.device == "host"),
         held if masters.apart else None,
         name if several else None,
+        config.seed if rounding else None,
+        updates.attach(held, optimizer) if kind.step_in_backward else None,
     )
 
 

@@ -18,7 +18,8 @@ from videotune.randomness import seed32
 from videotune.train.crew import Crew
 from videotune.train.ema import Ema
 from videotune.train.masters import Masters
-from videotune.train.optimizers import RateSettings, apply, rate
+from videotune.train.optimizers import AnyOptimizer, RateSettings, rate
+from videotune.train.updates import InBackward, clip, update
 from videotune.types import Batch, Family
 
 
@@ -123,16 +124,19 @@ class StepSettings:
 class Learner:
     """What of a network trains: the parameters that its optimizer holds, by name, and their average if there is one.
 
-    ``held`` are the same in the network's own dtype, where the optimizer holds masters.
+    ``held`` are the same in the network's own dtype, where the optimizer holds masters. ``rounding``: the seed of the draws
+    that round updates of bf16 weights (None: they are not). ``in_backward``: updates come with the gradients.
     """
 
     parameters: Mapping[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizer: AnyOptimizer
     rates: RateSettings
     masters: Masters | None = None
     ema: Ema | None = None
     held: Mapping[str, nn.Parameter] | None = None
     expert: str | None = None
+    rounding: int | None = None
+    in_backward: InBackward | None = None
 
 
 class OutOfMemory(RuntimeError):
@@ -165,20 +169,22 @@ def train_step(
     own = prepared.step if own_step is None else own_step
     lr = {group["name"]: rate(learner.rates, own) for group in optimizer.param_groups}
     values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=parameters[0].device), True
+    for group in optimizer.param_groups:
+        group["lr"] = lr[group["name"]]
     try:
-        accumulate(family, net, objective, prepared, settings, clock, values)
-        if learner.masters is not None:
-            learner.masters.gather()
-        crew.sum_gradients(parameters)
-        crew.sum(values)
-        values[1] = norm = clip(parameters, settings.max_grad_norm)
-        good = torch.isfinite(norm) & torch.isfinite(values[0])
-        for group in optimizer.param_groups:
-            group["lr"] = lr[group["name"]]
-        intact = False
-        apply(optimizer, good)
-        if learner.masters is not None:
-            learner.masters.spread()
+        if learner.in_backward is not None:
+            intact = False
+            good = _in_backward(family, net, learner.in_backward, objective, prepared, settings, clock, values, own)
+        else:
+            accumulate(family, net, objective, prepared, settings, clock, values)
+            if learner.masters is not None:
+                learner.masters.gather()
+            crew.sum_gradients(parameters)
+            crew.sum(values)
+            values[1] = norm = clip(parameters, settings.max_grad_norm)
+            good = torch.isfinite(norm) & torch.isfinite(values[0])
+            intact = False
+            update(optimizer, learner.parameters, learner.masters, good, learner.rounding, own)
         if learner.ema is not None:
             learner.ema.update(own, good)
     except (MemoryError, RuntimeError) as error:
@@ -196,6 +202,25 @@ def train_step(
     )
 
 
+def _in_backward(
+    family: Family,
+    net: nn.Module,
+    updates: InBackward,
+    objective: Objective,
+    prepared: Prepared,
+    settings: StepSettings,
+    clock: Clock,
+    values: Tensor,
+    own: int,
+) -> Tensor:
+    """A step whose updates come with its gradients, in one process and one forward pass; () whether all of it was finite."""
+    assert settings.micro_batches == 1, "a gradient that is updated at once cannot be summed up"
+    updates.begin(own)
+    accumulate(family, net, objective, prepared, settings, clock, values, updates)
+    values[1], finite_all = updates.end()
+    return finite_all & torch.isfinite(values[0])
+
+
 def accumulate(
     family: Family,
     net: nn.Module,
@@ -204,6 +229,7 @@ def accumulate(
     settings: StepSettings,
     clock: Clock,
     values: Tensor,
+    in_backward: InBackward | None = None,
 ) -> None:
     """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets."""
     device, total, first = values.device, len(prepared.drawn.window_ids), prepared.first
@@ -221,6 +247,8 @@ def accumulate(
         out = denoising_loss(family, net, objective, batch, t, noise, target)
         clock.mark("forward")
         share = out.loss * (len(batch) / total)
+        if in_backward is not None:
+            in_backward.loss(share)
         share.backward()
         clock.mark("backward")
         values[0] += share.detach()
@@ -243,17 +271,6 @@ def _tokens(family: Family, batch: Batch | None) -> int:
         return 0
     sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
     return math.prod(-(-side // step) for side, step in sides)
-
-
-def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
-    """The gradient's norm (), with the gradient scaled down to ``most`` where it is longer.
-
-    On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.
-    """
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if norm.is_cuda or norm > most:
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
-    return norm
 
 
 def _to(x: Tensor, device: torch.device) -> Tensor:
