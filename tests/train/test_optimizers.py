@@ -211,7 +211,9 @@ def test_muon_takes_matrices_and_adamw_the_rest() -> None:
     steps(own, optimizer, range(1))
     kept = optimizer_state(optimizer, own)
     assert {key.rpartition(".")[2] for key in kept if key.startswith("a.")} == {"momentum_buffer"}
-    assert {key for key in kept if key.startswith("b.vector")} == {f"b.vector.{k}" for k in ("step", "exp_avg", "exp_avg_sq")}
+    assert {key for key in kept if key.startswith("b.vector")} == {
+        f"b.vector.{k}" for k in ("step", "exp_avg", "exp_avg_sq")
+    }
 
 
 def test_the_paged_optimizer_is_refused_on_a_cpu() -> None:

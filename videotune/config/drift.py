@@ -45,8 +45,8 @@ DATA = frozenset((
 
 FATAL = frozenset((
     "expert_period", "expert_share", "experts", "family", "init_from", "lora.alpha", "lora.rank", "lora.targets",
-    "optimizer.masters", "optimizer.name", "seed", "shuffle", "text_encoder.train", "train_dtype", "training_method", "transformer.file",
-    "transformer.train", "video_config.video_batch_size_multiplier",
+    "optimizer.masters", "optimizer.name", "seed", "shuffle", "text_encoder.train", "train_dtype", "training_method",
+    "transformer.file", "transformer.train", "video_config.video_batch_size_multiplier",
 ))  # fmt: skip
 
 CHECKED = frozenset(["base_model_name", "batch_size", "epochs", "gradient_accumulation_steps", "steps"])

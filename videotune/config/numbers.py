@@ -29,7 +29,9 @@ def refuse_numbers_of_others(config: Config) -> None:
     for key, (of, choices) in OF.items():
         value, choice = getattr(config, key), getattr(config, of)
         if value != Config.model_fields[key].default and choice not in choices:
-            raise VideotuneError(f"{key}: {of} {choice} does not use it; it is for {' and '.join(choices)}. Leave it out.")
+            raise VideotuneError(
+                f"{key}: {of} {choice} does not use it; it is for {' and '.join(choices)}. Leave it out."
+            )
     _refuse_of_optimizer(config)
 
 
@@ -46,7 +48,7 @@ def _refuse_of_optimizer(config: Config) -> None:
     full = config.training_method == "FINE_TUNE"
     if kind.masters == "STOCHASTIC_ROUNDING" and (not full or config.train_dtype == "FLOAT_32"):
         raise VideotuneError(
-            "optimizer.masters: STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights would otherwise have float32 "
+            "optimizer.masters: STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 "
             f"copies; here {'they are float32 themselves' if full else 'an adapter trains, in float32'}. Leave it out."
         )
     apart = "optimizer.step_in_backward" if kind.step_in_backward else "optimizer.masters STOCHASTIC_ROUNDING"

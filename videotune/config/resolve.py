@@ -75,7 +75,7 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
         raise VideotuneError(f"sample.guidance_2: {spec.title} has one denoiser, which sample.guidance is for")
     if spec and config.timestep_shift == "resolution" and spec.shift_by_tokens is None:
         raise VideotuneError(
-            f"timestep_shift: {spec.title} publishes no shift by resolution; give a number (its own: {spec.timestep_shift:g})"
+            f"timestep_shift: {spec.title} publishes no shift by resolution; give a number, say {spec.timestep_shift:g}"
         )
     if spec and spec.path != "v" and config.loss_weighting != "none":
         raise VideotuneError(

@@ -124,7 +124,7 @@ class Optimizer(Section):
 
     name: OptimizerName = Field(
         "ADAMW",
-        description="torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, transformers' Adafactor, prodigyopt's",
+        description="torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, transformers' Adafactor, Prodigy",
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of the gradient; MUON: its momentum")
     beta2: float = Field(
@@ -133,12 +133,12 @@ class Optimizer(Section):
     weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay")
     masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(_word)] = Field(
         "FLOAT_32",
-        description="of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none and updates rounded up or down by chance",
+        description="of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance",
     )
     step_in_backward: bool = Field(
         False,
-        description="each tensor is updated once its gradient is whole, which then goes; max_grad_norm clips each by itself, "
-        "and of a gradient that is not finite in part the other parts are applied",
+        description="each tensor is updated once its gradient is whole, which then goes; max_grad_norm clips each by "
+        "itself, and of a gradient that is not finite in part the other parts are applied",
     )
 
 
@@ -202,9 +202,7 @@ def _optimizer(value: Any) -> Any:
 
 
 Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(_word)]
-Decay = Annotated[
-    Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"], BeforeValidator(_word)
-]
+Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"], BeforeValidator(_word)]
 Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(_word)]
 Checkpointing = Annotated[Literal["OFF", "ON"], BeforeValidator(_word)]
 
@@ -261,7 +259,9 @@ class Config(Section):
         default_factory=Optimizer, description="the optimizer"
     )
     learning_rate: float = Field(
-        1e-4, gt=0, description="the peak rate (default for FINE_TUNE: 1e-5; for PRODIGY: 1, times the rate that it finds)"
+        1e-4,
+        gt=0,
+        description="the peak rate (default for FINE_TUNE: 1e-5; for PRODIGY: 1, times the rate that it finds)",
     )
     learning_rate_low: float | None = Field(
         None, gt=0, description="of the expert for low noise, where there are two (default: learning_rate)"
@@ -288,10 +288,13 @@ class Config(Section):
         description="moves the draws toward noise; resolution: by each bucket's tokens, where the family publishes how "
         "(default: the family's)",
     )
-    timestep_mean: float | None = Field(None, description="LOGIT_NORMAL: mean of logit(t) before the shift (default: 0)")
+    timestep_mean: float | None = Field(
+        None, description="LOGIT_NORMAL: mean of logit(t) before the shift (default: 0)"
+    )
     timestep_std: float | None = Field(None, gt=0, description="LOGIT_NORMAL: its standard deviation (default: 1)")
     timestep_scale: float | None = Field(
-        None, description="SIGMOID: the spread (default: 1); MODE: weight of the middle, from -1 to 1.75 (default: 1.29)"
+        None,
+        description="SIGMOID: the spread (default: 1); MODE: weight of the middle, from -1 to 1.75 (default: 1.29)",
     )
     timestep_alpha: float | None = Field(None, gt=0, description="BETA: the first of its numbers (default: 2)")
     timestep_beta: float | None = Field(
@@ -303,7 +306,9 @@ class Config(Section):
     loss_weighting: Literal["none", "min_snr"] = Field(
         "none", description="weight of each noise level; flow takes none"
     )
-    loss_weighting_gamma: float = Field(5.0, gt=0, description="min_snr: the signal-to-noise ratio from which on it caps")
+    loss_weighting_gamma: float = Field(
+        5.0, gt=0, description="min_snr: the signal-to-noise ratio from which on it caps"
+    )
     caption_dropout: Share = Field(0.1, description="share of samples that train with the empty caption")
     first_frame_probability: Share | None = Field(
         None, description="share of samples that are told their clip's first frame (default: the family's)"

@@ -14,8 +14,8 @@ from videotune.adapters.lora import add_lora, load_lora
 from videotune.adapters.share import share
 from videotune.cache.experts import Rota, exact
 from videotune.config.schema import Config
-from videotune.errors import VideotuneError
 from videotune.diffusion.objective import Objective
+from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.run.experts import trained
 from videotune.run.models import dtype_name, lora_settings

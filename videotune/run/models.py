@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -75,16 +77,18 @@ def make_timesteps(spec: FamilySpec, config: Config) -> Timesteps:
 
     Of a shift by resolution it is the family's fixed one, which the ruler keeps to; each bucket's own is ``shift_of``'s.
     """
-    fixed = config.timestep_shift if isinstance(config.timestep_shift, float) else spec.timestep_shift
+    asked = config.timestep_shift
+    fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
+    levels = Timesteps(config.timestep_distribution or spec.timestep_distribution, fixed)
     given = {
         "mean": config.timestep_mean,
         "std": config.timestep_std,
         "alpha": config.timestep_alpha,
         "beta": config.timestep_beta,
+        "mode_scale" if levels.distribution == "MODE" else "scale": config.timestep_scale,
     }
-    distribution = config.timestep_distribution or spec.timestep_distribution
-    given["mode_scale" if distribution == "MODE" else "scale"] = config.timestep_scale
-    return Timesteps(distribution, fixed, **{name: value for name, value in given.items() if value is not None})
+    numbers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(levels, **numbers)
 
 
 def shift_of(spec: FamilySpec, config: Config) -> Callable[[ClipShape], float] | None:

@@ -104,7 +104,7 @@ def make_optimizer(
     if not apart:
         return OPTIMIZERS[settings.name](rows, settings)
     if settings.name == "PRODIGY":
-        raise VideotuneError("optimizer: PRODIGY finds one rate from all gradients together: it cannot step tensor by tensor")
+        raise VideotuneError("optimizer: PRODIGY finds one rate from all gradients: it cannot step tensor by tensor")
     single = [{"params": [parameter], "name": row["name"]} for row in rows for parameter in row["params"]]
     return Several(part for row in single for part in parts_of(OPTIMIZERS[settings.name]([row], settings)))
 
@@ -131,8 +131,8 @@ def _paged_adamw_8bit(rows: list[dict[str, Any]], settings: OptimizerSettings) -
 
     if any(parameter.device.type != "cuda" for row in rows for parameter in row["params"]):
         raise VideotuneError(
-            "optimizer: PAGED_ADAMW_8BIT pages its moments between a CUDA device and the host, and what trains here is on no "
-            "CUDA device. ADAMW_8BIT is the same without pages"
+            "optimizer: PAGED_ADAMW_8BIT pages its moments between a CUDA device and the host, and what trains here "
+            "is on no CUDA device. ADAMW_8BIT is the same without pages"
         )
     return bitsandbytes.optim.PagedAdamW8bit(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay)
 
@@ -150,7 +150,7 @@ def _adafactor(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch
 
 
 def _prodigy(rows: list[dict[str, Any]], settings: OptimizerSettings) -> AnyOptimizer:
-    """prodigyopt's (Mishchenko and Defazio 2023, arXiv 2306.06101): the rate multiplies one that it finds, for each group."""
+    """prodigyopt's (Mishchenko and Defazio 2023, arXiv 2306.06101): the rate multiplies one that it finds for each group."""
     from prodigyopt import Prodigy
 
     with redirect_stdout(io.StringIO()):  # it prints that its weight decay is decoupled
@@ -184,9 +184,7 @@ def _muon(rows: list[dict[str, Any]], settings: OptimizerSettings) -> AnyOptimiz
     if matrices:
         decay, momentum = settings.weight_decay, settings.beta1
         parts.append(
-            torch.optim.Muon(
-                matrices, lr=0.0, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
-            )
+            torch.optim.Muon(matrices, lr=0.0, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw")
         )
     if others:
         parts.append(_adamw(others, settings))
@@ -222,7 +220,7 @@ def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
 
 
 GROUP = "@"
-"""How the last part of a saved name begins where the value belongs to a parameter group, and hangs on its first parameter."""
+"""How the last part of a saved name begins where the value belongs to a parameter group, by its first parameter."""
 
 
 def optimizer_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
