@@ -1,4 +1,4 @@
-"""Of each key: its unit, why its default is what it is, and what the video training guide advises, with our reading of it."""
+"""Of each key: its unit, why its default is what it is, what the training guide advises, and our reading of that."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ GUIDE: dict[str, tuple[str, str]] = {
     ),
     "resolution": ("By memory: 384×384, 512×512, 768×768; start at 384 or 256.", "True: memory falls with the pixels."),
     "sample_after": ("Enable sampling to watch progress.", "It is on, and step 0 shows the base."),
-    "save_every": ("Video training can be unstable: back up often.", "Saves are whole or absent; backup_after adds more."),
+    "save_every": (
+        "Video training can be unstable: back up often.",
+        "Saves are whole or absent; backup_after adds more.",
+    ),
     "backup_after": ("Video training can be unstable: back up often.", "Every half hour unless a save came before."),
     "train_dtype": (
         "BFLOAT_16 or FLOAT_16, for memory and speed.",
@@ -116,7 +119,10 @@ GUIDE: dict[str, tuple[str, str]] = {
         "uniform for most; random for variety, keyframe for scenes.",
         "random draws the window, not the frames: frames out of their time teach broken motion.",
     ),
-    "video_config.max_duration": ("5 to 10 seconds.", "Only what the windows cover is read; memory follows from frames."),
+    "video_config.max_duration": (
+        "5 to 10 seconds.",
+        "Only what the windows cover is read; memory follows from frames.",
+    ),
     "video_config.max_frames": (
         "8 to 16 for most, 32 and more on large cards; more frames, more consistency.",
         "Counts that a model takes are its own; 16 becomes 17 for most. Memory and time grow faster than the count.",

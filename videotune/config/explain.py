@@ -64,7 +64,11 @@ def default(field: Any) -> str:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a config file, as editors read it to complete and check keys."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    schema = Config.model_json_schema()
+    names = list(get_args(leaves()["optimizer.name"].annotation))
+    for name, short in (("optimizer", {"enum": names}), ("ema", {"type": "number"})):  # one value for the whole section
+        schema["properties"][name] = {"anyOf": [schema["properties"][name], short]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def explain(key: str) -> list[tuple[str, str]]:

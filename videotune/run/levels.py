@@ -51,13 +51,13 @@ def levels(spec: FamilySpec, config: Config, shapes: dict[str, tuple[int, float]
 
     fixed = make_objective(spec, config).timesteps
     rule, found = spec.shift_by_tokens, []
-    several: dict[str | None, tuple[int, float]] = {None: (0, 1.0)} if rule is None or not shapes else {**shapes}
+    several = shapes if rule is not None and shapes else {"": (0, 1.0)}
     for shape, (tokens, share) in several.items():
-        ts = fixed if shape is None or rule is None else replace(fixed, shift=shift_of_tokens(tokens, rule))
+        ts = replace(fixed, shift=shift_of_tokens(tokens, rule)) if shape and rule else fixed
         edges = torch.linspace(0, 1, COLUMNS + 1, dtype=torch.float64)
         found.append(
             {
-                "bucket": shape,
+                "bucket": shape or None,
                 "share_of_steps": round(share, 4),
                 "distribution": ts.distribution,
                 "shift": round(ts.shift, 4),
