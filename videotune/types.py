@@ -148,6 +148,8 @@ class FamilySpec:
     ``sample_shape`` (frames, height, width) is what the model draws unless told otherwise (None: 8 steps of its frames in a
     square of ``default_resolution``). What ``encode_video`` gives of a clip: the mean, with ``keeps_variance`` the
     variance too; ``told_channels`` (of each latent frame, of the first alone) and ``told_states`` numbers of an image.
+    ``shift_by_tokens``: (tokens, μ at them, other tokens, μ at those) of the checkpoint's own scheduler, whose shift e^μ
+    grows with the resolution (None: it has a fixed one).
     """
 
     name: str
@@ -184,6 +186,8 @@ class FamilySpec:
         each, first = self.told_channels
         each += self.latent_channels * (2 if self.keeps_variance else 1)
         return (each * frames + first) * rows * columns + self.told_states
+
+    shift_by_tokens: tuple[float, float, float, float] | None = None
 
     def tokens(self, shape: ClipShape) -> int:
         """How many tokens the denoiser sees for one sample of this shape."""

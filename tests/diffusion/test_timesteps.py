@@ -2,12 +2,22 @@ import math
 from dataclasses import replace
 from statistics import NormalDist
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from videotune.diffusion.timesteps import Timesteps, logit_normal, mode, shifted, uniform, unshifted
+from videotune.diffusion.beta import beta_cdf, beta_inverse
+from videotune.diffusion.timesteps import (
+    Timesteps,
+    logit_normal,
+    mode,
+    shift_of_tokens,
+    shifted,
+    uniform,
+    unshifted,
+)
 from videotune.errors import VideotuneError
 
 N = 20_000
@@ -21,6 +31,9 @@ KINDS = [
     Timesteps("MODE"),
     Timesteps("MODE", shift=2.0, mode_scale=-0.7),
     Timesteps("MODE", mode_scale=2 / (math.pi - 2)),
+    Timesteps("SIGMOID", shift=3.0, scale=1.7),
+    Timesteps("BETA", alpha=2.0, beta=5.0),
+    Timesteps("BETA", shift=3.0, alpha=0.6, beta=0.6),
 ]
 RANGES = [(0.0, 1.0), (0.875, 1.0), (0.0, 0.875), (0.9, 1.0), (0.0, 0.9), (0.3, 0.30001)]
 
@@ -30,7 +43,10 @@ def known_cdf(ts: Timesteps, t: float) -> float:
     t = t / (ts.shift - (ts.shift - 1) * t)
     if ts.distribution == "UNIFORM" or t in (0.0, 1.0):
         return t
-    return NormalDist(ts.mean, ts.std).cdf(math.log(t / (1 - t)))
+    if ts.distribution == "BETA":
+        return float(mpmath.betainc(ts.alpha, ts.beta, 0, t, regularized=True))
+    mean, std = (0.0, ts.scale) if ts.distribution == "SIGMOID" else (ts.mean, ts.std)
+    return NormalDist(mean, std).cdf(math.log(t / (1 - t)))
 
 
 @pytest.mark.parametrize("ts", [ts for ts in KINDS if ts.distribution != "MODE"], ids=str)
@@ -88,7 +104,8 @@ def test_every_draw_lies_in_its_range(ts: Timesteps, lo: float, width: float, us
 def test_truncation_keeps_the_shape_inside(ts: Timesteps) -> None:
     # A truncated draw is the whole distribution's draw, given that it fell into the range.
     lo, hi = 0.875, 0.99
-    everything = ts.draw(torch.rand(400_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    many = 20_000 if ts.distribution == "BETA" else 400_000
+    everything = ts.draw(torch.rand(many, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
     inside = everything[(everything >= lo) & (everything < hi)].double()
     at = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
     ours = replace(ts, lo=lo, hi=hi).cdf(torch.quantile(inside, at))
@@ -140,14 +157,17 @@ def test_grid_uniform_draws_every_timestep_alike() -> None:
 def test_grid_draws_lie_on_the_grid_and_in_the_range() -> None:
     for ts in KINDS:
         grid = replace(ts, num_timesteps=1000)
-        t = grid.draw(EVEN)
+        u = EVEN[::10] if ts.distribution == "BETA" else EVEN
+        t = grid.draw(u)
         k = (t.double() * 999).round()
         assert torch.equal(t, (k / 999).float())
-        assert (t.double() - ts.draw(EVEN).double()).abs().max() <= 1.001e-3
+        assert (t.double() - ts.draw(u).double()).abs().max() <= 1.001e-3
         part = replace(grid, lo=0.25, hi=0.5)
-        k = (part.draw(EVEN).double() * 999).round().long()
+        k = (part.draw(u).double() * 999).round().long()
         assert k.unique().tolist() == list(range(250, 500))
-    assert replace(grid, lo=500 / 999, hi=501 / 999).draw(EVEN).unique().tolist() == pytest.approx([500 / 999])
+    assert replace(grid, distribution="UNIFORM", lo=500 / 999, hi=501 / 999).draw(
+        EVEN
+    ).unique().tolist() == pytest.approx([500 / 999])
 
 
 def test_grid_truncation_is_the_conditional_distribution() -> None:
@@ -171,6 +191,9 @@ def test_each_setting_changes_what_is_drawn() -> None:
         "std": replace(base, std=0.5),
         "mode_scale": replace(base, distribution="MODE", mode_scale=0.5),
         "num_timesteps": replace(base, num_timesteps=10),
+        "scale": replace(base, distribution="SIGMOID", scale=2.0),
+        "alpha": replace(base, distribution="BETA", alpha=3.0),
+        "beta": replace(base, distribution="BETA", beta=3.0),
     }
     seen = [tuple(ts.quantiles(9).tolist()) for ts in (base, *others.values())]
     assert len(set(seen)) == len(seen)
@@ -182,7 +205,7 @@ def test_each_setting_changes_what_is_drawn() -> None:
 @pytest.mark.parametrize("ts", KINDS, ids=str)
 def test_float32_numbers_are_taken_to_float64_first(ts: Timesteps) -> None:
     ts = replace(ts, lo=0.9)
-    u = EVEN.float()
+    u = EVEN[:: 20 if ts.distribution == "BETA" else 1].float()
     assert torch.equal(ts.draw(u), ts.draw(u.double()))
 
 
@@ -195,11 +218,17 @@ def test_plain_functions_agree_with_the_dataclass() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"distribution": "LOGITNORMAL"}, "timestep_distribution is 'LOGITNORMAL'.*UNIFORM, LOGIT_NORMAL, MODE"),
+        (
+            {"distribution": "LOGITNORMAL"},
+            "timestep_distribution is 'LOGITNORMAL'.*UNIFORM, .*SIGMOID, MODE, BETA",
+        ),
         ({"shift": 0.0}, "timestep_shift is 0.0"),
         ({"shift": math.nan}, "shift is nan"),
         ({"std": 0.0}, "standard deviation"),
         ({"mode_scale": 1.8}, "scale of MODE"),
+        ({"scale": 0.0}, "scale of SIGMOID"),
+        ({"alpha": 0.0}, "numbers of BETA"),
+        ({"beta": 1e4}, "numbers of BETA"),
         ({"lo": 0.5, "hi": 0.5}, "range"),
         ({"lo": -0.1}, "range"),
         ({"hi": 1.1}, "range"),
@@ -211,3 +240,33 @@ def test_plain_functions_agree_with_the_dataclass() -> None:
 def test_nonsense_is_refused(wrong: dict[str, float], says: str) -> None:
     with pytest.raises(VideotuneError, match=says):
         Timesteps(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (0.3, 4.0), (1.0, 1.0), (30.0, 0.7), (40.0, 60.0), (0.05, 0.05)])
+def test_the_beta_distribution_is_the_known_one(a: float, b: float) -> None:
+    points = [1e-9, 1e-3, 0.1, 0.47, 0.5, 0.9, 0.999]
+    known = [float(mpmath.betainc(a, b, 0, x, regularized=True)) for x in points]
+    assert [beta_cdf(x, a, b) for x in points] == pytest.approx(known, rel=1e-10, abs=1e-12)
+    for p in (1e-6, 0.01, 0.3, 0.5, 0.77, 0.9999):
+        x = beta_inverse(p, a, b)
+        assert 0 <= x <= 1
+        assert beta_cdf(x, a, b) == pytest.approx(p, rel=1e-8, abs=1e-10) or x < 1e-50 or 1 - x < 1e-15
+    assert (beta_inverse(0.0, a, b), beta_inverse(1.0, a, b), beta_cdf(0.0, a, b), beta_cdf(1.0, a, b)) == (0, 1, 0, 1)
+
+
+def test_sigmoid_is_logit_normal_about_the_middle() -> None:
+    assert torch.equal(Timesteps("SIGMOID", scale=1.7).draw(EVEN), Timesteps("LOGIT_NORMAL", std=1.7).draw(EVEN))
+
+
+def test_the_shift_by_tokens_is_that_of_the_pipelines_and_the_scheduler() -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+    rule = (1024, 0.95, 4096, 2.05)
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="exponential")
+    sigmas = [0.9, 0.5, 0.1]
+    for tokens in (100, 1024, 2000, 4096, 9000):
+        mu = calculate_shift(tokens, 1024, 4096, 0.95, 2.05)
+        scheduler.set_timesteps(sigmas=sigmas, mu=mu)
+        ours = shifted(torch.tensor(sigmas, dtype=torch.float64), shift_of_tokens(tokens, rule))
+        torch.testing.assert_close(scheduler.sigmas[:3].double(), ours, rtol=1e-5, atol=1e-6)

@@ -16,7 +16,9 @@ from torch import nn
 from transformers.optimization import (
     get_constant_schedule_with_warmup,
     get_cosine_schedule_with_warmup,
+    get_cosine_with_hard_restarts_schedule_with_warmup,
     get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
 )
 
 from videotune.adapters.lora import LoraSettings, adapter_off, add_lora
@@ -311,13 +313,15 @@ def test_the_optimizers_state_goes_to_tensors_and_back(tiny_family: Open) -> Non
         ("CONSTANT", lambda o, w, n: get_constant_schedule_with_warmup(o, w)),
         ("LINEAR", get_linear_schedule_with_warmup),
         ("COSINE", get_cosine_schedule_with_warmup),
+        ("COSINE_RESTARTS", lambda o, w, n: get_cosine_with_hard_restarts_schedule_with_warmup(o, w, n, num_cycles=3)),
+        ("POLYNOMIAL", lambda o, w, n: get_polynomial_decay_schedule_with_warmup(o, w, n, lr_end=0.0, power=2.5)),
     ],
 )
 def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> None:
     """After the warm-up ours is theirs; in it theirs starts at 0, which would waste a step, ours one step up."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     theirs = make(optimizer, 10, 60)
-    settings = RateSettings(2.0, scheduler, 10, 60)
+    settings = RateSettings(2.0, scheduler, 10, 60, cycles=3, power=2.5)
     assert rate(settings, 1) == pytest.approx(2.0 / 11)
     assert rate(settings, 10) == pytest.approx(2.0 * 10 / 11)
     for step in range(1, 61):

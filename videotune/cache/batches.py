@@ -21,7 +21,7 @@ from videotune.data.buckets import padded_box
 from videotune.diffusion.objective import Objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.randomness import draws
-from videotune.types import PLAIN, Batch, Clip, Condition, Moments, Take, Window
+from videotune.types import PLAIN, Batch, Clip, ClipShape, Condition, Moments, Take, Window
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Source:
     else all zeros. ``image_noise``: every window has variants, of other noise on that frame.
 
     ``text_in_step``: no text is in the store; a batch has its captions and an empty ``cond.text`` until they are encoded.
+    ``stratified``: the samples of a step draw their noise levels from equal parts of the distribution, one each.
+    ``shift_of`` says the shift of a bucket where it depends on that (None: the objective's).
     """
 
     store: Store
@@ -84,12 +86,18 @@ class Source:
     first_frame: float = 0.0
     image_noise: bool = False
     text_in_step: bool = False
+    stratified: bool = False
+    shift_of: Callable[[ClipShape], float] | None = None
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def timesteps_of(self, step: int) -> Timesteps:
-        """The noise levels that a step draws from: those of its expert alone, where there are several."""
+        """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
         own = self.ranges.get(self.rota.at(step)) if self.rota else None
-        return replace(self.objective.timesteps, lo=own[0], hi=own[1]) if own else self.objective.timesteps
+        levels = self.objective.timesteps
+        if self.shift_of is not None:
+            bucket, _ = picks(self.schedule, step)
+            levels = replace(levels, shift=self.shift_of(self.buckets[bucket][0].shape))
+        return replace(levels, lo=own[0], hi=own[1]) if own else levels
 
     def text(self, caption: str) -> dict[str, Tensor]:
         """A caption's cached states."""
@@ -225,8 +233,7 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1)) -> Prepar
     takes = [source.take(bucket, place, lap) for place, lap in zip(places, visit(source.schedule, step), strict=True)]
     windows = [shown.window for shown in takes]
     captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
-    u = torch.tensor([draws(seed, "t", step, i).random() for i in range(len(takes))], dtype=torch.float64)
-    t = source.timesteps_of(step).draw(u)
+    t = source.timesteps_of(step).draw(uniforms(seed, step, len(takes), source.stratified))
     drawn = Drawn(tuple(window.id for window in windows), tuple(captions), t)
     lo, hi = (i * len(takes) // part[1] for i in (part[0], part[0] + 1))
     if lo == hi:
@@ -237,6 +244,19 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1)) -> Prepar
     shape = tuple(batch.x0.shape[1:])
     noise = [torch.from_numpy(draws(seed, "noise", step, i).standard_normal(shape, "float32")) for i in range(lo, hi)]
     return Prepared(step, drawn, lo, _with_dropped_frames(source, batch, step, lo), t[lo:hi], torch.stack(noise))
+
+
+def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
+    """The uniform numbers (count,) float64 that a step's noise levels come from, one for each sample, each exactly uniform.
+
+    ``stratified``: sample i takes part π(i) of [0, 1) cut into ``count`` equal ones, π a permutation drawn for the step, so
+    that the step as a whole covers the distribution evenly.
+    """
+    u = torch.tensor([draws(seed, "t", step, i).random() for i in range(count)], dtype=torch.float64)
+    if not stratified:
+        return u
+    order = torch.from_numpy(draws(seed, "t order", step).permutation(count))
+    return ((order + u) / count).clamp(max=1 - 2**-53)
 
 
 def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) -> Batch:

@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 presets_app = typer.Typer(help="The presets that come with videotune, and every key.", no_args_is_help=True)
 app.add_typer(presets_app, name="presets")
+config_app = typer.Typer(help="What a config may say.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
 cache_app = typer.Typer(help="Encode clips and captions ahead of a training; list, verify, prune what is encoded.")
 app.add_typer(cache_app, name="cache")
 dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
@@ -92,12 +94,20 @@ def plan(
     sets: Sets = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
+    timesteps: Annotated[
+        bool, typer.Option("--timesteps", help="draw which noise levels would be trained instead; needs no clips")
+    ] = False,
     offline: Offline = False,
 ) -> None:
     """Say what a run would do: steps, views of each clip, tokens, disk."""
+    words = _words(preset, config, family, data, sets)
+    if timesteps:
+        from videotune.run.levels import show_levels
+
+        raise typer.Exit(show_levels(words, as_json=as_json))
     from videotune.run.plan import plan as run
 
-    raise typer.Exit(run(_words(preset, config, family, data, sets), as_json=as_json, allow_skips=allow_skips))
+    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips))
 
 
 @cache_app.callback(invoke_without_command=True)
@@ -277,11 +287,18 @@ def demo(
 
 
 @app.command()
-def doctor() -> None:
-    """Say what is installed, which device there is, and what is missing."""
-    from videotune.run.doctor import doctor as run
+def doctor(
+    run: Annotated[Path | None, typer.Argument(help="a run folder: what its journal says is wrong with it")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is installed, which device there is, and what is missing; or what a run's journal shows."""
+    if run is not None:
+        from videotune.run.diagnosis import diagnose
 
-    raise typer.Exit(run())
+        raise typer.Exit(diagnose(run, as_json=as_json))
+    from videotune.run.doctor import doctor as look
+
+    raise typer.Exit(look())
 
 
 @presets_app.command("list")
@@ -306,6 +323,25 @@ def presets_keys() -> None:
     from videotune.run.presets import list_keys
 
     raise typer.Exit(list_keys())
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """The JSON Schema of a config file, for editors."""
+    from videotune.run.options import show_schema
+
+    raise typer.Exit(show_schema())
+
+
+@config_app.command("explain")
+def config_explain(
+    key: Annotated[str, typer.Argument(help="a key, such as learning_rate or lora.rank, or a section")],
+    as_json: AsJson = False,
+) -> None:
+    """A key's meaning, unit, bounds, default and its reason, and what the guide advises."""
+    from videotune.run.options import explain_key
+
+    raise typer.Exit(explain_key(key, as_json=as_json))
 
 
 def _version(asked: bool) -> None:

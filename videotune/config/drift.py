@@ -15,7 +15,8 @@ from typing import Any
 from videotune.config.load import flatten
 
 SAFE = frozenset((
-    "backup_after", "backup_every", "backup_keep", "cache_dir", "dataloader_threads", "gradient_checkpointing",
+    "backup_after", "backup_every", "backup_keep", "cache_dir", "dataloader_threads", "ema.device",
+    "gradient_checkpointing",
     "output_model_destination", "output_model_format", "ruler_after", "sample.frames", "sample.guidance",
     "sample.guidance_2", "sample.resolution", "sample.seed", "sample.shift", "sample.steps",
     "sample.use_temporal_attention", "sample_after", "samples", "save_every", "save_keep",
@@ -23,8 +24,11 @@ SAFE = frozenset((
 
 OVERRIDE = frozenset((
     "caption_dropout", "ema.decay", "embedding_learning_rate", "first_frame_probability", "learning_rate",
-    "learning_rate_low", "learning_rate_scheduler", "lora.dropout", "loss_weighting", "max_grad_norm", "optimizer.beta1",
-    "optimizer.beta2", "optimizer.weight_decay", "text_encoder.learning_rate", "timestep_distribution", "timestep_shift",
+    "learning_rate_cycles", "learning_rate_low", "learning_rate_power", "learning_rate_scheduler", "lora.dropout",
+    "loss_weighting", "loss_weighting_gamma", "max_grad_norm", "optimizer.beta1", "optimizer.beta2",
+    "optimizer.step_in_backward", "optimizer.weight_decay", "text_encoder.learning_rate", "timestep_alpha",
+    "timestep_beta", "timestep_distribution", "timestep_mean", "timestep_scale", "timestep_shift", "timestep_std",
+    "timestep_stratified",
     "video_config.frame_dropout_probability", "video_config.temporal_consistency_weight",
     "video_config.use_temporal_attention", "warmup_steps",
 ))  # fmt: skip
@@ -42,8 +46,8 @@ DATA = frozenset((
 
 FATAL = frozenset((
     "embedding.init_text", "embedding.token", "embedding.vectors", "expert_period", "expert_share", "experts", "family",
-    "init_from", "lora.alpha", "lora.rank", "lora.targets", "lora.variant", "optimizer.name", "seed", "shuffle",
-    "text_encoder.layers", "text_encoder.train", "train_dtype", "training_method", "transformer.file",
+    "init_from", "lora.alpha", "lora.rank", "lora.targets", "lora.variant", "optimizer.masters", "optimizer.name",
+    "seed", "shuffle", "text_encoder.layers", "text_encoder.train", "train_dtype", "training_method", "transformer.file",
     "transformer.layers", "transformer.train",
     "video_config.video_batch_size_multiplier",
 ))  # fmt: skip

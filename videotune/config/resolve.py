@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from videotune.config.load import flatten, merge
+from videotune.config.numbers import refuse_numbers_of_others
 from videotune.config.schema import Config, leaves
 from videotune.errors import VideotuneError
 from videotune.types import FamilySpec
@@ -42,12 +43,15 @@ def family_defaults(spec: FamilySpec) -> dict[str, Any]:
 
 
 def method_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys whose default is the training method's own."""
+    """The keys whose default is the training method's or the optimizer's own."""
     defaults: dict[str, dict[str, Any]] = {
         "FINE_TUNE": {"learning_rate": 1e-5},
         "EMBEDDING": {"learning_rate": 1e-3, "caption_dropout": 0.0, "transformer": {"train": False}},
     }
     method = str(raw.get("training_method", "")).upper()
+    optimizer = raw.get("optimizer")
+    if isinstance(optimizer, Mapping) and str(optimizer.get("name", "")).upper() == "PRODIGY":
+        return {**defaults.get(method, {}), "learning_rate": 1.0}
     if method in ("", "LORA") and variant_of(raw) in ("LOHA", "LOKR", "OFT"):
         return {"output_model_format": "peft"}
     return defaults.get(method, {})
@@ -83,6 +87,10 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
         )
     if spec and len(spec.experts) == 1 and config.sample.guidance_2 is not None:
         raise VideotuneError(f"sample.guidance_2: {spec.title} has one denoiser, which sample.guidance is for")
+    if spec and config.timestep_shift == "resolution" and spec.shift_by_tokens is None:
+        raise VideotuneError(
+            f"timestep_shift: {spec.title} publishes no shift by resolution; give a number, say {spec.timestep_shift:g}"
+        )
     if spec and spec.path != "v" and config.loss_weighting != "none":
         raise VideotuneError(
             f"loss_weighting {config.loss_weighting!r} is defined for v-prediction; {spec.title} is flow"
@@ -91,7 +99,8 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
 
 
 def refuse_what_does_not_apply(config: Config) -> None:
-    """VideotuneError for keys of a dataset that its kind does not use, and for a text that is not there."""
+    """VideotuneError for keys that the choice beside them does not use, and for a text that is not there."""
+    refuse_numbers_of_others(config)
     if (config.missing_caption == "text") != (config.missing_caption_text is not None):
         raise VideotuneError('missing_caption "text" and missing_caption_text belong together: set both or neither')
     refuse_what_would_not_train(config)

@@ -119,15 +119,33 @@ class Lora(Section):
     )
 
 
+OptimizerName = Annotated[
+    Literal["ADAMW", "ADAMW_8BIT", "PAGED_ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON"],
+    BeforeValidator(_word),
+]
+
+
 class Optimizer(Section):
     """How gradients become updates."""
 
-    name: Annotated[Literal["ADAMW", "ADAMW_8BIT"], BeforeValidator(_word)] = Field(
-        "ADAMW", description="torch's AdamW, or bitsandbytes' with its moments in 8 bits"
+    name: OptimizerName = Field(
+        "ADAMW",
+        description="torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, transformers' Adafactor, Prodigy",
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of the gradient")
-    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the mean of its square")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of the gradient; MUON: its momentum")
+    beta2: float = Field(
+        0.99, ge=0, lt=1, description="decay of the mean of its square; LION: of the mean that is kept; MUON: AdamW's"
+    )
     weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay")
+    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(_word)] = Field(
+        "FLOAT_32",
+        description="of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance",
+    )
+    step_in_backward: bool = Field(
+        False,
+        description="each tensor is updated once its gradient is whole, which then goes; max_grad_norm clips each by "
+        "itself, and of a gradient that is not finite in part the other parts are applied",
+    )
 
 
 class Ema(Section):
@@ -138,6 +156,9 @@ class Ema(Section):
         gt=0,
         lt=1,
         description="share of the average that stays at each step, say 0.999; previews and exports use it (default: none)",
+    )
+    device: Literal["device", "host"] = Field(
+        "device", description="where the average lies; host: no device memory, but each step copies the weights there"
     )
 
 
@@ -210,8 +231,8 @@ def _optimizer(value: Any) -> Any:
 
 
 Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(_word)]
-Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE"], BeforeValidator(_word)]
-Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "MODE"], BeforeValidator(_word)]
+Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"], BeforeValidator(_word)]
+Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(_word)]
 Checkpointing = Annotated[Literal["OFF", "ON"], BeforeValidator(_word)]
 
 
@@ -269,7 +290,9 @@ class Config(Section):
         default_factory=Optimizer, description="the optimizer"
     )
     learning_rate: float = Field(
-        1e-4, gt=0, description="the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3)"
+        1e-4,
+        gt=0,
+        description="the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3; for PRODIGY: 1, times what it finds)",
     )
     embedding_learning_rate: float | None = Field(
         None, gt=0, description="EMBEDDING: the peak rate of the new rows, instead of learning_rate"
@@ -278,6 +301,10 @@ class Config(Section):
         None, gt=0, description="of the expert for low noise, where there are two (default: learning_rate)"
     )
     learning_rate_scheduler: Decay = Field("CONSTANT", description="what the rate does after the warm-up")
+    learning_rate_cycles: int = Field(1, ge=1, description="COSINE_RESTARTS: so often the rate goes down from its peak")
+    learning_rate_power: float = Field(
+        1.0, gt=0, description="POLYNOMIAL: the power of the share of the steps that is left; 1: LINEAR"
+    )
     warmup_steps: int | None = Field(None, ge=0, description="linear warm-up (default: 5 % of the steps, at most 100)")
     ema: Annotated[Ema, BeforeValidator(_ema)] = Field(default_factory=Ema, description="an average of the weights")
     max_grad_norm: float = Field(1.0, gt=0, description="the gradient is clipped to this norm, once a step")
@@ -290,9 +317,31 @@ class Config(Section):
     timestep_distribution: Timesteps | None = Field(
         None, description="how noise levels are drawn (default: the family's)"
     )
-    timestep_shift: float | None = Field(None, gt=0, description="moves the draws toward noise (default: the family's)")
+    timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = Field(
+        None,
+        description="moves the draws toward noise; resolution: by each bucket's tokens, where the family publishes how "
+        "(default: the family's)",
+    )
+    timestep_mean: float | None = Field(
+        None, description="LOGIT_NORMAL: mean of logit(t) before the shift (default: 0)"
+    )
+    timestep_std: float | None = Field(None, gt=0, description="LOGIT_NORMAL: its standard deviation (default: 1)")
+    timestep_scale: float | None = Field(
+        None,
+        description="SIGMOID: the spread (default: 1); MODE: weight of the middle, from -1 to 1.75 (default: 1.29)",
+    )
+    timestep_alpha: float | None = Field(None, gt=0, description="BETA: the first of its numbers (default: 2)")
+    timestep_beta: float | None = Field(
+        None, gt=0, description="BETA: the second; the larger, the less noise (default: 2)"
+    )
+    timestep_stratified: bool = Field(
+        False, description="the samples of a step draw from equal parts of the distribution, one each"
+    )
     loss_weighting: Literal["none", "min_snr"] = Field(
         "none", description="weight of each noise level; flow takes none"
+    )
+    loss_weighting_gamma: float = Field(
+        5.0, gt=0, description="min_snr: the signal-to-noise ratio from which on it caps"
     )
     caption_dropout: Share = Field(
         0.1, description="share of samples that train with the empty caption (default for EMBEDDING: 0)"

@@ -14,7 +14,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from videotune.diffusion.beta import beta_cdf, beta_inverse
 from videotune.errors import VideotuneError
+
+DISTRIBUTIONS = ("UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA")
 
 MODE_SCALE = 1.29  # the scale that Esser et al. 2024 report in table 1
 
@@ -38,6 +41,21 @@ def mode(u: Tensor, scale: float = MODE_SCALE) -> Tensor:
     return u - scale * (torch.sin(torch.pi / 2 * u).square() - u)
 
 
+def beta(u: Tensor, a: float, b: float) -> Tensor:
+    """The beta distribution: most weight at (a - 1)/(a + b - 2) for a, b > 1, at the ends below 1."""
+    return torch.tensor([beta_inverse(p, a, b) for p in u.flatten().tolist()], dtype=torch.float64).view(u.shape)
+
+
+def shift_of_tokens(tokens: int, rule: tuple[float, float, float, float]) -> float:
+    """The shift e^μ of a sample of so many tokens; ``rule`` (tokens, μ at them, other tokens, μ at those), linear between.
+
+    Larger pictures need more noise to be destroyed. Source: Esser et al. 2024, section 5.3.2; the line is diffusers'
+    ``calculate_shift`` and its e^μ t/(1 + (e^μ - 1) t) what its flow scheduler does with μ.
+    """
+    first, low, second, high = rule
+    return math.exp(low + (high - low) * (tokens - first) / (second - first))
+
+
 def shifted(t: Tensor, shift: float) -> Tensor:
     """Move t towards noise (shift > 1) or data (shift < 1). Source: Esser et al. 2024, eq. 23."""
     return shift * t / (1 + (shift - 1) * t)
@@ -58,7 +76,10 @@ def truncate(inverse: Callable[[Tensor], Tensor], u: Tensor, below: float, upto:
 
 @dataclass(frozen=True)
 class Timesteps:
-    """A distribution of t: UNIFORM, LOGIT_NORMAL (mean, std) or MODE (mode_scale), then the shift, then cut to [lo, hi).
+    """A distribution of t, then the shift, then cut to [lo, hi).
+
+    UNIFORM; LOGIT_NORMAL (mean, std); SIGMOID (scale), which is LOGIT_NORMAL about the middle with scale for std; MODE
+    (mode_scale); BETA (alpha, beta).
 
     ``num_timesteps`` K, where the path is a table, brings each draw to k/(K - 1): [0, 1] is cut into K equal cells, so
     that UNIFORM gives every k alike, the ends too. Raises VideotuneError for values that define no distribution.
@@ -71,6 +92,9 @@ class Timesteps:
     mean: float = 0.0
     std: float = 1.0
     mode_scale: float = MODE_SCALE
+    scale: float = 1.0
+    alpha: float = 2.0
+    beta: float = 2.0
     num_timesteps: int | None = None
 
     def __post_init__(self) -> None:
@@ -108,17 +132,32 @@ def _inverse(ts: Timesteps, p: Tensor) -> Tensor:
 
 
 def _base_inverse(ts: Timesteps, p: Tensor) -> Tensor:
-    if ts.distribution == "LOGIT_NORMAL":
-        return logit_normal(p, ts.mean, ts.std)
-    return mode(p, ts.mode_scale) if ts.distribution == "MODE" else uniform(p)
+    match ts.distribution:
+        case "LOGIT_NORMAL":
+            return logit_normal(p, ts.mean, ts.std)
+        case "SIGMOID":
+            return logit_normal(p, 0.0, ts.scale)
+        case "MODE":
+            return mode(p, ts.mode_scale)
+        case "BETA":
+            return beta(p, ts.alpha, ts.beta)
+    return uniform(p)
 
 
 def _cdf(ts: Timesteps, t: Tensor) -> Tensor:
     """The probability below t, before truncation."""
     t = unshifted(t.clamp(0, 1), ts.shift)
-    if ts.distribution == "LOGIT_NORMAL":
-        return torch.special.ndtr((torch.logit(t) - ts.mean) / ts.std)
-    return _mode_cdf(t, ts.mode_scale) if ts.distribution == "MODE" else t
+    match ts.distribution:
+        case "LOGIT_NORMAL":
+            return torch.special.ndtr((torch.logit(t) - ts.mean) / ts.std)
+        case "SIGMOID":
+            return torch.special.ndtr(torch.logit(t) / ts.scale)
+        case "MODE":
+            return _mode_cdf(t, ts.mode_scale)
+        case "BETA":
+            below = [beta_cdf(x, ts.alpha, ts.beta) for x in t.flatten().tolist()]
+            return torch.tensor(below, dtype=torch.float64).view(t.shape)
+    return t
 
 
 def _mode_cdf(t: Tensor, scale: float) -> Tensor:
@@ -161,9 +200,8 @@ def _float32_inside(lo: float, hi: float) -> tuple[float, float]:
 
 
 def _check(ts: Timesteps) -> None:
-    names = ("UNIFORM", "LOGIT_NORMAL", "MODE")
-    if ts.distribution not in names:
-        raise VideotuneError(f"timestep_distribution is {ts.distribution!r}; choose one of {', '.join(names)}.")
+    if ts.distribution not in DISTRIBUTIONS:
+        raise VideotuneError(f"timestep_distribution is {ts.distribution!r}; choose one of {', '.join(DISTRIBUTIONS)}.")
     numbers = {f.name: getattr(ts, f.name) for f in fields(ts) if f.name not in ("distribution", "num_timesteps")}
     for name, value in numbers.items():
         if not math.isfinite(value):
@@ -172,6 +210,10 @@ def _check(ts: Timesteps) -> None:
         raise VideotuneError(f"timestep_shift is {ts.shift}; give a number above 0 (1 leaves the timesteps alone).")
     if ts.std <= 0:
         raise VideotuneError(f"The standard deviation of LOGIT_NORMAL is {ts.std}; give a number above 0.")
+    if ts.scale <= 0:
+        raise VideotuneError(f"The scale of SIGMOID is {ts.scale}; give a number above 0.")
+    if not (0 < ts.alpha <= 1000 and 0 < ts.beta <= 1000):
+        raise VideotuneError(f"The numbers of BETA are {ts.alpha} and {ts.beta}; give two above 0, at most 1000.")
     top = 2 / (math.pi - 2)
     if not -1 <= ts.mode_scale <= top:
         raise VideotuneError(f"The scale of MODE is {ts.mode_scale}; it must lie between -1 and {top:.4f}.")

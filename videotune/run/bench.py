@@ -16,15 +16,17 @@ from videotune.adapters.share import share
 from videotune.cache.experts import Rota, exact
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
+from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.run.experts import TEXT, trained
-from videotune.run.models import lora_settings
+from videotune.run.models import dtype_name, lora_settings
 from videotune.run.text import attach_text, live_text, peak_rates
 from videotune.train.ema import Ema
 from videotune.train.engine import Turn
 from videotune.train.masters import Masters
 from videotune.train.optimizers import OptimizerSettings, RateSettings, default_warmup, make_optimizer
 from videotune.train.step import Learner
+from videotune.train.updates import InBackward
 from videotune.types import Family, FamilySpec
 
 
@@ -149,21 +151,32 @@ def make_learner(
     kind, several = config.optimizer, len(family.spec.experts) > 1 and name != TEXT
     groups = {name if several else "transformer": held, **text}
     whole = {key: parameter for group in groups.values() for key, parameter in group.items()}
-    masters = Masters(whole)
-    parameters = masters.parameters
+    rounding = kind.masters == "STOCHASTIC_ROUNDING"
+    if rounding and dtype_name(config) != "BFLOAT_16":
+        raise VideotuneError(
+            "optimizer.masters: STOCHASTIC_ROUNDING is for weights in BFLOAT_16, and on this device train_dtype is "
+            f"{dtype_name(config)} unless set"
+        )
+    masters = Masters({} if rounding else whole)
+    parameters: Mapping[str, nn.Parameter] = whole if rounding else masters.parameters
     optimizer = make_optimizer(
         {group: [parameters[key] for key in own] for group, own in groups.items() if own},
         OptimizerSettings(kind.name, kind.beta1, kind.beta2, kind.weight_decay),
+        apart=rounding or kind.step_in_backward,
     )
+    kept = masters if masters.apart else None
+    updates = InBackward(config.max_grad_norm, config.seed if rounding else None, kept)
     return Learner(
         parameters,
         optimizer,
         rates_of(config, family.spec, name, steps if name == TEXT else rota.count(steps, name)),
-        masters if masters.apart else None,
-        None if config.ema.decay is None else Ema(parameters, config.ema.decay),
+        kept,
+        None if config.ema.decay is None else Ema(parameters, config.ema.decay, config.ema.device == "host"),
         whole if masters.apart else None,
         name if several else None,
         live_text(config),
+        config.seed if rounding else None,
+        updates.attach(whole, optimizer) if kind.step_in_backward else None,
     )
 
 
@@ -173,7 +186,8 @@ def rates_of(config: Config, spec: FamilySpec, name: str, steps: int) -> dict[st
     low = name == spec.experts[-1].name and len(spec.experts) > 1 and config.learning_rate_low is not None
     peak = float(config.learning_rate_low or 0) if low else config.learning_rate
     peaks = {name if len(spec.experts) > 1 else "transformer": peak} | peak_rates(config)
-    return {group: RateSettings(peak, config.learning_rate_scheduler, warmup, steps) for group, peak in peaks.items()}
+    scheduler, cycles, power = config.learning_rate_scheduler, config.learning_rate_cycles, config.learning_rate_power
+    return {group: RateSettings(peak, scheduler, warmup, steps, cycles, power) for group, peak in peaks.items()}
 
 
 def attach(net: nn.Module, spec: FamilySpec, config: Config) -> dict[str, nn.Parameter]:

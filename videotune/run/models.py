@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -16,14 +18,14 @@ from videotune.cache.store import Store
 from videotune.config.schema import Config
 from videotune.data.workers import Workers
 from videotune.diffusion.objective import Objective, objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
 from videotune.errors import VideotuneError
 from videotune.families.find import find, part_files, place
 from videotune.run.console import bar, clock, say
 from videotune.run.job import Job
 from videotune.run.takes import captions_of, takes_of, texts_of
 from videotune.run.text import cut_prompts, in_loop, live_text
-from videotune.types import BasePlace, Batch, Family, FamilySpec, Window
+from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
@@ -65,10 +67,42 @@ def lora_settings(config: Config) -> LoraSettings:
 
 def make_objective(spec: FamilySpec, config: Config) -> Objective:
     """The loss that the config and the family name."""
-    shift = spec.timestep_shift if config.timestep_shift is None else config.timestep_shift
-    timesteps = Timesteps(config.timestep_distribution or spec.timestep_distribution, shift)
     weight = config.video_config.temporal_consistency_weight
-    return objective(spec.path, spec.path_constants, timesteps, config.loss_weighting, weight)
+    return objective(
+        spec.path,
+        spec.path_constants,
+        make_timesteps(spec, config),
+        config.loss_weighting,
+        weight,
+        config.loss_weighting_gamma,
+    )
+
+
+def make_timesteps(spec: FamilySpec, config: Config) -> Timesteps:
+    """The noise levels that the config and the family name.
+
+    Of a shift by resolution it is the family's fixed one, which the ruler keeps to; each bucket's own is ``shift_of``'s.
+    """
+    asked = config.timestep_shift
+    fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
+    levels = Timesteps(config.timestep_distribution or spec.timestep_distribution, fixed)
+    given = {
+        "mean": config.timestep_mean,
+        "std": config.timestep_std,
+        "alpha": config.timestep_alpha,
+        "beta": config.timestep_beta,
+        "mode_scale" if levels.distribution == "MODE" else "scale": config.timestep_scale,
+    }
+    numbers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(levels, **numbers)
+
+
+def shift_of(spec: FamilySpec, config: Config) -> Callable[[ClipShape], float] | None:
+    """The shift of each bucket by its tokens, where the config asks for one; None: all have the same."""
+    rule = spec.shift_by_tokens
+    if config.timestep_shift != "resolution" or rule is None:
+        return None
+    return lambda shape: shift_of_tokens(spec.tokens(shape), rule)
 
 
 def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:
@@ -143,6 +177,8 @@ def make_source(job: Job, family: Family, store: Store, loss: Objective, rota: R
         image_noise=job.spec.image_noise,
         text_in_step=in_loop(job.config),
         rota=rota,
+        stratified=job.config.timestep_stratified,
+        shift_of=shift_of(job.spec, job.config),
         ranges={expert.name: (expert.t_lo, expert.t_hi) for expert in job.spec.experts}
         if len(job.spec.experts) > 1
         else {},

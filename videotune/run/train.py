@@ -32,7 +32,7 @@ from videotune.run.trainer import Trainer, announce, prepare
 from videotune.train.crew import Crew, join
 from videotune.train.engine import run_steps
 from videotune.train.state import complete_checkpoints
-from videotune.train.step import OutOfMemory, StepRecord, StepSettings
+from videotune.train.step import OutOfMemory, StepRecord, StepSettings, finite
 
 MOST_SKIPPED = 5
 """So many non-finite steps in a row end the run."""
@@ -158,7 +158,9 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     trainer.journal.write(line)
     if line.get("skipped"):
         trainer.skipped_in_a_row += 1
-        text = f"loss or gradient not finite, step not applied: {clips_of(trainer, record.broken())}"
+        parts = trainer.job.config.optimizer.step_in_backward and finite(record.values[0].item())
+        what = "but for the tensors whose gradient was finite " if parts else ""
+        text = f"loss or gradient not finite, step not applied: {what}{clips_of(trainer, record.broken())}"
         trainer.journal.event("warning", step=record.step, text=text)
     else:
         trainer.skipped_in_a_row = 0

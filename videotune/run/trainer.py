@@ -131,6 +131,11 @@ def prepare(
     """
     config, crew = job.config, crew or Crew()
     pulse = pulse or Heartbeat(run)
+    if config.optimizer.step_in_backward and crew.size > 1:
+        raise VideotuneError(
+            f"optimizer.step_in_backward: gradients of {crew.size} processes have to be summed before they are used; "
+            "leave it out, or train in one process"
+        )
     family = open_models(job.spec, job.base, config)
     prints = family.fingerprints()
     if resume and read_run_config(run)["base"]["fingerprints"] != prints:

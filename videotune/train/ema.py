@@ -19,34 +19,43 @@ class Ema:
     diffusers' and TensorFlow's averages. ``values`` are float32, by the parameters' names.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
-        self.decay = decay
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float, host: bool = False) -> None:
+        """``host``: the averages lie in host memory; every step then copies the weights there, and waits for it."""
+        self.decay, self.host = decay, host
         self._parameters = dict(parameters)
-        self.values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        self.values = {name: self._own(parameter).clone() for name, parameter in parameters.items()}
+
+    def _own(self, weight: Tensor) -> Tensor:
+        """A weight as its average is kept: float32, and on the host where that is wished; itself where it is so already."""
+        return weight.detach().to(device="cpu" if self.host else weight.device, dtype=torch.float32)
 
     @torch.no_grad()
     def update(self, step: int, applied: Tensor | None = None) -> None:
         """Take in the weights after ``step``; ``applied`` () is 0 where the step was not, and then nothing changes."""
         share: float | Tensor = 1 - min(self.decay, (1 + step) / (10 + step))
         if applied is not None:
-            share = applied * share
-        values, now = list(self.values.values()), [p.detach() for p in self._parameters.values()]
+            share = applied.to("cpu" if self.host else applied.device) * share
+        values, held = list(self.values.values()), list(self._parameters.values())
         if sum(value.numel() for value in values) <= TOGETHER:
+            now = [self._own(weight) for weight in held]
             change = torch._foreach_sub(now, values)
             torch._foreach_mul_(change, share)
             torch._foreach_add_(values, change)
             return
-        for value, weight in zip(values, now, strict=True):
-            value.lerp_(weight, share)
+        for value, weight in zip(values, held, strict=True):
+            value.lerp_(self._own(weight), share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The network computes with the averages; after it the weights are back, bit for bit."""
+        """The network computes with the averages; after it weights and averages are back, bit for bit."""
+        rounded = {n: self.values[n].clone() for n, p in self._parameters.items() if p.dtype != self.values[n].dtype}
         self._swap()
         try:
             yield
         finally:
             self._swap()
+            for name, value in rounded.items():  # bf16 weights have taken them rounded
+                self.values[name].copy_(value)
 
     @torch.no_grad()
     def _swap(self) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from videotune.errors import VideotuneError
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
+    """Which of OPTIMIZERS, and its numbers; AdamW's are those of Loshchilov and Hutter 2019 (arXiv 1711.05101)."""
 
     name: str = "ADAMW"
     beta1: float = 0.9
@@ -23,12 +27,17 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class RateSettings:
-    """The peak rate, what it does after the warm-up (CONSTANT, LINEAR or COSINE, both down to 0), and the run's length."""
+    """The peak rate, what it does after the warm-up, all of it down to 0 but CONSTANT, and the run's length in steps.
+
+    COSINE_RESTARTS goes down ``cycles`` times; POLYNOMIAL as the power ``power`` of the share of the steps that is left.
+    """
 
     learning_rate: float
     scheduler: str
     warmup_steps: int
     steps: int
+    cycles: int = 1
+    power: float = 1.0
 
 
 def default_warmup(steps: int) -> int:
@@ -49,73 +58,218 @@ def rate(settings: RateSettings, step: int) -> float:
             factor = 1 - share
         case "COSINE":
             factor = 0.5 * (1 + math.cos(math.pi * share))
+        case "COSINE_RESTARTS":
+            factor = 0.5 * (1 + math.cos(math.pi * (share * settings.cycles % 1.0)))
+        case "POLYNOMIAL":
+            factor = (1 - share) ** settings.power
         case other:
             raise ValueError(f"learning_rate_scheduler: {other!r}")
     return settings.learning_rate * factor
 
 
-def make_optimizer(groups: Mapping[str, Sequence[nn.Parameter]], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """One parameter group a name; the table OPTIMIZERS says whose."""
-    rows = [{"params": list(parameters), "name": name} for name, parameters in groups.items()]
-    return OPTIMIZERS[settings.name](rows, settings)
+class Several:
+    """Optimizers that step as one; each parameter belongs to one of them."""
+
+    def __init__(self, parts: Iterable[torch.optim.Optimizer]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all parts; a rate that is set in one is the part's own."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+
+AnyOptimizer = torch.optim.Optimizer | Several
+
+
+def parts_of(optimizer: AnyOptimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """The library's own optimizers that an optimizer is made of."""
+    return optimizer.parts if isinstance(optimizer, Several) else (optimizer,)
+
+
+def make_optimizer(
+    groups: Mapping[str, Sequence[nn.Parameter]], settings: OptimizerSettings, *, apart: bool = False
+) -> AnyOptimizer:
+    """One parameter group a name; the table OPTIMIZERS says whose.
+
+    ``apart``: every parameter gets an optimizer of its own, so that it can be updated alone. Raises VideotuneError where the
+    device, or ``apart``, is not for this optimizer.
+    """
+    rows: list[dict[str, Any]] = [{"params": list(parameters), "name": name} for name, parameters in groups.items()]
+    if not apart:
+        return OPTIMIZERS[settings.name](rows, settings)
+    if settings.name == "PRODIGY":
+        raise VideotuneError("optimizer: PRODIGY finds one rate from all gradients: it cannot step tensor by tensor")
+    single = [{"params": [parameter], "name": row["name"]} for row in rows for parameter in row["params"]]
+    return Several(part for row in single for part in parts_of(OPTIMIZERS[settings.name]([row], settings)))
+
+
+def _betas(settings: OptimizerSettings) -> tuple[float, float]:
+    return settings.beta1, settings.beta2
 
 
 def _adamw(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
     """torch's. The fused kernel can skip a step on the device, without asking the host."""
-    betas = (settings.beta1, settings.beta2)
-    return torch.optim.AdamW(rows, lr=0.0, betas=betas, weight_decay=settings.weight_decay, fused=True)
+    return torch.optim.AdamW(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay, fused=True)
 
 
 def _adamw_8bit(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
     """bitsandbytes' (Dettmers et al. 2022, arXiv 2110.02861): moments of weights of 4096 numbers and more in 8 bits."""
     import bitsandbytes
 
-    betas = (settings.beta1, settings.beta2)
-    return bitsandbytes.optim.AdamW8bit(rows, lr=0.0, betas=betas, weight_decay=settings.weight_decay)
+    return bitsandbytes.optim.AdamW8bit(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay)
 
 
-OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerSettings], torch.optim.Optimizer]] = {
+def _paged_adamw_8bit(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """The same with moments in unified memory, which CUDA moves to the host and back (Dettmers et al. 2023, 2305.14314)."""
+    import bitsandbytes
+
+    if any(parameter.device.type != "cuda" for row in rows for parameter in row["params"]):
+        raise VideotuneError(
+            "optimizer: PAGED_ADAMW_8BIT pages its moments between a CUDA device and the host, and what trains here "
+            "is on no CUDA device. ADAMW_8BIT is the same without pages"
+        )
+    return bitsandbytes.optim.PagedAdamW8bit(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay)
+
+
+def _adafactor(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """transformers' (Shazeer and Stern 2018, arXiv 1804.04235), with the run's rate, not one of its own.
+
+    torch's always multiplies the rate by the weight's own size, which for an adapter that begins at 0 is next to nothing.
+    """
+    from transformers.optimization import Adafactor
+
+    return Adafactor(
+        rows, lr=0.0, scale_parameter=False, relative_step=False, warmup_init=False, weight_decay=settings.weight_decay
+    )
+
+
+def _prodigy(rows: list[dict[str, Any]], settings: OptimizerSettings) -> AnyOptimizer:
+    """prodigyopt's (Mishchenko and Defazio 2023, arXiv 2306.06101): the rate multiplies one that it finds for each group."""
+    from prodigyopt import Prodigy
+
+    with redirect_stdout(io.StringIO()):  # it prints that its weight decay is decoupled
+        parts = [Prodigy([row], lr=1.0, betas=_betas(settings), weight_decay=settings.weight_decay) for row in rows]
+    return parts[0] if len(parts) == 1 else Several(parts)
+
+
+def _lion(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """bitsandbytes' (Chen et al. 2023, arXiv 2302.06675): the sign of a mean, one moment."""
+    import bitsandbytes
+
+    return bitsandbytes.optim.Lion(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay)
+
+
+def _lion_8bit(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """The same with its moment in 8 bits."""
+    import bitsandbytes
+
+    return bitsandbytes.optim.Lion8bit(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay)
+
+
+def _muon(rows: list[dict[str, Any]], settings: OptimizerSettings) -> AnyOptimizer:
+    """torch's (Jordan et al. 2024) for matrices, with beta1 as momentum, scaled so that AdamW's rates fit it.
+
+    The scale is that of Liu et al. 2025 (arXiv 2502.16982). What is no matrix is AdamW's.
+    """
+    matrices = [{**row, "params": [p for p in row["params"] if p.ndim == 2]} for row in rows]
+    others = [{**row, "params": [p for p in row["params"] if p.ndim != 2]} for row in rows]
+    matrices, others = ([row for row in half if row["params"]] for half in (matrices, others))
+    parts: list[torch.optim.Optimizer] = []
+    if matrices:
+        decay, momentum = settings.weight_decay, settings.beta1
+        parts.append(
+            torch.optim.Muon(matrices, lr=0.0, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        )
+    if others:
+        parts.append(_adamw(others, settings))
+    return parts[0] if len(parts) == 1 else Several(parts)
+
+
+OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerSettings], AnyOptimizer]] = {
     "ADAMW": _adamw,
     "ADAMW_8BIT": _adamw_8bit,
+    "PAGED_ADAMW_8BIT": _paged_adamw_8bit,
+    "ADAFACTOR": _adafactor,
+    "PRODIGY": _prodigy,
+    "LION": _lion,
+    "LION_8BIT": _lion_8bit,
+    "MUON": _muon,
 }
 
 
-def apply(optimizer: torch.optim.Optimizer, good: Tensor) -> None:
+def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
     """Take the step where ``good`` () is true; where not, weights and moments stay as they are.
 
     A fused kernel looks on the device. For the others the host has to wait for the answer, once a step.
     """
-    if optimizer.defaults.get("fused"):
-        optimizer.found_inf = (~good).float()  # type: ignore[attr-defined]
-        optimizer.step()
-    elif bool(good):
-        optimizer.step()
+    parts = parts_of(optimizer)
+    waiting = [part for part in parts if not part.defaults.get("fused")]
+    for part in parts:
+        if part.defaults.get("fused"):
+            part.found_inf = (~good).float()  # type: ignore[attr-defined]
+            part.step()
+    if waiting and bool(good):
+        for part in waiting:
+            part.step()
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state as flat tensors ``{parameter}.{key}``; a plain number becomes ``{parameter}.{key}#``, int64.
+GROUP = "@"
+"""How the last part of a saved name begins where the value belongs to a parameter group, by its first parameter."""
 
-    Raises ValueError for what is neither.
+
+def optimizer_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimizer's state as flat tensors ``{parameter}.{key}``.
+
+    An int becomes ``{key}#``, int64, and a float ``{key}~``, float64. Of a group's own numbers those are kept that updates
+    change (Prodigy's): ``{its first parameter}.@{key}``. Raises ValueError for what is none of these.
     """
-    out = {}
+    out: dict[str, Tensor] = {}
+    known = {id(parameter): name for name, parameter in names.items()}
+    states = {id(parameter): kept for part in parts_of(optimizer) for parameter, kept in part.state.items()}
     for name, parameter in names.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                out[f"{name}.{key}"] = value
-            elif isinstance(value, int):
-                out[f"{name}.{key}#"] = torch.tensor(value, dtype=torch.int64)
-            else:
-                raise ValueError(f"optimizer state {name}.{key} is a {type(value).__name__}: it cannot be kept exactly")
+        for key, value in states.get(id(parameter), {}).items():
+            out |= _flat(f"{name}.{key}", value)
+    for group in _counting(optimizer):
+        first = known.get(id(group["params"][0]))
+        if first is not None:
+            for key in sorted(COUNTED & set(group)):
+                out |= _flat(f"{first}.{GROUP}{key}", group[key])
     return out
 
 
-def without_state(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> list[str]:
+COUNTED = frozenset(("d", "d_max", "d_numerator", "d_denom", "d_hat", "k"))
+"""What Prodigy keeps in its groups: its estimate of the distance, and how it came to it."""
+
+
+def _counting(optimizer: AnyOptimizer) -> list[dict[str, Any]]:
+    """The groups whose own numbers an update has changed."""
+    return [group for group in optimizer.param_groups if group.get("k")]
+
+
+def _flat(name: str, value: Any) -> dict[str, Tensor]:
+    if isinstance(value, Tensor):
+        return {name: value}
+    if isinstance(value, int):
+        return {f"{name}#": torch.tensor(value, dtype=torch.int64)}
+    if isinstance(value, float):
+        return {f"{name}~": torch.tensor(value, dtype=torch.float64)}
+    raise ValueError(f"optimizer state {name} is a {type(value).__name__}: it cannot be kept exactly")
+
+
+def without_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) -> list[str]:
     """The parameters that no update has reached yet, and which therefore have no state."""
-    return [name for name, parameter in names.items() if not optimizer.state.get(parameter)]
+    reached = {id(parameter) for part in parts_of(optimizer) for parameter, kept in part.state.items() if kept}
+    return [name for name, parameter in names.items() if id(parameter) not in reached]
 
 
 def load_optimizer_state(
-    optimizer: torch.optim.Optimizer,
+    optimizer: AnyOptimizer,
     names: Mapping[str, nn.Parameter],
     state: Mapping[str, Tensor],
     without: Collection[str] = (),
@@ -124,15 +278,32 @@ def load_optimizer_state(
 
     Raises ValueError where another parameter has no state, or a state no parameter.
     """
-    parts: dict[str, dict[str, Tensor | int]] = {name: {} for name in names}
+    parts: dict[str, dict[str, Any]] = {name: {} for name in names}
+    groups = {id(group["params"][0]): group for group in optimizer.param_groups}
+    owners = {id(p): part for part in parts_of(optimizer) for group in part.param_groups for p in group["params"]}
     for key, value in state.items():
         name, _, last = key.rpartition(".")
         if name not in parts:
             raise ValueError(f"optimizer state of no parameter: {key}")
-        exact: Tensor | int = int(value) if last.endswith("#") else value.to(names[name].device)
-        parts[name][last.removesuffix("#")] = exact
+        number = int(value) if last.endswith("#") else float(value) if last.endswith("~") else None
+        exact = value.to(names[name].device) if number is None else number
+        if last.startswith(GROUP):
+            groups[id(names[name])][last.strip(f"{GROUP}#~")] = exact
+        else:
+            parts[name][last.rstrip("#~")] = exact
     for name, parameter in names.items():
         if bool(parts[name]) == (name in without):
             raise ValueError(f"no optimizer state for {name}" if name not in without else f"a state too many: {name}")
         if parts[name]:
-            optimizer.state[parameter] = parts[name]
+            owner = owners[id(parameter)]
+            owner.state[parameter] = _paged(owner, parameter, parts[name])
+
+
+def _paged(owner: Any, parameter: nn.Parameter, kept: dict[str, Any]) -> dict[str, Any]:
+    """The same state, with what a paging optimizer pages in its unified memory again."""
+    if not getattr(owner, "is_paged", False):
+        return kept
+    for key in {"state1", "state2"} & set(kept):
+        place = owner.get_state_buffer(parameter, dtype=kept[key].dtype)
+        kept[key] = place.copy_(kept[key])
+    return kept

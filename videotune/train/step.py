@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from videotune.adapters.lora import adapter_off
 from videotune.adapters.text import LiveText
@@ -20,7 +19,8 @@ from videotune.randomness import seed32
 from videotune.train.crew import Crew
 from videotune.train.ema import Ema
 from videotune.train.masters import Masters
-from videotune.train.optimizers import RateSettings, apply, rate
+from videotune.train.optimizers import AnyOptimizer, RateSettings, rate
+from videotune.train.updates import InBackward, clip, update
 from videotune.types import Batch, Family
 
 
@@ -132,16 +132,20 @@ class Learner:
 
     ``rates`` by the optimizer's groups; ``held`` are the parameters in the network's own dtype, where the optimizer holds
     masters; ``text``: captions are encoded in the step, since some of the parameters are of what encodes them.
+    ``rounding``: the seed of the draws that round updates of bf16 weights (None: they are not). ``in_backward``: updates
+    come with the gradients.
     """
 
     parameters: Mapping[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizer: AnyOptimizer
     rates: Mapping[str, RateSettings]
     masters: Masters | None = None
     ema: Ema | None = None
     held: Mapping[str, nn.Parameter] | None = None
     expert: str | None = None
     text: LiveText | None = None
+    rounding: int | None = None
+    in_backward: InBackward | None = None
 
 
 class OutOfMemory(RuntimeError):
@@ -174,23 +178,25 @@ def train_step(
     own = prepared.step if own_step is None else own_step
     lr = {group["name"]: rate(learner.rates[group["name"]], own) for group in optimizer.param_groups}
     values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=parameters[0].device), True
+    for group in optimizer.param_groups:
+        group["lr"] = lr[group["name"]]
     try:
-        accumulate(family, net, objective, prepared, settings, clock, values, learner.text)
-        if learner.masters is not None:
-            learner.masters.gather()
-        if all(parameter.grad is None for parameter in parameters):  # nothing that trains was used in this step
-            for parameter in parameters:
-                parameter.grad = torch.zeros_like(parameter)  # as where other processes have used it
-        crew.sum_gradients(parameters)
-        crew.sum(values)
-        values[1] = norm = clip(parameters, settings.max_grad_norm)
-        good = torch.isfinite(norm) & torch.isfinite(values[0])
-        for group in optimizer.param_groups:
-            group["lr"] = lr[group["name"]]
-        intact = False
-        apply(optimizer, good)
-        if learner.masters is not None:
-            learner.masters.spread()
+        if learner.in_backward is not None:
+            intact = False
+            good = _in_backward(family, net, learner, objective, prepared, settings, clock, values, own)
+        else:
+            accumulate(family, net, objective, prepared, settings, clock, values, learner.text)
+            if learner.masters is not None:
+                learner.masters.gather()
+            if all(parameter.grad is None for parameter in parameters):  # nothing that trains was used in this step
+                for parameter in parameters:
+                    parameter.grad = torch.zeros_like(parameter)  # as where other processes have used it
+            crew.sum_gradients(parameters)
+            crew.sum(values)
+            values[1] = norm = clip(parameters, settings.max_grad_norm)
+            good = torch.isfinite(norm) & torch.isfinite(values[0])
+            intact = False
+            update(optimizer, learner.parameters, learner.masters, good, learner.rounding, own)
         if learner.ema is not None:
             learner.ema.update(own, good)
     except (MemoryError, RuntimeError) as error:
@@ -208,6 +214,27 @@ def train_step(
     )
 
 
+def _in_backward(
+    family: Family,
+    net: nn.Module,
+    learner: Learner,
+    objective: Objective,
+    prepared: Prepared,
+    settings: StepSettings,
+    clock: Clock,
+    values: Tensor,
+    own: int,
+) -> Tensor:
+    """A step whose updates come with its gradients, in one process and one forward pass; () whether all of it was finite."""
+    assert settings.micro_batches == 1, "a gradient that is updated at once cannot be summed up"
+    updates = learner.in_backward
+    assert updates is not None
+    updates.begin(own)
+    accumulate(family, net, objective, prepared, settings, clock, values, learner.text, updates)
+    values[1], finite_all = updates.end()
+    return finite_all & torch.isfinite(values[0])
+
+
 def accumulate(
     family: Family,
     net: nn.Module,
@@ -217,6 +244,7 @@ def accumulate(
     clock: Clock,
     values: Tensor,
     text: LiveText | None = None,
+    in_backward: InBackward | None = None,
 ) -> None:
     """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets."""
     device, total, first = values.device, len(prepared.drawn.window_ids), prepared.first
@@ -234,6 +262,8 @@ def accumulate(
         out = denoising_loss(family, net, objective, batch, t, noise, target)
         clock.mark("forward")
         share = out.loss * (len(batch) / total)
+        if in_backward is not None:
+            in_backward.loss(share)
         if share.requires_grad:  # no caption of these may hold a new token
             share.backward()
         clock.mark("backward")
@@ -268,17 +298,6 @@ def _tokens(family: Family, batch: Batch | None) -> int:
         return 0
     sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
     return math.prod(-(-side // step) for side, step in sides)
-
-
-def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
-    """The gradient's norm (), with the gradient scaled down to ``most`` where it is longer.
-
-    On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.
-    """
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if norm.is_cuda or isinstance(norm, FakeTensor) or norm > most:
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
-    return norm
 
 
 def _to(x: Tensor, device: torch.device) -> Tensor:

@@ -1,0 +1,91 @@
+"""What is said of a key, and the JSON Schema that editors read."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from videotune.config.advice import GUIDE, REASONS, UNITS
+from videotune.config.explain import explain, json_schema
+from videotune.config.load import preset_names, read_preset
+from videotune.config.resolve import resolve
+from videotune.config.schema import leaves
+from videotune.errors import VideotuneError
+
+LORA: dict[str, Any] = {
+    "training_method": "LORA",
+    "batch_size": 2,
+    "learning_rate": 0.0003,
+    "transformer": {"train": True},
+    "text_encoder": {"train": False},
+}
+"""The guide's first example."""
+
+OF_THE_GUIDE = (
+    "max_frames", "frame_sample_strategy", "target_fps", "max_duration", "temporal_consistency_weight",
+    "use_temporal_attention", "spatial_compression_ratio", "temporal_compression_ratio", "video_batch_size_multiplier",
+    "frame_dropout_probability", "temporal_augmentation",
+)  # fmt: skip
+
+
+def test_what_is_said_is_said_of_keys_that_there_are() -> None:
+    assert (set(UNITS) | set(REASONS) | set(GUIDE)) - set(leaves()) == set()
+
+
+def test_every_key_is_explained_with_its_values_and_default() -> None:
+    for key in leaves():
+        facts = dict(explain(key))
+        assert all(text.strip() for text in facts.values())
+        assert {"meaning", "values", "default", "on a resume", "the guide"} <= set(facts)
+
+
+@pytest.mark.parametrize("key", OF_THE_GUIDE)
+def test_the_guide_s_advice_and_our_reading_are_told_of_each_of_its_keys(key: str) -> None:
+    facts = dict(explain(f"video_config.{key}"))
+    assert facts["the guide"] != "says nothing of it"
+    assert facts["our reading"]
+
+
+def test_a_key_is_told_with_its_unit_bounds_and_the_reason_of_its_default() -> None:
+    facts = dict(explain("video_config.max_duration"))
+    assert facts["unit"] == "seconds"
+    assert facts["values"] == "number, > 0"
+    assert facts["default"] == "10.0: the guide's"
+    assert dict(explain("timestep_alpha"))["goes with"].startswith("timestep_distribution BETA")
+    assert "may not change" in dict(explain("lora.rank"))["on a resume"]
+
+
+def test_a_section_lists_its_keys_and_a_wrong_one_the_nearest() -> None:
+    assert [name for name, _ in explain("ema")] == ["ema.decay", "ema.device"]
+    with pytest.raises(VideotuneError, match=r"no key 'rank'; did you mean 'lora\.rank'"):
+        explain("rank")
+    with pytest.raises(VideotuneError, match="did you mean 'learning_rate'"):
+        explain("learning_rat")
+
+
+def test_presets_and_the_guide_s_example_fit_the_schema_and_nonsense_does_not() -> None:
+    schema = json_schema()
+    Draft202012Validator.check_schema(schema)
+    fits = Draft202012Validator(schema)
+    for name in preset_names():
+        assert list(fits.iter_errors(read_preset(name))) == [], name
+    assert fits.is_valid(LORA)
+    assert fits.is_valid({"optimizer": "ADAMW", "ema": 0.99, "timestep_shift": "resolution"})
+    assert fits.is_valid(json.loads(json.dumps(resolve({"family": "wan"}, {}, None).config.model_dump(mode="json"))))
+    for wrong in (
+        {"step": 1},
+        {"lora": {"rang": 4}},
+        {"steps": 0},
+        {"optimizer": {"name": "SGD"}},
+        {"ema": {"decay": 1}},
+    ):
+        assert not fits.is_valid(wrong), wrong
+
+
+def test_every_preset_file_says_about_itself() -> None:
+    folder = resources.files("videotune") / "presets"
+    assert all("about" in json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in preset_names())

@@ -1,0 +1,201 @@
+"""What the keys about optimizers, schedules and averages do to weights, gradients and memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from effects_kit import Lab, moved, run_steps, trainer_of, weights
+from torch._subclasses import FakeTensorMode
+
+from videotune.errors import VideotuneError
+from videotune.run.keeping import save
+from videotune.train.optimizers import optimizer_state
+from videotune.train.state import complete_checkpoints
+
+FULL = {"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16"}
+EVERY = ("ADAMW", "ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON")
+
+
+@pytest.mark.effect("optimizer.name")
+def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(lab: Lab) -> None:
+    ways, kept = {}, {}
+    for name in EVERY:
+        trainer = trainer_of(
+            lab, {"optimizer": name, "steps": 2} | ({"learning_rate": 1e-3} if name != "PRODIGY" else {})
+        )
+        before = weights(trainer)
+        run_steps(trainer)
+        ways[name] = moved(before, weights(trainer), "lora_B")
+        (learner,) = trainer.bench.learners.values()
+        kept[name] = {key.rpartition(".")[2] for key in optimizer_state(learner.optimizer, learner.parameters)}
+        assert ways[name].abs().max() > 0
+    for one in EVERY:
+        for other in EVERY:
+            alike = {one, other} in (
+                {"ADAMW", "ADAMW_8BIT"},
+                {"LION", "LION_8BIT"},
+            )  # an adapter of rank 2 is too small
+            assert one == other or alike or not torch.allclose(ways[one], ways[other], rtol=0.01)
+    assert kept["ADAMW"] == {"step", "exp_avg", "exp_avg_sq"}
+    assert kept["LION"] == {"step#", "state1"}
+    assert kept["MUON"] == {"momentum_buffer"}
+    assert {"exp_avg_sq_row", "exp_avg_sq_col"} < kept["ADAFACTOR"]
+    assert {"p0", "s", "@d~", "@k#"} < kept["PRODIGY"]
+    with pytest.raises(VideotuneError, match="PAGED_ADAMW_8BIT pages"):
+        trainer_of(lab, {"optimizer": "PAGED_ADAMW_8BIT"})
+
+
+@pytest.mark.effect("optimizer.name", "learning_rate")
+def test_prodigy_multiplies_the_rate_that_it_finds(lab: Lab) -> None:
+    updates = {}
+    for rate in (None, 1.0, 2.0):
+        trainer = trainer_of(lab, {"optimizer": "PRODIGY", "learning_rate": rate, "steps": 1})
+        before = weights(trainer)
+        (line,) = run_steps(trainer)
+        updates[rate] = moved(before, weights(trainer), "lora_B"), line["lr"]["transformer"]
+    assert updates[None][1] == 1.0
+    assert torch.equal(updates[None][0], updates[1.0][0])
+    torch.testing.assert_close(updates[2.0][0], 2 * updates[1.0][0], rtol=1e-4, atol=0)
+    with pytest.raises(VideotuneError, match="a rate for other optimizers"):
+        trainer_of(lab, {"optimizer": "PRODIGY", "learning_rate": 3e-4})
+
+
+@pytest.mark.effect("learning_rate_cycles", "learning_rate_power", "learning_rate_scheduler")
+@pytest.mark.parametrize(
+    ("knobs", "factors"),
+    [
+        ({"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 2}, [1, 0.5, 1, 0.5]),
+        (
+            {"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 1},
+            [(1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)],
+        ),
+        ({"learning_rate_scheduler": "POLYNOMIAL", "learning_rate_power": 2}, [1, 9 / 16, 4 / 16, 1 / 16]),
+        ({"learning_rate_scheduler": "POLYNOMIAL"}, [1, 3 / 4, 2 / 4, 1 / 4]),
+    ],
+    ids=str,
+)
+def test_the_rate_restarts_and_falls_by_its_numbers(lab: Lab, knobs: dict, factors: list[float]) -> None:
+    """An adapter's A moves by the rate times its decay alone where the gradient's part is taken away: rate·decay·A."""
+    plain, decayed = (
+        trainer_of(lab, knobs | {"learning_rate": 0.01, "optimizer.weight_decay": decay}) for decay in (0.0, 0.5)
+    )
+    seen: list[torch.Tensor] = []
+    for trainer in (plain, decayed):
+        own = [p for name, p in trainer.parameters.items() if "lora_B" in name]
+        for parameter in own:  # B is 1, and no gradient reaches it: only decay moves it
+            parameter.data.fill_(1.0)
+            parameter.register_hook(torch.zeros_like)
+        steps = []
+        for line in range(4):
+            trainer.first = line + 1
+            run_steps(trainer, 1)
+            steps.append(own[0].detach().clone().mean())
+        seen.append(torch.stack(steps))
+    assert torch.equal(seen[0], torch.ones(4))
+    ratios = seen[1] / torch.cat([torch.ones(1), seen[1][:-1]])
+    assert ((1 - ratios) / (0.01 * 0.5)).tolist() == pytest.approx(factors, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.effect("optimizer.masters")
+def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_arrive(lab: Lab) -> None:
+    """Both ways the mean of many small updates is the same; what is kept for each weight is 4 bytes less."""
+    change, kept = {}, {}
+    for masters in ("FLOAT_32", "STOCHASTIC_ROUNDING"):
+        knobs = {"optimizer.masters": masters, "optimizer.weight_decay": 0, "learning_rate": 2e-5, "steps": 3}
+        trainer = trainer_of(lab, FULL | knobs)
+        net = dict(trainer.net.named_parameters())
+        name = max((n for n, p in net.items() if p.dtype == torch.bfloat16), key=lambda n: net[n].numel())
+        before = net[name].detach().clone().float()
+        run_steps(trainer)
+        own = trainer.parameters[name]
+        change[masters] = (own.detach().float() - before).abs().mean().item()
+        kept[masters] = sum(p.numel() * p.element_size() for p in trainer.parameters.values())
+        assert own.dtype == (torch.float32 if masters == "FLOAT_32" else torch.bfloat16)
+        assert (own is net[name]) is (masters != "FLOAT_32")
+        save(trainer, 3)
+        (saved,) = complete_checkpoints(trainer.run)
+        assert saved.load("weights")[name].dtype == own.dtype
+    assert kept["STOCHASTIC_ROUNDING"] < 0.7 * kept["FLOAT_32"]
+    assert change["STOCHASTIC_ROUNDING"] == pytest.approx(change["FLOAT_32"], rel=0.3)
+
+
+@pytest.mark.effect("optimizer.masters")
+@pytest.mark.parametrize(
+    ("knobs", "says"),
+    [
+        ({"training_method": "LORA", "train_dtype": "BFLOAT_16"}, "an adapter trains, in float32"),
+        ({"training_method": "FINE_TUNE", "train_dtype": "FLOAT_32"}, "they are float32 themselves"),
+        ({"training_method": "FINE_TUNE", "train_dtype": None}, "train_dtype is FLOAT_32 unless set"),
+    ],
+)
+def test_rounding_by_chance_is_refused_where_weights_are_float32(lab: Lab, knobs: dict, says: str) -> None:
+    with pytest.raises(VideotuneError, match=says):
+        trainer_of(lab, knobs | {"optimizer.masters": "STOCHASTIC_ROUNDING"})
+
+
+@pytest.mark.effect("optimizer.step_in_backward")
+@pytest.mark.parametrize("masters", ["float32 weights", "FLOAT_32", "STOCHASTIC_ROUNDING"])
+def test_updates_within_backward_keep_few_gradients_and_are_the_same(lab: Lab, masters: str) -> None:
+    """Without clipping: bit for bit the same weights, and at its peak a small part of the gradients' bytes."""
+    peaks, ends = {}, {}
+    for within in (False, True):
+        knobs = {"optimizer.step_in_backward": within, "max_grad_norm": 1e9, "learning_rate": 1e-3, "steps": 2}
+        knobs |= {"training_method": "FINE_TUNE"}
+        if masters != "float32 weights":
+            knobs |= FULL | {"optimizer.masters": masters}
+        trainer = trainer_of(lab, knobs | {"ema": 0.5})
+        net, alive = dict(trainer.net.named_parameters()), []
+        both = {id(p): p for p in (*net.values(), *trainer.parameters.values())}.values()
+
+        def count(_: torch.Tensor, both: object = both, alive: list[int] = alive) -> None:
+            held = [p.grad for p in both if p.grad is not None]  # type: ignore[attr-defined]
+            alive.append(sum(grad.numel() * grad.element_size() for grad in held))
+
+        for parameter in net.values():
+            parameter.register_post_accumulate_grad_hook(count)
+        lines = run_steps(trainer)
+        assert all(line["grad_norm"] > 0 and "skipped" not in line for line in lines)
+        peaks[within], ends[within] = max(alive), weights(trainer)
+    assert peaks[True] < 0.3 * peaks[False]
+    assert all(torch.equal(value, ends[True][name]) for name, value in ends[False].items())
+
+
+@pytest.mark.effect("optimizer.step_in_backward", "max_grad_norm")
+def test_within_backward_the_norm_of_each_tensor_is_what_is_clipped(lab: Lab) -> None:
+    """LION takes the sign, so clipping shows in the moment: at most the limit times 1 - beta2 for each tensor."""
+    for limit in (1e-5, 1e9):
+        knobs = {"optimizer.name": "LION", "optimizer.step_in_backward": True, "max_grad_norm": limit, "steps": 1}
+        trainer = trainer_of(lab, knobs)
+        run_steps(trainer)
+        (learner,) = trainer.bench.learners.values()
+        state = optimizer_state(learner.optimizer, learner.parameters)
+        norms = [value.norm().item() for key, value in state.items() if key.endswith("state1") and value.any()]
+        clipped = [norm for norm in norms if norm == pytest.approx(1e-5 * 0.01, rel=1e-2)]
+        assert len(clipped) == (len(norms) if limit == 1e-5 else 0)
+        assert len(norms) > 4
+
+
+@pytest.mark.effect("optimizer.step_in_backward")
+def test_updates_within_backward_cannot_be_summed_up(lab: Lab) -> None:
+    with pytest.raises(VideotuneError, match="cannot be summed over"):
+        trainer_of(lab, {"optimizer.step_in_backward": True, "gradient_accumulation_steps": 2})
+    with pytest.raises(VideotuneError, match="PRODIGY finds one rate"):
+        trainer_of(lab, {"optimizer": {"name": "PRODIGY", "step_in_backward": True}})
+
+
+@pytest.mark.effect("ema.device")
+def test_the_average_lies_where_it_is_told_and_is_the_same(lab: Lab) -> None:
+    """Here both are the CPU, so that a weight of a CUDA device is only pretended; the values are measured in earnest."""
+    found = {}
+    for where in ("device", "host"):
+        trainer = trainer_of(lab, {"ema": {"decay": 0.5, "device": where}, "steps": 3})
+        run_steps(trainer)
+        found[where] = {name: value.clone() for name, value in trainer.averages.items()}
+        (learner,) = trainer.bench.learners.values()
+        with FakeTensorMode():
+            pretended = torch.empty(3, device="cuda")
+            assert learner.ema is not None
+            assert learner.ema._own(pretended).device.type == ("cuda" if where == "device" else "cpu")
+    assert all(torch.equal(value, found["host"][name]) for name, value in found["device"].items())

@@ -1,0 +1,106 @@
+"""What a key means, in words that are made from the schema; and the schema itself."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from videotune.config.advice import GUIDE, REASONS, UNITS
+from videotune.config.drift import CHECKED, DATA, FATAL, OVERRIDE, SAFE
+from videotune.config.numbers import OF
+from videotune.config.schema import Config, leaves
+from videotune.errors import VideotuneError
+
+SIGNS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"), ("min_length", "length ≥"))
+WORDS = {bool: "true, false", int: "integer", float: "number", str: "text"}
+
+ON_RESUME = (
+    (SAFE, "may change: nothing that was learnt depends on it"),
+    (OVERRIDE, "may change with --override: it changes what is learnt from there on"),
+    (DATA, "may change with --allow-data-change where it changes what is trained on"),
+    (FATAL, "may not change: the saved state means nothing under another value"),
+    (CHECKED, "depends on the values"),
+)
+
+
+def kinds(annotation: Any) -> Iterator[str]:
+    """What a value may be, in words; None is left out, since it is the same as leaving out the key."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *metadata = get_args(annotation)
+        yield ", ".join([" or ".join(kinds(inner)), *limits(metadata)])
+    elif origin in (Union, UnionType):
+        for inner in get_args(annotation):
+            yield from kinds(inner)
+    elif origin is Literal:
+        yield ", ".join(f"`{value if isinstance(value, str) else json.dumps(value)}`" for value in get_args(annotation))
+    elif origin is list:
+        yield f"list of {' or '.join(kinds(get_args(annotation)[0]))}"
+    elif annotation is not type(None):
+        yield WORDS[annotation]
+
+
+def limits(metadata: Iterable[Any]) -> list[str]:
+    """The range that a value must lie in."""
+    items = [part for item in metadata for part in getattr(item, "metadata", [item])]
+    found = {name: getattr(item, name) for item in items for name, _ in SIGNS if hasattr(item, name)}
+    return [f"{sign} {found[name]:g}" for name, sign in SIGNS if name in found]
+
+
+def values(field: Any) -> str:
+    """What a value may be: its kind and its range."""
+    return ", ".join([" or ".join(kinds(field.annotation)), *limits(field.metadata)])
+
+
+def default(field: Any) -> str:
+    """The default as JSON would say it."""
+    if field.is_required():
+        return "required"
+    return f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a config file, as editors read it to complete and check keys."""
+    schema = Config.model_json_schema()
+    names = list(get_args(leaves()["optimizer.name"].annotation))
+    for name, short in (("optimizer", {"enum": names}), ("ema", {"type": "number"})):  # one value for the whole section
+        schema["properties"][name] = {"anyOf": [schema["properties"][name], short]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def explain(key: str) -> list[tuple[str, str]]:
+    """(what, text) about a key, or about every key of a section: meaning, values, default and its reason, the guide.
+
+    Raises VideotuneError with the nearest name where there is no such key.
+    """
+    known = leaves()
+    if key in known:
+        return list(_one(key, known[key]))
+    inside = [name for name in known if name.startswith(f"{key}.")]
+    if inside:
+        return [(name, str(known[name].description)) for name in inside]
+    ends = [name for name in known if name.rpartition(".")[2] == key]
+    near = ends or difflib.get_close_matches(key, known, 1, 0.5)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `videotune presets keys` lists every key"
+    raise VideotuneError(f"there is no key {key!r}{hint}")
+
+
+def _one(key: str, field: Any) -> Iterator[tuple[str, str]]:
+    yield "meaning", str(field.description)
+    yield "values", values(field).replace("`", "")
+    if key in UNITS:
+        yield "unit", UNITS[key]
+    yield "default", default(field).strip("`") + (f": {REASONS[key]}" if key in REASONS else "")
+    if key in OF:
+        of, choices = OF[key]
+        yield "goes with", f"{of} {' or '.join(choices)}; beside another it is refused"
+    yield "on a resume", next(words for keys, words in ON_RESUME if key in keys)
+    if key in GUIDE:
+        said, ours = GUIDE[key]
+        yield "the guide", said
+        yield "our reading", ours
+    else:
+        yield "the guide", "says nothing of it"

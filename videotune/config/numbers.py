@@ -1,0 +1,61 @@
+"""Numbers that belong to one choice of another key: they are refused beside any other choice."""
+
+from __future__ import annotations
+
+from videotune.config.schema import Config
+from videotune.errors import VideotuneError
+
+OF = {
+    "learning_rate_cycles": ("learning_rate_scheduler", ("COSINE_RESTARTS",)),
+    "learning_rate_power": ("learning_rate_scheduler", ("POLYNOMIAL",)),
+    "loss_weighting_gamma": ("loss_weighting", ("min_snr",)),
+    "timestep_mean": ("timestep_distribution", ("LOGIT_NORMAL",)),
+    "timestep_std": ("timestep_distribution", ("LOGIT_NORMAL",)),
+    "timestep_scale": ("timestep_distribution", ("SIGMOID", "MODE")),
+    "timestep_alpha": ("timestep_distribution", ("BETA",)),
+    "timestep_beta": ("timestep_distribution", ("BETA",)),
+}
+"""For each number the key whose choice it belongs to, and the choices that use it."""
+
+LEAST_OF_PRODIGY = 0.01
+"""A rate below it is another optimizer's: PRODIGY multiplies it with the rate that it finds."""
+
+
+def refuse_numbers_of_others(config: Config) -> None:
+    """Raise VideotuneError for a number that the choice beside it does not use.
+
+    A number that is its default says nothing: a run's kept config names every key.
+    """
+    for key, (of, choices) in OF.items():
+        value, choice = getattr(config, key), getattr(config, of)
+        if value != Config.model_fields[key].default and choice not in choices:
+            raise VideotuneError(
+                f"{key}: {of} {choice} does not use it; it is for {' and '.join(choices)}. Leave it out."
+            )
+    _refuse_of_optimizer(config)
+
+
+def _refuse_of_optimizer(config: Config) -> None:
+    kind, own = config.optimizer, type(config.optimizer).model_fields
+    for key in ("beta1", "beta2"):
+        if kind.name == "ADAFACTOR" and getattr(kind, key) != own[key].default:
+            raise VideotuneError(f"optimizer.{key}: ADAFACTOR keeps no such mean; leave it out")
+    if kind.name == "PRODIGY" and config.learning_rate < LEAST_OF_PRODIGY:
+        raise VideotuneError(
+            f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {config.learning_rate:g} is a rate for "
+            "other optimizers (a preset may have set it): set learning_rate=1"
+        )
+    full = config.training_method == "FINE_TUNE"
+    if kind.masters == "STOCHASTIC_ROUNDING" and (not full or config.train_dtype == "FLOAT_32"):
+        raise VideotuneError(
+            "optimizer.masters: STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 "
+            f"copies; here {'they are float32 themselves' if full else 'an adapter trains, in float32'}. Leave it out."
+        )
+    apart = "optimizer.step_in_backward" if kind.step_in_backward else "optimizer.masters STOCHASTIC_ROUNDING"
+    if kind.name == "PRODIGY" and (kind.step_in_backward or kind.masters == "STOCHASTIC_ROUNDING"):
+        raise VideotuneError(f"{apart}: PRODIGY finds one rate from all gradients together; choose another optimizer")
+    if kind.step_in_backward and config.gradient_accumulation_steps > 1:
+        raise VideotuneError(
+            "optimizer.step_in_backward: a gradient that is used at once cannot be summed over "
+            f"gradient_accumulation_steps {config.gradient_accumulation_steps}; set one of the two back"
+        )
