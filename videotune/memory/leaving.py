@@ -57,6 +57,10 @@ class Leaving:
 
         return leave
 
+    def forget(self) -> None:
+        """What is still under way is of a backward pass that was broken off."""
+        self._under_way.clear()
+
     def next_block(self) -> None:
         """Another block's backward pass begins: those before the last one have had time to arrive."""
         if self._stream is not None:

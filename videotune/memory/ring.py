@@ -64,6 +64,8 @@ class Ring:
     def begin(self) -> None:
         """Before a forward pass of the network: no window is open, and what an optimizer may have changed is forgotten."""
         self.rest()
+        if self.leaving is not None:
+            self.leaving.forget()
         if self._trains:
             for slot in self.slots:
                 slot.holds = None

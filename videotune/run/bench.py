@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 
 import torch
@@ -15,9 +16,14 @@ from videotune.adapters.share import share
 from videotune.cache.experts import Rota, exact
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
-from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.errors import VideotuneError
+from videotune.families.loading import loading_onto
+from videotune.memory.checkpointing import CPU_OFFLOADED, checkpoint_blocks
+from videotune.memory.home import Home
+from videotune.memory.offload import OffloadSettings, Streams, stream_blocks
+from videotune.run.console import say, size
 from videotune.run.experts import trained
-from videotune.run.models import lora_settings
+from videotune.run.models import device_and_dtype, lora_settings
 from videotune.train.ema import Ema
 from videotune.train.engine import Turn
 from videotune.train.masters import Masters
@@ -35,6 +41,7 @@ class Bench(Mapping[str, "nn.Module"]):
     def __init__(self, rota: Rota, names: Sequence[str], open_net: Callable[[str], nn.Module]) -> None:
         self.rota, self._names, self._open = rota, tuple(names), open_net
         self.learners: dict[str, Learner] = {}
+        self.streams: Streams | None = None
         self._held: tuple[str, nn.Module] | None = None
 
     def __getitem__(self, name: str) -> nn.Module:
@@ -42,11 +49,7 @@ class Bench(Mapping[str, "nn.Module"]):
             raise KeyError(name)
         if self._held is None or self._held[0] != name:
             self.drop()
-            net = self._open(name)
-            if name in self.learners:
-                learner = self.learners[name]
-                share(net, learner.held or learner.parameters)
-            self._held = (name, net)
+            self._held = (name, self._open(name))
         return self._held[1]
 
     def __iter__(self) -> Iterator[str]:
@@ -74,7 +77,7 @@ class Bench(Mapping[str, "nn.Module"]):
 
     def drop(self) -> None:
         """Nothing is in memory but what trains."""
-        self._held = None
+        self._held = self.streams = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -98,28 +101,72 @@ def shares(rota: Rota) -> dict[str, float]:
 
 def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: int) -> Bench:
     """The denoisers with what trains in them; the one of step ``first`` is in memory."""
-    spec = family.spec
+    fresh: dict[str, Mapping[str, nn.Parameter]] = {}  # of an expert that has no learner yet
+    homes: dict[str, Home] = {}  # of streamed weights that train, which outlive the network
 
     def open_net(name: str) -> nn.Module:
-        net = family.denoiser(name)
+        streams = config.layer_offload_fraction > 0
+        with loading_onto(torch.device("cpu")) if streams else nullcontext():
+            net = family.denoiser(name)
         family.isolate_frames(net, not config.video_config.use_temporal_attention)
-        if name in bench.learners:
-            attach(net, spec, config)
-        checkpoint_blocks(net, config.gradient_checkpointing)
+        held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in rota.names else {}
+        learner, home = bench.learners.get(name), homes.get(name)
+        if learner is not None:
+            held = learner.held or learner.parameters
+            share(net, {key: value for key, value in held.items() if home is None or key not in home.parameters})
+        bench.streams = arrange_blocks(net, family.spec, config, held, home, first=not bench.learners and not fresh)
+        if bench.streams is not None and bench.streams.home is not None and bench.streams.home.parameters:
+            homes[name] = bench.streams.home
+        if learner is None and held:
+            fresh[name] = held if bench.streams is None else bench.streams.parameters(held)
         return net
 
-    bench = Bench(rota, [expert.name for expert in spec.experts], open_net)
+    bench = Bench(rota, [expert.name for expert in family.spec.experts], open_net)
     now = rota.at(min(max(first, 1), steps))
     for name in sorted(rota.names, key=lambda name: name == now):  # the one that is needed first comes last
-        net = bench[name]
-        bench.learners[name] = make_learner(net, family, config, name, rota, steps)
+        _ = bench[name]  # opened, it is in memory, with what trains in it
+        bench.learners[name] = make_learner(fresh.pop(name), family, config, name, rota, steps)
     return bench
 
 
-def make_learner(net: nn.Module, family: Family, config: Config, name: str, rota: Rota, steps: int) -> Learner:
-    """What of a network trains, its optimizer, its rate, and its average if the config asks for one."""
+def arrange_blocks(
+    net: nn.Module, spec: FamilySpec, config: Config, held: Mapping[str, nn.Parameter], home: Home | None, first: bool
+) -> Streams | None:
+    """Have the blocks keep on the device what the config says: all, each one's input alone, or not even their weights.
+
+    None where nothing waits on the host. ``first``: say what that means.
+    """
+    mode, fraction = config.gradient_checkpointing, config.layer_offload_fraction
+    if not fraction and mode != CPU_OFFLOADED:
+        checkpoint_blocks(net, mode)
+        return None
+    device = device_and_dtype(config)[0]
+    resident = () if config.training_method == "FINE_TUNE" else tuple(held.values())
+    streams = stream_blocks(net, spec.blocks, device, OffloadSettings(fraction, mode), resident, home, say)
+    if first and streams.home is not None:
+        say(
+            f"{len(streams.streamed)} blocks are streamed from host memory ({size(streams.home.size)}); "
+            "they are computed again in the backward pass"
+        )
+        if device.type == "cpu":
+            say("note: layer_offload_fraction saves memory of a GPU; on a CPU it takes some")
+    return streams
+
+
+def refuse_offload(config: Config) -> None:
+    """Raise VideotuneError for what cannot be done with weights on the host."""
+    if config.layer_offload_fraction and config.training_method == "FINE_TUNE" and config.optimizer.name != "ADAMW":
+        raise VideotuneError(
+            f"optimizer.name: {config.optimizer.name} does not update weights that wait on the host "
+            "(FINE_TUNE with layer_offload_fraction): take ADAMW, or set layer_offload_fraction to 0"
+        )
+
+
+def make_learner(
+    held: Mapping[str, nn.Parameter], family: Family, config: Config, name: str, rota: Rota, steps: int
+) -> Learner:
+    """What trains of a network, its optimizer, its rate, and its average if the config asks for one."""
     spec, kind = family.spec, config.optimizer
-    held = attach(net, spec, config)
     masters = Masters(held)
     parameters, several = masters.parameters, len(spec.experts) > 1
     optimizer = make_optimizer(

@@ -31,6 +31,8 @@ class Ema:
         if applied is not None:
             share = applied * share
         values, now = list(self.values.values()), [p.detach() for p in self._parameters.values()]
+        if applied is not None and any(value.device != applied.device for value in values):
+            share = float(share)  # some weights are on the host, which waits for this anyway
         if sum(value.numel() for value in values) <= TOGETHER:
             change = torch._foreach_sub(now, values)
             torch._foreach_mul_(change, share)

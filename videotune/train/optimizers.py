@@ -83,9 +83,11 @@ OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerSettings], tor
 def apply(optimizer: torch.optim.Optimizer, good: Tensor) -> None:
     """Take the step where ``good`` () is true; where not, weights and moments stay as they are.
 
-    A fused kernel looks on the device. For the others the host has to wait for the answer, once a step.
+    A fused kernel looks on the device. For the others, and for parameters on the host beside a device, the host has to wait
+    for the answer, once a step.
     """
-    if optimizer.defaults.get("fused"):
+    waits = good.is_cuda and any(not p.is_cuda for group in optimizer.param_groups for p in group["params"])
+    if optimizer.defaults.get("fused") and not waits:
         optimizer.found_inf = (~good).float()  # type: ignore[attr-defined]
         optimizer.step()
     elif bool(good):

@@ -171,7 +171,7 @@ def train_step(
     parameters, optimizer = list(learner.parameters.values()), learner.optimizer
     own = prepared.step if own_step is None else own_step
     lr = {group["name"]: rate(learner.rates, own) for group in optimizer.param_groups}
-    values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=parameters[0].device), True
+    values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=next(net.parameters()).device), True
     try:
         accumulate(family, net, objective, prepared, settings, clock, values)
         if learner.masters is not None:
@@ -179,7 +179,7 @@ def train_step(
         crew.sum_gradients(parameters)
         crew.sum(values)
         values[1] = norm = clip(parameters, settings.max_grad_norm)
-        good = torch.isfinite(norm) & torch.isfinite(values[0])
+        good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
         for group in optimizer.param_groups:
             group["lr"] = lr[group["name"]]
         intact = False
