@@ -27,7 +27,7 @@ def said(
     """Words of a run of four steps on a tiny base of six blocks; everything that a run does happens in it."""
     folder = tmp_path_factory.mktemp("deep")
     bases = {
-        variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=6) for variant in ("t2v", "t2v-a14b")
+        variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")
     }
     fixed = (
         f"cache_dir={folder / 'cache'}", "resolution=32x32", "steps=4", "save_every=2", "warmup_steps=0", "samples=1",
@@ -68,7 +68,10 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
 STREAMED = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED")
 
 
-@pytest.mark.parametrize("name", RUNS)
+LONG = ("full-bf16", "one-expert-full")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in RUNS])
 def test_a_streamed_run_is_the_plain_run(
     name: str, said: Say, tmp_path: Path, drawn: list[torch.Tensor]
 ) -> None:
