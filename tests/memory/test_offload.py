@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ Deep = Callable[..., Any]
 
 KINDS = [(name, variant) for name in names() for variant in find(name).VARIANTS]
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+PLAIN: dict[tuple[str, str], Rig] = {}
+"""What the plain network of a family has measured, by the method."""
+
 SMALL = 16 << 10
 """Bytes of a piece: a block's weights lie across several of them."""
 
@@ -72,23 +76,22 @@ def test_three_steps_are_those_of_the_plain_network(
     """Losses, the gradients that the optimizer is given, and weights; the adapter drops out at random."""
     family, dropout = deep(name, variant), 0.3 if method == "LORA" else 0.0
     batch = batch_of(family)
-    plain = rig(family, None, method, dropout).steps(batch)
+    if (name, method) not in PLAIN:
+        PLAIN[name, method] = rig(family, None, method, dropout).steps(batch)
     mode = {0.0: "CPU_OFFLOADED", 0.25: "OFF", 0.5: "ON", 0.75: "CPU_OFFLOADED", 1.0: "OFF"}[fraction]
-    same(plain, rig(family, poisoned(fraction, mode), method, dropout).steps(batch))
+    same(PLAIN[name, method], rig(family, poisoned(fraction, mode), method, dropout).steps(batch))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("checkpointing", ["OFF", "ON", "CPU_OFFLOADED"])
-@pytest.mark.parametrize("fraction", FRACTIONS)
 @pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
 @pytest.mark.parametrize(("name", "variant"), KINDS)
-def test_every_kind_at_every_setting_is_the_plain_network(
-    name: str, variant: str, method: str, fraction: float, checkpointing: str, deep: Deep
-) -> None:
+def test_every_kind_at_every_setting_is_the_plain_network(name: str, variant: str, method: str, deep: Deep) -> None:
     family = deep(name, variant)
     batch = batch_of(family)
-    plain = rig(family, None, method).steps(batch, parts=2)
-    same(plain, rig(family, poisoned(fraction, checkpointing), method).steps(batch, parts=2))
+    plain = rig(family, None, method).steps(batch, count=2, parts=2)
+    for fraction in FRACTIONS:
+        for mode in ("OFF", "ON", "CPU_OFFLOADED"):
+            same(plain, rig(family, poisoned(fraction, mode), method).steps(batch, count=2, parts=2))
 
 
 @pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
@@ -121,10 +124,7 @@ def test_gradients_flow_to_the_text_and_to_the_latents(name: str, variant: str, 
         if settings is not None:
             stream_blocks(net, family.spec.blocks, CPU, settings)
         text, x_t = batch.cond.text.clone().requires_grad_(True), batch.x0.clone().requires_grad_(True)
-        told = batch.cond.map(lambda x: x)
-        told = type(told)(text, told.text_mask, told.extras)
-        from dataclasses import replace
-
+        told = replace(batch.cond, text=text)
         out = family.predict(net, x_t, torch.full((len(batch),), 0.4), replace(batch, cond=told))
         out.square().sum().backward()
         assert text.grad is not None
@@ -168,7 +168,7 @@ def test_one_block_at_a_time_and_the_ring_turns_round(deep: Deep) -> None:
         streamed.steps(batch, count=1)
         loads.append(ring.loads)
     assert loads == [14, 26, 38]
-    assert ring.bytes == sum(ring.home.spans[i % 8][1] - ring.home.spans[i % 8][0] for i in range(8)) / 8 * 38
+    assert {end - begin for begin, end in ring.home.spans} == {ring.bytes / 38}
     assert ring.most_bound == 1
     away = [p for name, p in streamed.net.named_parameters() if name.startswith("blocks.") and "lora" not in name]
     assert away
@@ -187,25 +187,23 @@ def test_a_larger_share_leaves_less_on_the_device(deep: Deep) -> None:
 
 def test_inputs_wait_on_the_host_and_what_is_shared_stays(deep: Deep) -> None:
     """Of each block what the block before it gave; text, time and positions are the same for all and stay."""
-    for name, variant, parked in (("wan", "t2v", 1), ("cogvideox", "5b", 2)):
+    for name, variant, parked, first in (("wan", "t2v", 1, 0), ("cogvideox", "5b", 2, 1)):
         family = deep(name, variant)
         batch, entered = batch_of(family), []
         streamed = rig(family, OffloadSettings(0.0, "CPU_OFFLOADED"))
         blocks = list(streamed.net.get_submodule(family.spec.blocks[0]))
-        handles = [
-            block.register_forward_pre_hook(
-                lambda _, words, named: entered.append([*words, *named.values()][:parked]), with_kwargs=True
-            )
-            for block in blocks
-        ]
+
+        def see(_: Any, words: Any, named: Any, entered: list[Any] = entered, parked: int = parked) -> None:
+            entered.append([*words, *named.values()][:parked])
+
+        handles = [block.register_forward_pre_hook(see, with_kwargs=True) for block in blocks]
         streamed.steps(batch, count=1)
         for handle in handles:
             handle.remove()
         sizes = [sum(x.numel() * 4 for x in inputs) for inputs in entered]
         assert len(sizes) == BLOCKS
-        # CogVideoX hands its first block two parts of one tensor, which lie apart: they stay
-        assert streamed.streams.parking.bytes in (sum(sizes), sum(sizes[1:]), sum(sizes[1:]) + sizes[0])
-        assert streamed.streams.parking.bytes >= sum(sizes[1:])
+        # CogVideoX hands its first block two parts of one tensor, which do not lie side by side: they stay
+        assert streamed.streams.parking.bytes == sum(sizes[first:])
 
 
 def test_a_network_that_is_closed_is_plain_again(deep: Deep) -> None:
@@ -380,7 +378,9 @@ def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         available = 100
 
     monkeypatch.setattr(psutil, "virtual_memory", Little)
-    with pytest.raises(DoesNotFit, match=r"4 of 4 blocks on the host need 0\.0 GB of host memory, and 0\.0 GB are free"):
+    with pytest.raises(
+        DoesNotFit, match=r"4 of 4 blocks on the host need 0\.0 GB of host memory, and 0\.0 GB are free"
+    ):
         stream_blocks(Net(), ["blocks"], CPU, OffloadSettings(1.0))
     host.refuse_if_short(100, "so many bytes")
 

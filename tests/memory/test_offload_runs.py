@@ -26,12 +26,11 @@ def said(
 ) -> Callable[..., Words]:
     """Words of a run of four steps on a tiny base of six blocks; everything that a run does happens in it."""
     folder = tmp_path_factory.mktemp("deep")
-    bases = {
-        variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")
-    }
+    bases = {variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")}
     fixed = (
         f"cache_dir={folder / 'cache'}", "resolution=32x32", "steps=4", "save_every=2", "warmup_steps=0", "samples=1",
-        "sample_after=4", "sample.steps=2", "sample.guidance=1", "ruler_after=4", "dataloader_threads=0", "learning_rate=0.001",
+        "sample_after=4", "sample.steps=2", "sample.guidance=1", "ruler_after=4",
+        "dataloader_threads=0", "learning_rate=0.001",
     )  # fmt: skip
 
     def make(*sets: str, variant: str = "t2v") -> Words:
@@ -72,9 +71,7 @@ LONG = ("full-bf16", "one-expert-full")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in RUNS])
-def test_a_streamed_run_is_the_plain_run(
-    name: str, said: Say, tmp_path: Path, drawn: list[torch.Tensor]
-) -> None:
+def test_a_streamed_run_is_the_plain_run(name: str, said: Say, tmp_path: Path, drawn: list[torch.Tensor]) -> None:
     """Losses, checkpoints, averages, previews and the ruler."""
     variant, sets = RUNS[name]
     plain, streamed = tmp_path / "plain", tmp_path / "streamed"
@@ -110,5 +107,7 @@ def test_a_run_that_was_streamed_goes_on_without(said: Say, tmp_path: Path) -> N
 
 def test_what_cannot_update_weights_on_the_host_is_refused(said: Say, tmp_path: Path) -> None:
     words = said("training_method=FINE_TUNE", "layer_offload_fraction=0.5", "optimizer=ADAMW_8BIT")
-    with pytest.raises(VideotuneError, match="optimizer.name: ADAMW_8BIT does not update weights that wait on the host"):
+    with pytest.raises(
+        VideotuneError, match=r"optimizer\.name: ADAMW_8BIT does not update weights that wait on the host"
+    ):
         train(words, tmp_path / "run")

@@ -73,7 +73,9 @@ class Home:
             done += len(part)
         self._taken.add(lot.name)
         if lot.trains:
-            self.parameters[lot.name] = nn.Parameter(lot.view(self._at(lot.begin // self.piece), lot.begin % self.piece))
+            self.parameters[lot.name] = nn.Parameter(
+                lot.view(self._at(lot.begin // self.piece), lot.begin % self.piece)
+            )
 
     def read(self, lot: Lot) -> Tensor:
         """A copy of a tensor, on the host."""

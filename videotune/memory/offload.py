@@ -31,7 +31,7 @@ from videotune.memory.ring import Ring
 class OffloadSettings:
     """The share of the blocks whose weights are streamed, what the others do with activations, and the ring's size.
 
-    ``checkpointing``: OFF, ON or CPU_OFFLOADED; streamed blocks are always computed again. ``piece``: bytes pinned at a time.
+    ``checkpointing``: OFF, ON or CPU_OFFLOADED; streamed blocks are always computed again. ``piece``: bytes pinned at once.
     ``poison`` makes what a block leaves on the device NaN, for tests.
     """
 
@@ -118,7 +118,7 @@ class Streams:
                 self.parking.returned(out)
             return out
 
-        block.forward = forward  # type: ignore[method-assign]
+        block.forward = forward
         self._wrapped.append(block)
 
     def _window(self, place: int | None, turns: bool) -> AbstractContextManager[None]:
@@ -214,11 +214,11 @@ def _move_in(
     tensors = [list(block.values()) for block in named]
     streams.home = home
     streams.ring = Ring(home, tensors, streams.device, settings.slots, settings.poison)
-    for block, lots in enumerate(home.lots):
-        if not home.filled(block):
-            for tensor, lot in zip(tensors[block], lots, strict=True):
+    for place, lots in enumerate(home.lots):
+        if not home.filled(place):
+            for tensor, lot in zip(tensors[place], lots, strict=True):
                 home.take(lot, tensor)
-        streams.ring.unbind(block)
+        streams.ring.unbind(place)
     if home.parameters:
         streams._leaving = leaving = Leaving(streams.device)
         streams.ring.leaving = leaving

@@ -89,7 +89,7 @@ class Ring:
         the next block begins: autograd runs what was computed last first.
         """
         if self._open is None:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self.rest()
         if self.leaving is not None:
             self.leaving.next_block()
