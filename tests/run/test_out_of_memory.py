@@ -69,24 +69,21 @@ def test_a_step_that_does_not_fit_is_told_its_state_kept_and_the_first_remedy_go
     )
     assert "Checkpoints: complete are those of the steps 3; go on with: videotune train --out" in text
     first = next(line.strip() for line in text.splitlines() if line.startswith("  "))
-    assert first.startswith("--resume --set batch_size=1 --set gradient_accumulation_steps=4:")
+    assert first.startswith("--resume --set micro_batch_size=1:")
     assert "gradient_checkpointing=ON" in text
     assert complete(run) == [3]
     assert equal(state(run, 3), state(straight, 3))
     assert [line["step"] for line in steps_of(run)] == [1, 2, 3], "the line that came late is there too"
     assert any("out of memory in step 4" in text for text in warnings_of(run))
     remedy = tuple(re.findall(r"--set (\S+?):?(?: |$)", first))
-    assert remedy == ("batch_size=1", "gradient_accumulation_steps=4")
+    assert remedy == ("micro_batch_size=1",)
     assert train(Words(sets=remedy), run, resume=Resume()) == DONE
     assert furthest(state(run, 6), state(straight, 6)) < 1e-3
     assert [line["window_ids"] for line in steps_of(run)] == [line["window_ids"] for line in steps_of(straight)]
     for ours, theirs in zip(steps_of(run), steps_of(straight), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
     (line,) = of_kind(run, "resume")
-    assert line["changes"] == [
-        "batch_size: 4 -> 1 (a step has the same samples)",
-        "gradient_accumulation_steps: 1 -> 4 (a step has the same samples)",
-    ]
+    assert line["changes"] == ["micro_batch_size: None -> 1"]
 
 
 def test_the_remedy_that_changes_nothing_else_is_exact(
@@ -195,15 +192,20 @@ def test_which_errors_say_that_there_was_no_room(error: BaseException, is_memory
 
 def test_what_a_resume_takes_comes_first_and_nothing_is_named_that_would_not_help() -> None:
     small = {"batch_size": 1, "gradient_checkpointing": "ON", "optimizer": {"name": "ADAMW_8BIT"}, "lora": {"rank": 4}}
+    new = ["a new run with a smaller resolution", "a new run with fewer video_config.frames"]
+    assert [line.split(":")[0] for line in remedies(parse(small), gpu=False)] == new
     assert [line.split(":")[0] for line in remedies(parse(small))] == [
-        "a new run with a smaller resolution",
-        "a new run with fewer video_config.frames",
+        "--resume --set gradient_checkpointing=CPU_OFFLOADED",
+        "--resume --set layer_offload_fraction=0.5",
+        *new,
     ]
+    full = small | {"training_method": "FINE_TUNE", "micro_batch_size": 1, "batch_size": 4}
+    assert "layer_offload_fraction" not in " ".join(remedies(parse(full))), "its optimizer takes no weights on the host"
+    assert "micro_batch_size" not in " ".join(remedies(parse(full))), "it is that small already"
     lines = remedies(parse({"batch_size": 2, "gradient_accumulation_steps": 3, "gradient_checkpointing": "OFF"}))
     takes = [line.startswith("--resume") for line in lines]
     assert takes == sorted(takes, reverse=True)
-    assert lines[0].startswith("--resume --set batch_size=1 --set gradient_accumulation_steps=6:")
-    assert not remedies(parse({"batch_size": 2}), any_split=False)[0].startswith("--resume --set batch_size")
+    assert lines[0].startswith("--resume --set micro_batch_size=1: the same steps, one sample at a time, about 1/2 of")
 
 
 def test_another_split_is_refused_where_videos_among_images_would_take_other_samples(

@@ -78,12 +78,16 @@ class Setup:
         t, noise = torch.rand(count, generator=generator), torch.randn(x0.shape, generator=generator)
         return Prepared(step, Drawn(batch.window_ids, batch.captions, t), 0, batch, t, noise)
 
-    def step(self, prepared: Prepared, parts: int = 1, clip: float = 1.0, seed: int | None = None) -> StepRecord:
+    def step(
+        self, prepared: Prepared, parts: int = 1, clip: float = 1.0, seed: int | None = None, most: int | None = None
+    ) -> StepRecord:
         learner = Learner(self.parameters, self.optimizer, {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)})
-        settings = StepSettings(parts, clip, seed)
+        settings = StepSettings(parts, clip, seed, most)
         return train_step(self.family, self.net, learner, self.objective, prepared, settings, Clock(CPU), Crew())
 
-    def gradient(self, prepared: Prepared, parts: int = 1, seed: int | None = None) -> torch.Tensor:
+    def gradient(
+        self, prepared: Prepared, parts: int = 1, seed: int | None = None, most: int | None = None
+    ) -> torch.Tensor:
         """What the optimizer is given, as one vector."""
         seen: list[torch.Tensor] = []
 
@@ -91,7 +95,7 @@ class Setup:
             seen.append(torch.cat([p.grad.flatten().clone() for p in self.parameters.values()]))
 
         handle = self.optimizer.register_step_pre_hook(keep)
-        self.step(prepared, parts, 1e9, seed)
+        self.step(prepared, parts, 1e9, seed, most)
         handle.remove()
         return seen[0]
 
@@ -136,11 +140,11 @@ class LayersFamily:
         return net(x_t) * (1 + t.view(-1, 1, 1, 1, 1))
 
 
-@pytest.mark.parametrize("parts", [2, 3, 5])
-def test_any_split_is_the_same_step_in_float64(parts: int) -> None:
-    """Anchored samples, scales, dropped frames and masks included."""
+@pytest.mark.parametrize(("parts", "most"), [(2, None), (3, None), (5, None), (1, 1), (1, 2), (2, 2), (1, 4), (1, 9)])
+def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> None:
+    """Anchored samples, scales, dropped frames and masks included; by a count of parts, or by their size."""
     gradients = []
-    for count in (1, parts):
+    for count, size in ((1, None), (parts, most)):
         setup = Setup(LayersFamily())
         for parameter in setup.parameters.values():
             parameter.data = parameter.data.double()
@@ -153,7 +157,7 @@ def test_any_split_is_the_same_step_in_float64(parts: int) -> None:
             lambda x: x.double() if x.is_floating_point() else x
         )
         prepared = replace(prepared, batch=batch, t=prepared.t.double(), noise=prepared.noise.double())
-        gradients.append(setup.gradient(prepared, count))
+        gradients.append(setup.gradient(prepared, count, most=size))
     assert gradients[0].dtype == torch.float64
     assert gradients[0].abs().max() > 1e-3
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-15)
@@ -341,3 +345,11 @@ def test_seconds_by_phase_are_the_steps_own(tiny_family: Open) -> None:
     seconds = setup.step(setup.prepared(1), parts=2).read()["seconds"]
     assert set(seconds) == {"forward", "backward", "optimizer"}
     assert all(value > 0 for value in seconds.values())
+
+
+def test_a_micro_batch_takes_so_many_samples_at_most() -> None:
+    """Buckets differ in the samples of a step: videos among images take fewer of them."""
+    sizes = {
+        (samples, most): StepSettings(2, 1.0, None, most).size(samples) for samples in (8, 4) for most in (None, 3)
+    }
+    assert sizes == {(8, None): 4, (8, 3): 3, (4, None): 2, (4, 3): 2}

@@ -233,7 +233,7 @@ def _optimizer(value: Any) -> Any:
 Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(_word)]
 Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"], BeforeValidator(_word)]
 Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(_word)]
-Checkpointing = Annotated[Literal["OFF", "ON"], BeforeValidator(_word)]
+Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(_word)]
 
 
 class Config(Section):
@@ -262,6 +262,9 @@ class Config(Section):
     epochs: float | None = Field(None, gt=0, description="passes over the data instead of steps")
     batch_size: int = Field(1, ge=1, description="samples of one forward pass")
     gradient_accumulation_steps: int = Field(1, ge=1, description="forward passes summed into one update")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="at most so many samples a forward pass; the step is the same (default: batch_size)"
+    )
     shuffle: bool = Field(True, description="false: each bucket in path order")
     seed: int = Field(0, ge=0, description="names every random draw of the run")
     resolution: Resolution | None = Field(
@@ -312,7 +315,11 @@ class Config(Section):
         None, description="dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32 on a CPU)"
     )
     gradient_checkpointing: Checkpointing = Field(
-        "ON", description="ON: blocks are recomputed in backward; less memory"
+        "ON",
+        description="ON: blocks are recomputed in backward; less memory. CPU_OFFLOADED: and their inputs wait on the host",
+    )
+    layer_offload_fraction: Share = Field(
+        0.0, description="share of the blocks whose weights stay on the host and come to the device for their turn"
     )
     timestep_distribution: Timesteps | None = Field(
         None, description="how noise levels are drawn (default: the family's)"

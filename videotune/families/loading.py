@@ -38,7 +38,7 @@ def load_model(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device)
         net = _shape_of(cls, folder, dtype)
         given_shape(net)
         return net.eval().requires_grad_(False)
-    files = weight_files(folder)
+    files, device = weight_files(folder), _ONTO.get() or device
     if not hasattr(cls, "load_config"):  # transformers streams by itself, and ties weights that stand in a file once
         return _transformers_model(cls, folder, files, dtype, device)
     net = skeleton(cls, folder, dtype)
@@ -97,6 +97,19 @@ def skeleton(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
         raise VideotuneError(f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16")
     with _default_dtype(dtype), init_empty_weights():
         return cls.from_config(config)
+
+
+_ONTO: ContextVar[Any] = ContextVar("device", default=None)
+
+
+@contextmanager
+def loading_onto(device: torch.device) -> Iterator[None]:
+    """What ``load_model`` loads within stays on this device, whatever its caller says: the CPU, for what is streamed."""
+    before = _ONTO.set(device)
+    try:
+        yield
+    finally:
+        _ONTO.reset(before)
 
 
 @contextmanager

@@ -1,9 +1,11 @@
-"""Host memory of a training on the CPU."""
+"""Host memory: what a training on the CPU keeps of it, and whether there is enough."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
+
+from videotune.errors import DoesNotFit
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc's names (malloc.h)."""
@@ -22,3 +24,15 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(M_MMAP_THRESHOLD, _BLOCK)) and bool(mallopt(M_TRIM_THRESHOLD, 2 * _BLOCK - 1))
+
+
+def refuse_if_short(needed: int, what: str) -> None:
+    """Raise DoesNotFit where the host has not so many bytes free; what the system keeps of files counts as free."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise DoesNotFit(
+            f"{what} need {needed / 1e9:.1f} GB of host memory, and {free / 1e9:.1f} GB are free: close other programs, or "
+            "set layer_offload_fraction lower"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 
@@ -17,9 +18,13 @@ from videotune.cache.experts import Rota, exact
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
 from videotune.errors import VideotuneError
-from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.families.loading import loading_onto
+from videotune.memory.checkpointing import CPU_OFFLOADED, checkpoint_blocks
+from videotune.memory.home import Home
+from videotune.memory.offload import OffloadSettings, Streams, stream_blocks
+from videotune.run.console import say, size
 from videotune.run.experts import TEXT, trained
-from videotune.run.models import dtype_name, lora_settings
+from videotune.run.models import device_and_dtype, dtype_name, lora_settings
 from videotune.run.text import attach_text, live_text, peak_rates
 from videotune.train.ema import Ema
 from videotune.train.engine import Turn
@@ -40,6 +45,7 @@ class Bench(Mapping[str, "nn.Module"]):
         self.rota, self._names, self._open = rota, tuple(names), open_net
         self.learners: dict[str, Learner] = {}
         self.beside: frozenset[str] = frozenset()  # what trains and is of no network here, by name
+        self.streams: Streams | None = None
         self._held: tuple[str, nn.Module] | None = None
 
     def __getitem__(self, name: str) -> nn.Module:
@@ -47,12 +53,7 @@ class Bench(Mapping[str, "nn.Module"]):
             raise KeyError(name)
         if self._held is None or self._held[0] != name:
             self.drop()
-            net = self._open(name)
-            if name in self.learners:
-                learner = self.learners[name]
-                own = learner.held or learner.parameters
-                share(net, {key: parameter for key, parameter in own.items() if key not in self.beside})
-            self._held = (name, net)
+            self._held = (name, self._open(name))
         return self._held[1]
 
     def __iter__(self) -> Iterator[str]:
@@ -88,7 +89,7 @@ class Bench(Mapping[str, "nn.Module"]):
 
     def drop(self) -> None:
         """Nothing is in memory but what trains."""
-        self._held = None
+        self._held = self.streams = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -112,17 +113,28 @@ def shares(rota: Rota) -> dict[str, float]:
 
 def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: int) -> Bench:
     """The denoisers with what trains in them; the one of step ``first`` is in memory."""
-    spec = family.spec
+    fresh: dict[str, Mapping[str, nn.Parameter]] = {}  # of an expert that has no learner yet
+    homes: dict[str, Home] = {}  # of streamed weights that train, which outlive the network
 
     def open_net(name: str) -> nn.Module:
-        net = family.denoiser(name)
+        streams = config.layer_offload_fraction > 0
+        with loading_onto(torch.device("cpu")) if streams else nullcontext():
+            net = family.denoiser(name)
         family.isolate_frames(net, not config.video_config.use_temporal_attention)
-        if name in bench.learners:
-            attach(net, spec, config)
-        checkpoint_blocks(net, config.gradient_checkpointing)
+        held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in rota.names else {}
+        learner, home = bench.learners.get(name), homes.get(name)
+        if learner is not None:
+            held = learner.held or learner.parameters
+            elsewhere = bench.beside if home is None else bench.beside | set(home.parameters)
+            share(net, {key: value for key, value in held.items() if key not in elsewhere})
+        bench.streams = arrange_blocks(net, family.spec, config, held, home, first=not bench.learners and not fresh)
+        if bench.streams is not None and bench.streams.home is not None and bench.streams.home.parameters:
+            homes[name] = bench.streams.home
+        if learner is None and held:
+            fresh[name] = held if bench.streams is None else bench.streams.parameters(held)
         return net
 
-    bench = Bench(rota, [expert.name for expert in spec.experts], open_net)
+    bench = Bench(rota, [expert.name for expert in family.spec.experts], open_net)
     text, now = attach_text(family, config), rota.at(min(max(first, 1), steps))
     bench.beside = frozenset(key for group in text.values() for key in group)
     if not config.transformer.train:
@@ -130,9 +142,51 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
         _ = bench[now]
         return bench
     for name in sorted(rota.names, key=lambda name: name == now):  # the one that is needed first comes last
-        held = attach(bench[name], spec, config)
-        bench.learners[name] = make_learner(held, text, family, config, name, rota, steps)
+        _ = bench[name]  # opened, it is in memory, with what trains in it
+        bench.learners[name] = make_learner(fresh.pop(name), text, family, config, name, rota, steps)
     return bench
+
+
+def arrange_blocks(
+    net: nn.Module, spec: FamilySpec, config: Config, held: Mapping[str, nn.Parameter], home: Home | None, first: bool
+) -> Streams | None:
+    """Have the blocks keep on the device what the config says: all, each one's input alone, or not even their weights.
+
+    None where nothing waits on the host. ``first``: say what that means.
+    """
+    mode, fraction = config.gradient_checkpointing, config.layer_offload_fraction
+    if not fraction and mode != CPU_OFFLOADED:
+        checkpoint_blocks(net, mode)
+        return None
+    device = device_and_dtype(config)[0]
+    resident = () if config.training_method == "FINE_TUNE" else tuple(held.values())
+    streams = stream_blocks(net, spec.blocks, device, OffloadSettings(fraction, mode), resident, home, say)
+    if first and streams.home is not None:
+        say(
+            f"{len(streams.streamed)} blocks are streamed from host memory ({size(streams.home.size)}); "
+            "they are computed again in the backward pass"
+        )
+        if device.type == "cpu":
+            say("note: layer_offload_fraction saves memory of a GPU; on a CPU it takes some")
+    return streams
+
+
+def refuse_offload(config: Config) -> None:
+    """Raise VideotuneError for what cannot be done with weights on the host."""
+    if not config.layer_offload_fraction or config.training_method != "FINE_TUNE":
+        return
+    kind, otherwise = config.optimizer, "(FINE_TUNE with layer_offload_fraction)"
+    if kind.name != "ADAMW":
+        raise VideotuneError(
+            f"optimizer.name: {kind.name} does not update weights that wait on the host {otherwise}: take ADAMW, or set "
+            "layer_offload_fraction to 0"
+        )
+    if kind.step_in_backward or kind.masters == "STOCHASTIC_ROUNDING":
+        key = "optimizer.step_in_backward" if kind.step_in_backward else "optimizer.masters"
+        raise VideotuneError(
+            f"{key}: weights that wait on the host have their masters and updates there {otherwise}: leave it out, or set "
+            "layer_offload_fraction to 0"
+        )
 
 
 def make_learner(

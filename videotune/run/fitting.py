@@ -10,6 +10,7 @@ from videotune.config.schema import Config
 from videotune.memory.cards import USUAL, Card
 from videotune.memory.checkpointing import ON
 from videotune.memory.measure import Parts
+from videotune.memory.offload import spread
 from videotune.memory.planner import (
     Choice,
     Fixed,

@@ -22,7 +22,7 @@ from videotune.run.models import make_objective
 from videotune.train.crew import Crew
 from videotune.train.ema import Ema
 from videotune.train.masters import Masters
-from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer
+from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer, parts_of
 from videotune.train.step import Clock, Learner, StepSettings, train_step
 from videotune.types import Batch, ClipShape, Family
 
@@ -30,13 +30,14 @@ PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "o
 """What comes after each mark of a step's clock."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Imagined:
-    """A network with a few of its blocks, fake, and what of it trains with its optimizer."""
+    """A network with a few of its blocks, fake, and what of it trains with its optimizer. ``warm``: a step was made."""
 
     net: nn.Module
     held: Mapping[str, nn.Parameter]
     learner: Learner
+    warm: bool = False
 
 
 class Imagination:
@@ -85,8 +86,9 @@ class Imagination:
         ledger = Ledger(self.piece)
         with self.mode:
             prepared = self._prepared(shape, samples)
-            if not net.learner.optimizer.state:
+            if not net.warm:
                 self._train(net, prepared, Ledger(self.piece))
+                net.warm = True
             self._train(net, prepared, ledger)
         return ledger.reading()
 
@@ -100,7 +102,10 @@ class Imagination:
             ledger.name(net.net.buffers(), "weights")
             ledger.name([*trained, *net.held.values()], "trained")
             ledger.name(learner.ema.values.values() if learner.ema else (), "ema")
-            ledger.name((x for state in learner.optimizer.state.values() for x in _tensors(state)), "optimizer")
+            ledger.name(
+                (x for part in parts_of(learner.optimizer) for state in part.state.values() for x in _tensors(state)),
+                "optimizer",
+            )
             ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
             hooks = [
                 p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients"))

@@ -86,7 +86,7 @@ def read_facts(job: Job, dtype: str) -> StepFacts:
         two={mode: deeps[mode, 2] for mode in MODES},
         blocks=blocks,
         trained=blocks if full else (0,) * len(blocks),
-        kept={mode: kept_a_block(lambda d, m=mode: reading(m, 1, d), counts) for mode in MODES},  # type: ignore[misc]
+        kept={mode: kept_a_block(lambda d, m=mode: reading(m, 1, d), counts) for mode in MODES},
         work=work(job, lambda s: deep(lambda d: seen.step(s, 1, "ON", d), counts).flops, deeps["ON", 1].flops),
         elsewhere=elsewhere(seen, job),
         moments=STATES[job.config.optimizer.name] / STATES["ADAMW"],

@@ -20,28 +20,35 @@ def no_room(trainer: Trainer, error: OutOfMemory) -> str:
 
         kept = last_words(trainer.run)
     trainer.journal.event("warning", step=error.step, text=f"out of memory in step {error.step}: bucket {shape}")
-    lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config, len(set(trainer.job.schedule.batches)) == 1))
+    lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config, next(trainer.net.parameters()).is_cuda))
     return (
         f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each. {kept}\n"
         f"What would help, the first ones without changing what is learnt:{lines}"
     )
 
 
-def remedies(config: Config, any_split: bool = True) -> list[str]:
+def remedies(config: Config, gpu: bool = True) -> list[str]:
     """Settings that need less memory; those that a resume takes come first.
 
-    ``any_split``: another batch_size shows the same samples; it does not where videos among images take fewer of them.
+    ``gpu``: the device's memory was short, so what waits on the host helps.
     """
     lines = []
-    if config.batch_size > 1 and any_split:
-        count = config.batch_size * config.gradient_accumulation_steps
+    most = min(config.batch_size, config.micro_batch_size or config.batch_size)
+    if most > 1:
         lines.append(
-            f"--resume --set batch_size=1 --set gradient_accumulation_steps={count}: the same steps, one sample at a time, "
-            f"about 1/{config.batch_size} of the activations"
+            f"--resume --set micro_batch_size=1: the same steps, one sample at a time, about 1/{most} of the activations"
         )
     if config.gradient_checkpointing == "OFF":
         lines.append(
             "--resume --set gradient_checkpointing=ON: blocks are computed twice, activations of one block at a time"
+        )
+    elif config.gradient_checkpointing == "ON" and gpu:
+        lines.append("--resume --set gradient_checkpointing=CPU_OFFLOADED: the inputs of blocks wait in host memory")
+    updates_there = config.training_method != "FINE_TUNE" or config.optimizer.name == "ADAMW"
+    if config.layer_offload_fraction < 1 and gpu and updates_there:
+        share = min(1.0, config.layer_offload_fraction + 0.5)
+        lines.append(
+            f"--resume --set layer_offload_fraction={share:g}: the weights of that share of the blocks wait in host memory"
         )
     if config.optimizer.name == "ADAMW":
         lines.append("a new run with optimizer=ADAMW_8BIT: a quarter of the optimizer's memory")

@@ -146,8 +146,9 @@ def make_records(trainer: Trainer) -> Iterator[StepRecord]:
             config.gradient_accumulation_steps * job.processes,
             config.max_grad_norm,
             config.seed if config.lora.dropout else None,
+            config.micro_batch_size,
         ),
-        next(iter(trainer.parameters.values())).device,
+        next(trainer.net.parameters()).device,
         crew,
     )
 

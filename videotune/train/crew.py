@@ -108,11 +108,12 @@ class Crew:
 
 
 def _portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Neighbours of one dtype, together at most FLAT numbers; a larger one goes by itself."""
+    """Neighbours of one dtype on one device, together at most FLAT numbers; a larger one goes by itself."""
     portion: list[nn.Parameter] = []
     for parameter in parameters:
         held = sum(p.numel() for p in portion)
-        if portion and (held + parameter.numel() > FLAT or parameter.dtype != portion[0].dtype):
+        other = portion and (parameter.dtype, parameter.device) != (portion[0].dtype, portion[0].device)
+        if portion and (held + parameter.numel() > FLAT or other):
             yield portion
             portion = []
         portion.append(parameter)

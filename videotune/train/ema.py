@@ -36,6 +36,8 @@ class Ema:
         if applied is not None:
             share = applied.to("cpu" if self.host else applied.device) * share
         values, held = list(self.values.values()), list(self._parameters.values())
+        if isinstance(share, Tensor) and any(value.device != share.device for value in values):
+            share = float(share)  # some weights are on the host, which waits for this anyway
         if sum(value.numel() for value in values) <= TOGETHER:
             now = [self._own(weight) for weight in held]
             change = torch._foreach_sub(now, values)

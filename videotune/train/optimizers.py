@@ -206,17 +206,23 @@ OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerSettings], Any
 def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
     """Take the step where ``good`` () is true; where not, weights and moments stay as they are.
 
-    A fused kernel looks on the device. For the others the host has to wait for the answer, once a step.
+    A fused kernel looks on the device. For the others, and for parameters on the host beside a device, the host has to wait
+    for the answer, once a step.
     """
     parts = parts_of(optimizer)
-    waiting = [part for part in parts if not part.defaults.get("fused")]
-    for part in parts:
-        if part.defaults.get("fused"):
-            part.found_inf = (~good).float()  # type: ignore[attr-defined]
-            part.step()
+    on_device = [part for part in parts if part.defaults.get("fused") and not _waits(part, good)]
+    waiting = [part for part in parts if part not in on_device]
+    for part in on_device:
+        part.found_inf = (~good).float()  # type: ignore[attr-defined]
+        part.step()
     if waiting and bool(good):
         for part in waiting:
             part.step()
+
+
+def _waits(part: torch.optim.Optimizer, good: Tensor) -> bool:
+    """Whether some of its parameters are on the host, and the answer is on a device."""
+    return good.is_cuda and any(not p.is_cuda for group in part.param_groups for p in group["params"])
 
 
 GROUP = "@"

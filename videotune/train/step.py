@@ -118,12 +118,19 @@ def by_t(t: Sequence[float], mse: Sequence[float], bands: int = 9) -> list[float
 class StepSettings:
     """Micro-batches of a whole step, the norm to clip to, and the seed of draws inside the network (None: it makes none).
 
-    A count and no size, since buckets differ in the samples of a step.
+    A count and no size, since buckets differ in the samples of a step; ``micro_batch_size`` samples (None: any number) are
+    the most that one of them takes.
     """
 
     micro_batches: int
     max_grad_norm: float
     network_seed: int | None
+    micro_batch_size: int | None = None
+
+    def size(self, samples: int) -> int:
+        """How many samples a micro-batch takes, of a step that takes so many in all."""
+        most = -(-samples // self.micro_batches)
+        return most if self.micro_batch_size is None else min(most, self.micro_batch_size)
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ def train_step(
     parameters, optimizer = list(learner.parameters.values()), learner.optimizer
     own = prepared.step if own_step is None else own_step
     lr = {group["name"]: rate(learner.rates[group["name"]], own) for group in optimizer.param_groups}
-    values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=parameters[0].device), True
+    values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=next(net.parameters()).device), True
     for group in optimizer.param_groups:
         group["lr"] = lr[group["name"]]
     try:
@@ -194,7 +201,7 @@ def train_step(
             crew.sum_gradients(parameters)
             crew.sum(values)
             values[1] = norm = clip(parameters, settings.max_grad_norm)
-            good = torch.isfinite(norm) & torch.isfinite(values[0])
+            good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
             intact = False
             update(optimizer, learner.parameters, learner.masters, good, learner.rounding, own)
         if learner.ema is not None:
@@ -248,8 +255,7 @@ def accumulate(
 ) -> None:
     """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets."""
     device, total, first = values.device, len(prepared.drawn.window_ids), prepared.first
-    size = -(-total // settings.micro_batches)
-    for part in prepared.batch.split(size) if prepared.batch is not None else ():
+    for part in prepared.batch.split(settings.size(total)) if prepared.batch is not None else ():
         rows = slice(first - prepared.first, first - prepared.first + len(part))
         t, noise = _to(prepared.t[rows], device), _to(prepared.noise[rows], device)
         anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes] if part.any_anchored else []

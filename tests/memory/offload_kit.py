@@ -1,0 +1,170 @@
+"""What the tests of offloading share: tiny networks with several blocks, a few real steps, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from videotune.adapters.full import add_full
+from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.cache.batches import Drawn, Prepared
+from videotune.diffusion.objective import objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.families.find import find
+from videotune.memory.home import Home
+from videotune.memory.offload import OffloadSettings, Streams, stream_blocks
+from videotune.train.crew import Crew
+from videotune.train.masters import Masters
+from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer
+from videotune.train.step import Clock, Learner, StepSettings, train_step
+from videotune.types import Batch, ClipShape, Condition
+
+CPU = torch.device("cpu")
+BLOCKS = 8
+
+
+def deepen(base: Path, folder: Path, blocks: int = BLOCKS) -> Path:
+    """The same checkpoint with so many blocks in its transformers, every weight drawn anew, biases and norms too."""
+    import diffusers
+
+    shutil.copytree(base, folder)
+    for part in sorted(path for path in folder.glob("transformer*") if path.is_dir()):
+        config = json.loads((part / "config.json").read_text()) | {"num_layers": blocks}
+        cls = getattr(diffusers, config["_class_name"])
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            net = cls.from_config(config)
+            for parameter in net.parameters():
+                nn.init.normal_(parameter, std=0.1)
+        for path in part.glob("*.safetensors"):
+            path.unlink()
+        net.save_pretrained(part)
+    return folder
+
+
+def open_family(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    return find(name).open_family(folder, CPU, dtype)
+
+
+def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
+    """Noise for latents, text and whatever else the checkpoint is told, of the smallest shape of several frames."""
+    rules, generator = family.spec.rules, torch.Generator().manual_seed(seed)
+    shape = ClipShape(rules.frame_step + rules.frame_rest, 2 * rules.side_multiple, 2 * rules.side_multiple, rules.fps)
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator)
+
+    x0 = draw(count, family.spec.latent_channels, *rules.latent_size(shape))
+    states = family.encode_text(["a red circle", "a blue square moves up"][:count])
+    clip = torch.randint(256, (3, shape.frames, shape.height, shape.width), generator=generator) / 127.5 - 1
+    extras = family.encode_video(clip).extras if family.spec.given != "none" else {}
+    none = torch.zeros(count, 1, x0.shape[2], 1, 1, dtype=torch.bool)
+    clean = none.clone()
+    clean[0, :, 0] = family.spec.given == "replace"
+    cond: Condition = family.condition([{**state, **extras} for state in states])
+    return Batch(
+        x0=x0,
+        given=clean,
+        dropped=none,
+        weight=(~clean).float(),
+        scale=torch.ones(count),
+        anchored=torch.zeros(count, dtype=torch.bool),
+        cond=cond,
+        captions=("",) * count,
+        window_ids=("w",) * count,
+        fps=torch.ones(count),
+    )
+
+
+@dataclass
+class Rig:
+    """A network with what trains in it, streamed or plain, and what its steps have measured."""
+
+    family: Any
+    net: nn.Module
+    learner: Learner
+    streams: Streams | None
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
+
+    def steps(
+        self, batch: Batch, count: int = 3, parts: int = 1, anchored: bool = False, micro: int | None = None
+    ) -> Rig:
+        """Take real steps; gradients are those that the optimizer is given."""
+
+        def keep(*_: Any) -> None:
+            given = {n: p.grad.clone() for n, p in self.learner.parameters.items() if p.grad is not None}
+            self.gradients.append(given)
+
+        handle = self.learner.optimizer.register_step_pre_hook(keep)
+        self.net.train()
+        spec = self.family.spec
+        loss = objective(spec.path, spec.path_constants, Timesteps())
+        for step in range(1, count + 1):
+            generator = torch.Generator().manual_seed(step)
+            t = torch.rand(len(batch), generator=generator)
+            noise = torch.randn(batch.x0.shape, generator=generator)
+            shown = replace(batch, anchored=torch.arange(len(batch)) % 2 == 1) if anchored else batch
+            prepared = Prepared(step, Drawn(batch.window_ids, batch.captions, t), 0, shown, t, noise)
+            settings = StepSettings(parts, 1.0, 7, micro)
+            record = train_step(
+                self.family, self.net, self.learner, loss, prepared, settings, Clock(CPU), Crew(), step
+            ).read()
+            self.losses.append((record["loss"], record["grad_norm"]))  # type: ignore[arg-type]
+        handle.remove()
+        return self
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.learner.parameters.items()}
+
+
+def rig(
+    family: Any,
+    settings: OffloadSettings | None,
+    method: str = "LORA",
+    dropout: float = 0.0,
+    isolate: bool = False,
+    home: Home | None = None,
+) -> Rig:
+    """A network of the family with an adapter that already does something, or all of it training."""
+    net = family.denoiser(family.spec.experts[-1].name)
+    family.isolate_frames(net, isolate)
+    if method == "LORA":
+        held = add_lora(net, family.spec, LoraSettings(4, dropout=dropout, targets="linear"), 0)
+        generator = torch.Generator().manual_seed(1)
+        for name, parameter in held.items():
+            if "lora_B" in name:
+                parameter.data.normal_(std=0.1, generator=generator)
+    else:
+        held = add_full(net)
+    streams = None
+    if settings is not None:
+        resident = held.values() if method == "LORA" else ()
+        streams = stream_blocks(net, family.spec.blocks, CPU, settings, list(resident), home)
+        held = streams.parameters(held)
+    masters = Masters(held)
+    learner = Learner(
+        masters.parameters,
+        make_optimizer({"transformer": list(masters.parameters.values())}, OptimizerSettings()),
+        RateSettings(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10),
+        masters if masters.apart else None,
+    )
+    return Rig(family, net, learner, streams)
+
+
+def same(one: Rig, other: Rig) -> None:
+    """Losses, gradients and weights are equal to the bit."""
+    assert one.losses == other.losses
+    assert all(loss == loss and norm > 0 for loss, norm in one.losses)
+    for mine, theirs in zip(one.gradients, other.gradients, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    mine, theirs = one.weights(), other.weights()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -1,0 +1,409 @@
+"""Weights and inputs of blocks on the host: the numbers are those of the plain network to the bit, and less is kept.
+
+Weights that are away are NaN, and in these tests so is what a block has left in the ring, so a read outside its window is
+a loss that is not a number.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from offload_kit import BLOCKS, CPU, Rig, batch_of, deepen, open_family, rig, same
+from torch import nn
+
+from videotune.adapters.lora import adapter_off
+from videotune.errors import DoesNotFit, VideotuneError
+from videotune.families.find import find, names
+from videotune.memory import host
+from videotune.memory.home import Home
+from videotune.memory.offload import OffloadSettings, spread, stream_blocks
+
+Bases = Callable[..., Path]
+Deep = Callable[..., Any]
+
+KINDS = [(name, variant) for name in names() for variant in find(name).VARIANTS]
+FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+PLAIN: dict[tuple[str, str], Rig] = {}
+"""What the plain network of a family has measured, by the method."""
+
+SMALL = 16 << 10
+"""Bytes of a piece: a block's weights lie across several of them."""
+
+
+@pytest.fixture(scope="module")
+def deep(tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Deep:
+    """Family, variant and dtype -> the family over a tiny checkpoint of eight blocks."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def get(name: str = "wan", variant: str = "t2v", dtype: torch.dtype = torch.float32) -> Any:
+        if (name, variant) not in made:
+            folder = tmp_path_factory.mktemp("deep") / f"{name}-{variant}"
+            made[name, variant] = deepen(tiny_bases(name, variant), folder)
+        return open_family(name, made[name, variant], dtype)
+
+    return get
+
+
+def poisoned(fraction: float, checkpointing: str = "ON") -> OffloadSettings:
+    return OffloadSettings(fraction, checkpointing, piece=SMALL, poison=True)
+
+
+def test_which_blocks_are_streamed() -> None:
+    assert spread(8, 0) == []
+    assert spread(8, 0.25) == [2, 6]
+    assert spread(8, 0.5) == [1, 3, 5, 7]
+    assert spread(8, 1) == list(range(8))
+    assert spread(40, 0.01) == [20], "never none where some are asked for"
+    for count in range(1, 41):
+        for chosen in (spread(count, k / 20) for k in range(21)):
+            assert len(set(chosen)) == len(chosen)
+            assert all(0 <= i < count for i in chosen)
+
+
+@pytest.mark.parametrize("fraction", FRACTIONS)
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
+@pytest.mark.parametrize(("name", "variant"), [("wan", "t2v"), ("cogvideox", "5b")])
+def test_three_steps_are_those_of_the_plain_network(
+    name: str, variant: str, method: str, fraction: float, deep: Deep
+) -> None:
+    """Losses, the gradients that the optimizer is given, and weights; the adapter drops out at random."""
+    family, dropout = deep(name, variant), 0.3 if method == "LORA" else 0.0
+    batch = batch_of(family)
+    if (name, method) not in PLAIN:
+        PLAIN[name, method] = rig(family, None, method, dropout).steps(batch)
+    mode = {0.0: "CPU_OFFLOADED", 0.25: "OFF", 0.5: "ON", 0.75: "CPU_OFFLOADED", 1.0: "OFF"}[fraction]
+    same(PLAIN[name, method], rig(family, poisoned(fraction, mode), method, dropout).steps(batch))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
+@pytest.mark.parametrize(("name", "variant"), KINDS)
+def test_every_kind_at_every_setting_is_the_plain_network(name: str, variant: str, method: str, deep: Deep) -> None:
+    family = deep(name, variant)
+    batch = batch_of(family)
+    plain = rig(family, None, method).steps(batch, count=2, parts=2)
+    for fraction in FRACTIONS:
+        for mode in ("OFF", "ON", "CPU_OFFLOADED"):
+            same(plain, rig(family, poisoned(fraction, mode), method).steps(batch, count=2, parts=2))
+
+
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
+def test_in_bf16_too(method: str, deep: Deep) -> None:
+    """Weights and masters apart: gradients leave in bf16, and are summed in it over two micro-batches, as autograd does."""
+    family = deep("wan", "t2v", torch.bfloat16)
+    batch = batch_of(family)
+    plain = rig(family, None, method).steps(batch, count=2, parts=2)
+    same(plain, rig(family, poisoned(0.75, "CPU_OFFLOADED"), method).steps(batch, count=2, parts=2))
+
+
+@pytest.mark.parametrize("name", ["wan", "cogvideox"])
+def test_anchored_samples_and_isolated_frames(name: str, deep: Deep) -> None:
+    """The base model is asked first, without the adapter and without a graph, over the same ring."""
+    family = deep(name, find(name).VARIANTS[0])
+    batch = batch_of(family)
+    plain = rig(family, None, dropout=0.3, isolate=True).steps(batch, parts=2, anchored=True)
+    same(plain, rig(family, poisoned(0.5), dropout=0.3, isolate=True).steps(batch, parts=2, anchored=True))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("name", "variant"), [("wan", "t2v"), ("cogvideox", "2b")])
+def test_gradients_flow_to_the_text_and_to_the_latents(name: str, variant: str, fraction: float, deep: Deep) -> None:
+    """Nothing of the network trains: what enters it does, as new words of a textual inversion do."""
+    family = deep(name, variant)
+    batch = batch_of(family)
+
+    def gradients(settings: OffloadSettings | None) -> list[torch.Tensor]:
+        net = family.denoiser()
+        if settings is not None:
+            stream_blocks(net, family.spec.blocks, CPU, settings)
+        text, x_t = batch.cond.text.clone().requires_grad_(True), batch.x0.clone().requires_grad_(True)
+        told = replace(batch.cond, text=text)
+        out = family.predict(net, x_t, torch.full((len(batch),), 0.4), replace(batch, cond=told))
+        out.square().sum().backward()
+        assert text.grad is not None
+        assert x_t.grad is not None
+        return [out.detach(), text.grad, x_t.grad]
+
+    plain = gradients(None)
+    assert plain[1].abs().sum() > 0
+    for streamed in (gradients(poisoned(fraction, mode)) for mode in ("OFF", "CPU_OFFLOADED")):
+        assert all(torch.equal(one, other) for one, other in zip(plain, streamed, strict=True))
+
+
+def predicted(family: Any, net: nn.Module, batch: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return family.predict(net, batch.x0, torch.full((len(batch),), 0.4), batch)
+
+
+def test_without_a_graph_blocks_pass_forward_only(deep: Deep) -> None:
+    """Previews and the ruler: each block is loaded once a pass, and the next pass begins with what is there."""
+    family = deep()
+    batch, plain = batch_of(family), rig(family, None)
+    streamed = rig(family, OffloadSettings(1.0, "OFF", piece=SMALL))
+    ring = streamed.streams.ring
+    wanted = predicted(family, plain.net, batch)
+    for _ in range(3):
+        assert torch.equal(predicted(family, streamed.net, batch), wanted)
+    assert ring.loads == 3 * BLOCKS + 1, "the first block of a fourth pass is there already"
+    with adapter_off(plain.net), adapter_off(streamed.net):
+        wanted = predicted(family, plain.net, batch)
+        assert torch.equal(predicted(family, streamed.net, batch), wanted)
+
+
+def test_one_block_at_a_time_and_the_ring_turns_round(deep: Deep) -> None:
+    """A step needs each of eight blocks twice; the two in the ring are used where a pass turns: 14 loads, then 12 a step."""
+    family = deep()
+    batch = batch_of(family)
+    loads = []
+    streamed = rig(family, OffloadSettings(1.0, piece=SMALL))
+    ring = streamed.streams.ring
+    for _ in range(3):
+        streamed.steps(batch, count=1)
+        loads.append(ring.loads)
+    assert loads == [14, 26, 38]
+    assert {end - begin for begin, end in ring.home.spans} == {ring.bytes / 38}
+    assert ring.most_bound == 1
+    away = [p for name, p in streamed.net.named_parameters() if name.startswith("blocks.") and "lora" not in name]
+    assert away
+    assert all(p.isnan().all() and p.untyped_storage().nbytes() == p.element_size() for p in away)
+
+
+def test_a_larger_share_leaves_less_on_the_device(deep: Deep) -> None:
+    family = deep()
+    resident = [rig(family, OffloadSettings(f, piece=SMALL)).streams.resident_bytes for f in (0.0, 0.5, 0.75, 1.0)]
+    assert resident == sorted(resident, reverse=True)
+    net = family.denoiser()
+    block = sum(p.numel() * 4 for p in net.blocks[0].parameters())
+    assert resident[1] - resident[2] == pytest.approx(2 * block, rel=0.01)
+    assert resident[0] - resident[3] == pytest.approx((BLOCKS - 2) * block, rel=0.05), "two slots stay"
+
+
+def test_inputs_wait_on_the_host_and_what_is_shared_stays(deep: Deep) -> None:
+    """Of each block what the block before it gave; text, time and positions are the same for all and stay."""
+    for name, variant, parked, first in (("wan", "t2v", 1, 0), ("cogvideox", "5b", 2, 1)):
+        family = deep(name, variant)
+        batch, entered = batch_of(family), []
+        streamed = rig(family, OffloadSettings(0.0, "CPU_OFFLOADED"))
+        blocks = list(streamed.net.get_submodule(family.spec.blocks[0]))
+
+        def see(_: Any, words: Any, named: Any, entered: list[Any] = entered, parked: int = parked) -> None:
+            entered.append([*words, *named.values()][:parked])
+
+        handles = [block.register_forward_pre_hook(see, with_kwargs=True) for block in blocks]
+        streamed.steps(batch, count=1)
+        for handle in handles:
+            handle.remove()
+        sizes = [sum(x.numel() * 4 for x in inputs) for inputs in entered]
+        assert len(sizes) == BLOCKS
+        # CogVideoX hands its first block two parts of one tensor, which do not lie side by side: they stay
+        assert streamed.streams.parking.bytes == sum(sizes[first:])
+
+
+def test_a_network_that_is_closed_is_plain_again(deep: Deep) -> None:
+    family = deep()
+    batch, plain = batch_of(family), rig(family, None)
+    streamed = rig(family, poisoned(0.5, "CPU_OFFLOADED"))
+    streamed.steps(batch, count=1)
+    plain.steps(batch, count=1)
+    streamed.streams.close()
+    assert not any("forward" in vars(module) for module in streamed.net.modules())
+    assert all(torch.equal(*pair) for pair in zip(plain.net.parameters(), streamed.net.parameters(), strict=True))
+    same(plain.steps(batch, count=2), streamed.steps(batch, count=2))
+
+
+def test_another_network_takes_over_the_weights_that_have_trained(deep: Deep) -> None:
+    """As where two experts take turns: the home outlives the network, and the optimizer goes on with it."""
+    family = deep()
+    batch = batch_of(family)
+    plain = rig(family, None, "FINE_TUNE").steps(batch, count=2)
+    first = rig(family, poisoned(1.0), "FINE_TUNE").steps(batch, count=2)
+    home: Home = first.streams.home
+    second = rig(family, poisoned(1.0), "FINE_TUNE", home=home)
+    with torch.no_grad():
+        for name, parameter in second.net.named_parameters():
+            if name not in home.parameters:
+                parameter.copy_(first.net.get_parameter(name))
+    assert all(second.learner.parameters[name] is parameter for name, parameter in home.parameters.items())
+    assert torch.equal(predicted(family, second.net, batch), predicted(family, plain.net, batch))
+
+
+def test_letting_go_of_a_network_frees_its_weights(deep: Deep) -> None:
+    streamed: Rig = rig(deep(), poisoned(0.5))
+    watched = [weakref.ref(streamed.streams.home), weakref.ref(streamed.streams.ring.slots[0].flat)]
+    del streamed
+    gc.collect()
+    assert [known() for known in watched] == [None, None]
+
+
+def test_what_breaks_off_a_pass_leaves_nothing_behind(deep: Deep) -> None:
+    """An error in the middle of a forward or a backward pass: the next step is as if it had not been."""
+    family = deep()
+    batch = batch_of(family)
+    for method in ("LORA", "FINE_TUNE"):
+        plain, streamed = rig(family, None, method), rig(family, poisoned(0.75), method)
+        block = streamed.net.blocks[5].attn1
+        calls = []
+
+        def fail(*_: Any, calls: list[int] = calls) -> None:
+            calls.append(1)
+            if len(calls) in (1, 3):  # in the first forward pass; in the second one's recomputation
+                raise ZeroDivisionError
+
+        handle = block.register_forward_hook(fail)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                streamed.steps(batch, count=1)
+            streamed.learner.optimizer.zero_grad(set_to_none=True)
+        handle.remove()
+        assert len(calls) == 3
+        streamed.gradients, streamed.losses = [], []
+        streamed.learner.optimizer._optimizer_step_pre_hooks.clear()
+        same(plain.steps(batch), streamed.steps(batch))
+
+
+class Block(nn.Module):
+    """A block with a buffer of integers, a weight in another order, and a count that it may keep of its calls."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4).t())
+        self.register_buffer("order", torch.randperm(4))
+        self.register_buffer("calls", torch.zeros(1))
+        self.counts = counts
+
+    def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor] | None = None, *, scale: float = 1.0) -> Any:
+        if self.counts:
+            self.calls += 1
+        return torch.tanh(x[..., self.order] @ self.weight) * scale + (more["x"] if more else 0)
+
+
+class Net(nn.Module):
+    def __init__(self, counts: bool = False, tie: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.blocks = nn.ModuleList(Block(counts) for _ in range(4))
+        if tie:
+            self.blocks[3].weight = self.blocks[0].weight
+        self.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, {"x": x}, scale=0.5)
+        return x
+
+
+def test_buffers_strides_and_arguments_that_are_no_tensors() -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(True)
+    plain, streamed = Net(), Net()
+    order = streamed.blocks[1].order
+    stream_blocks(streamed, ["blocks"], CPU, OffloadSettings(1.0, piece=256, poison=True))
+    assert order.untyped_storage().nbytes() == order.element_size(), "a buffer is away too"
+    answers = []
+    for net in (plain, streamed):
+        out = net(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        answers.append((out.detach(), gradient))
+    assert all(torch.equal(*pair) for pair in zip(*answers, strict=True))
+
+
+def test_a_weight_in_two_places_stays_on_the_device() -> None:
+    plain, streamed = Net(tie=True), Net(tie=True)
+    streams = stream_blocks(streamed, ["blocks"], CPU, OffloadSettings(1.0))
+    assert streams.home is not None
+    assert {lot.name for lots in streams.home.lots for lot in lots if "weight" in lot.name} == {
+        "blocks.1.weight",
+        "blocks.2.weight",
+    }
+    x = torch.ones(1, 4)
+    assert torch.equal(plain(x), streamed(x))
+
+
+def test_a_block_that_changes_its_buffers_is_refused() -> None:
+    net = Net(counts=True)
+    stream_blocks(net, ["blocks"], CPU, OffloadSettings(1.0))
+    with pytest.raises(VideotuneError, match=r"layer_offload_fraction: blocks\.0\.calls is changed by its own block"):
+        net(torch.ones(1, 4))
+
+
+def test_a_weight_of_a_kind_of_its_own_is_refused() -> None:
+    class Packed(nn.Parameter):
+        pass
+
+    net = Net()
+    net.blocks[1].weight = Packed(torch.ones(4, 4), requires_grad=False)
+    with pytest.raises(VideotuneError, match=r"blocks\.1\.weight is a Packed, whose bytes cannot be streamed"):
+        stream_blocks(net, ["blocks"], CPU, OffloadSettings(1.0))
+
+
+def test_a_weight_that_is_read_outside_its_window_is_not_a_number() -> None:
+    net = Net()
+    stream_blocks(net, ["blocks"], CPU, OffloadSettings(0.5, poison=True))
+    assert torch.isnan(torch.ones(4) @ net.blocks[1].weight).all()
+    assert torch.isfinite(torch.ones(4) @ net.blocks[0].weight).all()
+
+
+class Hoard(torch.autograd.Function):
+    """Keeps its weight beside what autograd knows of, which a streamed block must not do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.weight = weight.detach()
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient @ ctx.weight.t(), None
+
+
+def test_the_poison_finds_a_function_that_keeps_a_weight_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Block, "forward", lambda self, x, *_, **__: Hoard.apply(x, self.weight))
+    net, x = Net(), torch.ones(1, 4, requires_grad=True)
+    stream_blocks(net, ["blocks"], CPU, OffloadSettings(1.0, slots=1, poison=True))
+    net(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isnan().any()
+
+
+def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    class Little:
+        available = 100
+
+    monkeypatch.setattr(psutil, "virtual_memory", Little)
+    with pytest.raises(
+        DoesNotFit, match=r"4 of 4 blocks on the host need 0\.0 GB of host memory, and 0\.0 GB are free"
+    ):
+        stream_blocks(Net(), ["blocks"], CPU, OffloadSettings(1.0))
+    host.refuse_if_short(100, "so many bytes")
+
+
+def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, said, asked = torch.empty, [], []
+
+    def refuse(*words: Any, pin_memory: bool = False, **named: Any) -> torch.Tensor:
+        if pin_memory:
+            asked.append(words[0])
+            if len(asked) > 1:
+                raise RuntimeError("CUDA error: out of memory\nmore")
+        return empty(*words, **named)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    weights = {str(i): torch.randn(64) for i in range(4)}
+    home = Home([weights], True, 256, said.append)
+    for lot in home.lots[0]:
+        home.take(lot, weights[lot.name])
+    assert asked == [256, 256]
+    assert said == [
+        "warning: host memory cannot be pinned any further (CUDA error: out of memory): the rest is pageable, and steps "
+        "wait for it longer"
+    ]
+    assert all(torch.equal(home.read(lot), weights[lot.name]) for lot in home.lots[0])
+    assert max(len(part) for part in home.parts(0)) == 256

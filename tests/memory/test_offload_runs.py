@@ -1,0 +1,113 @@
+"""Whole runs with blocks and inputs on the host: the same as the plain run, line by line and bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from offload_kit import deepen
+from safety_kit import equal, facts_of, of_kind, state
+
+from videotune.errors import DONE, VideotuneError
+from videotune.run import readings
+from videotune.run.job import Words
+from videotune.run.resume import Resume
+from videotune.run.train import train
+
+Say = Callable[..., Words]
+
+
+@pytest.fixture(scope="module")
+def said(
+    small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Words]:
+    """Words of a run of four steps on a tiny base of six blocks; everything that a run does happens in it."""
+    folder = tmp_path_factory.mktemp("deep")
+    bases = {variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")}
+    fixed = (
+        f"cache_dir={folder / 'cache'}", "resolution=32x32", "steps=4", "save_every=2", "warmup_steps=0", "samples=1",
+        "sample_after=4", "sample.steps=2", "sample.guidance=1", "ruler_after=4",
+        "dataloader_threads=0", "learning_rate=0.001",
+    )  # fmt: skip
+
+    def make(*sets: str, variant: str = "t2v") -> Words:
+        return Words(data=str(small_clips), sets=(*fixed, f"base_model_name={bases[variant]}", *sets))
+
+    return make
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The latents of every preview, in order: the encoder of the files themselves does not give the same bits twice."""
+    seen: list[torch.Tensor] = []
+
+    def keep(family: Any, latents: list[torch.Tensor]) -> Any:
+        seen.extend(latents)
+        return decode(family, latents)
+
+    decode = readings.decode
+    monkeypatch.setattr(readings, "decode", keep)
+    return seen
+
+
+def rulers(run: Path) -> list[Any]:
+    return [{k: v for k, v in line.items() if k not in ("seconds", "time")} for line in of_kind(run, "ruler")]
+
+
+RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "lora": ("t2v", ("lora.dropout=0.2", "ema.decay=0.9")),
+    "full": ("t2v", ("training_method=FINE_TUNE", "ema.decay=0.9")),
+    "full-bf16": ("t2v", ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "sample_after=0", "ruler_after=0")),
+    "two-experts": ("t2v-a14b", ("expert_period=2", "ruler_after=0")),
+    "one-expert-full": ("t2v-a14b", ("training_method=FINE_TUNE", "experts=low", "ruler_after=0")),
+}
+STREAMED = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED")
+
+
+LONG = ("full-bf16", "one-expert-full")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in RUNS])
+def test_a_streamed_run_is_the_plain_run(name: str, said: Say, tmp_path: Path, drawn: list[torch.Tensor]) -> None:
+    """Losses, checkpoints, averages, previews and the ruler."""
+    variant, sets = RUNS[name]
+    plain, streamed = tmp_path / "plain", tmp_path / "streamed"
+    assert train(said(*sets, variant=variant), plain) == DONE
+    count = len(drawn)
+    assert train(said(*sets, *STREAMED, variant=variant), streamed) == DONE
+    assert facts_of(streamed) == facts_of(plain)
+    assert equal(state(streamed, 4), state(plain, 4))
+    assert rulers(streamed) == rulers(plain)
+    assert count == (0 if "sample_after=0" in sets else 2)
+    assert len(drawn) == 2 * count
+    assert all(torch.equal(one, other) for one, other in zip(drawn[:count], drawn[count:], strict=True))
+
+
+def test_a_resume_turns_streaming_on(said: Say, tmp_path: Path) -> None:
+    sets = ("lora.dropout=0.2", "ema.decay=0.9", "sample_after=0", "ruler_after=0")
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    assert train(said(*sets), plain) == DONE
+    assert train(said(*sets, "steps=2"), run) == DONE
+    assert train(Words(sets=("steps=4", *STREAMED)), run, resume=Resume()) == DONE
+    assert facts_of(run) == facts_of(plain)
+    assert equal(state(run, 4), state(plain, 4))
+
+
+def test_a_run_that_was_streamed_goes_on_without(said: Say, tmp_path: Path) -> None:
+    sets = ("training_method=FINE_TUNE", "sample_after=0", "ruler_after=0")
+    assert train(said(*sets), tmp_path / "plain") == DONE
+    assert train(said(*sets, "steps=2", "layer_offload_fraction=1"), tmp_path / "run") == DONE
+    assert train(Words(sets=("steps=4", "layer_offload_fraction=0")), tmp_path / "run", resume=Resume()) == DONE
+    assert facts_of(tmp_path / "run") == facts_of(tmp_path / "plain")
+    assert equal(state(tmp_path / "run", 4), state(tmp_path / "plain", 4))
+
+
+def test_what_cannot_update_weights_on_the_host_is_refused(said: Say, tmp_path: Path) -> None:
+    words = said("training_method=FINE_TUNE", "layer_offload_fraction=0.5", "optimizer=ADAMW_8BIT")
+    with pytest.raises(
+        VideotuneError, match=r"optimizer\.name: ADAMW_8BIT does not update weights that wait on the host"
+    ):
+        train(words, tmp_path / "run")
