@@ -10,7 +10,7 @@ import time
 import torch
 from diffusers import WanTransformer3DModel
 
-from videotune.families.wan_nets import isolate_frames
+from videotune.families.wan.nets import isolate_frames
 
 
 def seconds(net: torch.nn.Module, latents: torch.Tensor, text: torch.Tensor) -> float:

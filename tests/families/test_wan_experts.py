@@ -14,7 +14,7 @@ from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.export.lora import export_lora
 from videotune.families.wan import VARIANTS
-from videotune.families.wan_nets import full_name
+from videotune.families.wan.nets import full_name
 from videotune.sampling.preview import SampleSettings, draw
 from videotune.types import ClipShape
 

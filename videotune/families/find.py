@@ -22,7 +22,7 @@ from videotune.families.parts import STEMS, check_parts, complete, headers, read
 from videotune.files import digest
 from videotune.types import BasePlace, FamilySpec
 
-_NO_FAMILY = ("find", "hub", "loading", "parts", "text", "tiny", "wan_nets", "wan_tiny")
+_NO_FAMILY = ("find", "hub", "loading", "parts", "text", "tiny")
 
 
 def names() -> list[str]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from videotune.memory.cards import REACHED, Card
-from videotune.memory.checkpointing import OFF, ON
+from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.measure import Parts, Reading
-
-CPU_OFFLOADED = "CPU_OFFLOADED"
+from videotune.memory.offload import spread
 
 SPARE = 1.3
 """What activations are multiplied by: the allocator's pieces, and the libraries' own room, are not seen in shapes."""
@@ -99,9 +98,8 @@ def room(parts: Parts) -> int:
 def need(facts: StepFacts, choice: Choice) -> Need:
     """What a choice holds while it trains."""
     b, count = choice.micro_batch, len(facts.blocks)
-    gone = (
-        spread(facts.blocks, choice.streamed) if choice.streamed > SLOTS else ()
-    )  # fewer have a slot each: nothing won
+    # so few that each has a slot of its own: nothing would be won
+    gone = spread(count, choice.streamed / count) if choice.streamed > SLOTS else []
     slots = SLOTS * max((facts.blocks[i] for i in gone), default=0)
     trained_gone = sum(facts.trained[i] for i in gone)
     frozen_gone = sum(facts.blocks[i] for i in gone) - trained_gone
@@ -162,12 +160,6 @@ def others(facts: StepFacts, training: Need, vram: int | None) -> dict[str, tupl
 
 PLAIN, STREAMED, ASIDE = "as it is", "its blocks streamed", "the denoiser set aside"
 """Ways of a phase without a step."""
-
-
-def spread(blocks: Sequence[int], streamed: int) -> tuple[int, ...]:
-    """Which blocks are streamed: as evenly among the others as can be, so that there is time to fetch each."""
-    count = len(blocks)
-    return tuple(i for i in range(count) if (i + 1) * streamed // count > i * streamed // count)
 
 
 def seconds(wanted: Need, batch: int, micro_batch: int, card: Card, lighter: float = 1.0) -> float:

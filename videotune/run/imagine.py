@@ -102,10 +102,8 @@ class Imagination:
             ledger.name(net.net.buffers(), "weights")
             ledger.name([*trained, *net.held.values()], "trained")
             ledger.name(learner.ema.values.values() if learner.ema else (), "ema")
-            ledger.name(
-                (x for part in parts_of(learner.optimizer) for state in part.state.values() for x in _tensors(state)),
-                "optimizer",
-            )
+            states = [state for part in parts_of(learner.optimizer) for state in part.state.values()]
+            ledger.name((x for state in states for x in _tensors(state)), "optimizer")
             ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
             hooks = [
                 p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients"))

@@ -74,6 +74,14 @@ class Job:
         return self.resolved.config
 
     @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of the steps that each bucket has."""
+        turns = float(steps_a_pass(self.schedule))
+        return tuple(
+            len(bucket) / batch / turns for bucket, batch in zip(self.buckets, self.schedule.batches, strict=True)
+        )
+
+    @property
     def effective_batch(self) -> int:
         """Samples of a step; of videos among images fewer, as the schedule says."""
         return self.config.batch_size * self.config.gradient_accumulation_steps * self.processes
