@@ -132,6 +132,9 @@ def lay_out(name: str, folder: Path) -> Path:
     if model.scheduler is not None:
         kind, values = SCHEDULERS[model.scheduler]
         parts["scheduler"] = {"_class_name": kind, **values}
+    if parts["transformer"].get("image_dim") is not None:  # CLIP's vision model of this width: ViT-H/14 at 224 pixels
+        sizes = {"hidden_size": parts["transformer"]["image_dim"], "image_size": 224, "patch_size": 14}
+        parts["image_encoder"] = {"_class_name": "CLIPVisionModel", **sizes}
     index = {part: ["diffusers", values["_class_name"]] for part, values in parts.items()}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model_index.json").write_text(json.dumps({"_class_name": model.pipeline, **model.index, **index}))
