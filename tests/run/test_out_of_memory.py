@@ -20,6 +20,7 @@ from videotune.run.resume import Resume
 from videotune.run.train import train
 from videotune.run.trainer import Trainer
 from videotune.train import step as room
+from videotune.train import updates as ways
 from videotune.train.state import complete_checkpoints
 from videotune.train.step import of_memory
 
@@ -121,7 +122,7 @@ def test_a_state_that_may_be_half_updated_is_not_saved(
     said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The optimizer ran out of memory in the middle of its update: only what was saved before is good."""
-    run, updates, apply = tmp_path / "run", [], room.apply
+    run, updates, apply = tmp_path / "run", [], ways.apply
 
     def half(optimizer: Any, good: Any) -> None:
         updates.append(1)
@@ -131,7 +132,7 @@ def test_a_state_that_may_be_half_updated_is_not_saved(
             raise cuda_error()
         apply(optimizer, good)
 
-    monkeypatch.setattr(room, "apply", half)
+    monkeypatch.setattr(ways, "apply", half)
     with pytest.raises(DoesNotFit, match="complete are those of the steps 2; go on with"):
         train(said("steps=6", "save_every=2"), run)
     assert complete(run) == [2]

@@ -143,10 +143,23 @@ def experts_of(job: Job) -> dict[str, Any] | None:
     return {"period": rota.period, "each": each}
 
 
+MOMENTS = {
+    "ADAMW": 8,
+    "ADAMW_8BIT": 2,
+    "PAGED_ADAMW_8BIT": 2,
+    "ADAFACTOR": 0,
+    "PRODIGY": 16,
+    "LION": 4,
+    "LION_8BIT": 1,
+    "MUON": 4,
+}
+"""Bytes that an optimizer keeps of each number of a large matrix; Adafactor's rows and columns are next to nothing."""
+
+
 def bytes_a_parameter(config: Config) -> int:
     """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
-    moments = 2 if config.optimizer.name.endswith("8BIT") else 8
-    return 4 + moments + (4 if config.ema.decay is not None else 0)
+    weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
+    return weight + MOMENTS[config.optimizer.name] + (4 if config.ema.decay is not None else 0)
 
 
 def checkpoints_at_most(config: Config, steps: int) -> int:

@@ -50,8 +50,18 @@ def remedies(config: Config, gpu: bool = True) -> list[str]:
         lines.append(
             f"--resume --set layer_offload_fraction={share:g}: the weights of that share of the blocks wait in host memory"
         )
+    if config.ema.decay is not None and config.ema.device == "device":
+        lines.append("--resume --set ema.device=host: the average waits in host memory")
     if config.optimizer.name == "ADAMW":
         lines.append("a new run with optimizer=ADAMW_8BIT: a quarter of the optimizer's memory")
+    if config.training_method == "FINE_TUNE" and config.gradient_accumulation_steps == 1:
+        if not config.optimizer.step_in_backward and config.optimizer.name != "PRODIGY":
+            lines.append(
+                "--resume --override --set optimizer.step_in_backward=true: gradients go as they come; each tensor is then "
+                "clipped by itself"
+            )
+        if config.optimizer.masters == "FLOAT_32" and config.train_dtype == "BFLOAT_16":
+            lines.append("a new run with optimizer.masters=STOCHASTIC_ROUNDING: no float32 copies of the weights")
     lines.append("a new run with a smaller resolution: activations fall with its square")
     lines.append("a new run with fewer video_config.frames: activations fall with them")
     if config.training_method == "LORA" and config.lora.rank > 8:
