@@ -31,12 +31,15 @@ def new_weight(weight: Tensor, parts: Parts, scale: float) -> Tensor:
 
 
 def change(parts: Parts, scale: float) -> Tensor:
-    """What is added to a module's weight (before DoRA's magnitude is set); of OFT R - 1 (in, in). float64 on the CPU."""
+    """What is added to a module's weight (before DoRA's magnitude is set); of OFT R - 1 (blocks, b, b).
+
+    float64 on the CPU.
+    """
     import torch
 
     if "oft_R" in parts:
         blocks = rotations(parts["oft_R"])
-        return torch.block_diag(*blocks) - torch.eye(blocks.shape[0] * blocks.shape[1], dtype=blocks.dtype)
+        return blocks - torch.eye(blocks.shape[1], dtype=blocks.dtype)
     if "lora_A" in parts:
         return scale * _double(parts["lora_B"]) @ _double(parts["lora_A"])
     if "hada_w1_a" in parts:

@@ -124,13 +124,18 @@ def read_back(family: Family, path: Path, expert: str | None = None) -> dict[str
 
 
 def _change(layer: Any) -> Tensor:
-    """PEFT's own answer in float64; of OFT the rotation less one."""
+    """PEFT's own answer in float64; of OFT what it makes of unit vectors, less these: R - 1 (blocks, b, b)."""
     import torch
 
     for part in layer.adapter_layer_names:
         getattr(layer, part).double()
     with torch.no_grad():
-        delta: Tensor = layer.get_delta_weight(READ)
+        if hasattr(layer, "oft_R"):
+            one = torch.eye(layer.oft_block_size[READ], dtype=torch.float64)
+            turned = layer.oft_R[READ](one.repeat(1, layer.r[READ]))  # each block's rows beside those of the others
+            delta = turned.unflatten(1, (-1, len(one))).transpose(0, 1) - one
+        else:
+            delta = layer.get_delta_weight(READ)
     for part in layer.adapter_layer_names:
         getattr(layer, part).float()
-    return delta - torch.eye(len(delta), dtype=delta.dtype) if hasattr(layer, "oft_R") else delta
+    return delta
