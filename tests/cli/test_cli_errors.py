@@ -207,7 +207,7 @@ def test_a_key_like_no_other_is_sent_to_the_list(videotune: Command, clips: Path
         ("learning_rate=0", "learning_rate: "),
         ("video_config.temporal_consistency_weight=3", "video_config.temporal_consistency_weight: "),
         ("caption_dropout=1.5", "caption_dropout: "),
-        ("timestep_distribution=NORMAL", "'UNIFORM', 'LOGIT_NORMAL' or 'MODE'"),
+        ("timestep_distribution=NORMAL", "'LOGIT_NORMAL', 'SIGMOID', 'MODE' or 'BETA'"),
         ("video_config=5", "video_config: "),
         ("datasets=5", "datasets: "),
         ("resolution=0", "resolution"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import resources
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from videotune.cli.main import main
 from videotune.config.advice import GUIDE, REASONS, UNITS
 from videotune.config.explain import explain, json_schema
 from videotune.config.load import preset_names, read_preset
@@ -89,3 +91,16 @@ def test_presets_and_the_guide_s_example_fit_the_schema_and_nonsense_does_not() 
 def test_every_preset_file_says_about_itself() -> None:
     folder = resources.files("videotune") / "presets"
     assert all("about" in json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in preset_names())
+
+
+def test_the_commands_print_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {}
+    for words in (("explain", "lora.rank", "--json"), ("explain", "lora.rank"), ("schema",)):
+        monkeypatch.setattr(sys, "argv", ["videotune", "config", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 0
+        said[words] = capsys.readouterr().out
+    assert json.loads(said["explain", "lora.rank", "--json"])["unit"] == "columns of each factor"
+    assert "  meaning      rank of each update" in said["explain", "lora.rank"]
+    assert json.loads(said["schema",]) == json_schema()
