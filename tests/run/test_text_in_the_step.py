@@ -291,7 +291,7 @@ def test_a_planted_row_is_found_again_through_the_frozen_denoiser(tiny_family: C
     cosine = torch.nn.functional.cosine_similarity
     assert cosine(rows.detach(), planted).item() < 0.5
     optimizer = torch.optim.LBFGS(
-        [rows], max_iter=60, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-18
+        [rows], max_iter=60, max_eval=60, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-18
     )
 
     def loss() -> torch.Tensor:
