@@ -158,7 +158,7 @@ def test_a_whole_run_ends_with_0_and_leaves_its_files(a_run: Path) -> None:
     ("knob", "nearest"),
     [
         ("target_fps=12", "video_config.target_fps"),
-        ("video_config.learning_rate=1", "learning_rate"),
+        ("video_config.learning_rate=1", "learning_rate' or 'text_encoder.learning_rate"),
         ("video_config.max_frame=9", "video_config.max_frames"),
         ("max_frame=9", "video_config.max_frames"),
         ("video_config.steps=3", "sample.steps' or 'steps"),
