@@ -152,7 +152,7 @@ def rig(
     learner = Learner(
         masters.parameters,
         make_optimizer({"transformer": list(masters.parameters.values())}, OptimizerSettings()),
-        RateSettings(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10),
+        {"transformer": RateSettings(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)},
         masters if masters.apart else None,
     )
     return Rig(family, net, learner, streams)
