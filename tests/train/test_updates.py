@@ -256,7 +256,7 @@ def test_a_split_step_is_refused_within_backward() -> None:
     learner = Learner(
         {"w": nn.Parameter(torch.zeros(1))},
         make_optimizer({"t": [nn.Parameter(torch.zeros(1))]}, OptimizerSettings(), apart=True),
-        {"transformer": RateSettings(1.0, "CONSTANT", 0, 1)},
+        {"t": RateSettings(1.0, "CONSTANT", 0, 1)},
         in_backward=InBackward(1.0),
     )
     prepared: Any = type("P", (), {"step": 1, "drawn": type("D", (), {"window_ids": ("w",)})})
