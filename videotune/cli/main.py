@@ -97,9 +97,16 @@ def plan(
     timesteps: Annotated[
         bool, typer.Option("--timesteps", help="draw which noise levels would be trained instead; needs no clips")
     ] = False,
+    vram: Annotated[
+        float | None, typer.Option("--vram", min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")
+    ] = None,
+    card: Annotated[
+        str | None,
+        typer.Option("--card", help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"),
+    ] = None,
     offline: Offline = False,
 ) -> None:
-    """Say what a run would do: steps, views of each clip, tokens, disk."""
+    """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
     words = _words(preset, config, family, data, sets)
     if timesteps:
         from videotune.run.levels import show_levels
@@ -107,7 +114,7 @@ def plan(
         raise typer.Exit(show_levels(words, as_json=as_json))
     from videotune.run.plan import plan as run
 
-    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips))
+    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, vram=vram, card=card))
 
 
 @cache_app.callback(invoke_without_command=True)
@@ -199,6 +206,9 @@ def train(
     allow_data_change: Annotated[
         bool, typer.Option("--allow-data-change", help="--resume although the clips are not the same any more")
     ] = False,
+    replan: Annotated[
+        bool, typer.Option("--replan", help="--resume with micro-batch, checkpointing and offloading chosen anew")
+    ] = False,
     init_from: Annotated[
         Path | None,
         typer.Option("--init-from", help="begin a new run with a LoRA or embedding file's weights; fresh optimizer"),
@@ -211,13 +221,13 @@ def train(
     from videotune.run.train import train as run
 
     words = _words(preset, config, family, data, [*(sets or []), *([f"init_from={init_from}"] if init_from else [])])
-    if not resume and (step is not None or override or allow_data_change):
-        raise VideotuneError("--from, --override and --allow-data-change go with --resume")
+    if not resume and (step is not None or override or allow_data_change or replan):
+        raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
     if resume and init_from:
         raise VideotuneError(
             "--init-from begins a new run with a fresh optimizer; --resume goes on with an old one: which?"
         )
-    how = Resume(step, override, allow_data_change) if resume else None
+    how = Resume(step, override, allow_data_change, replan) if resume else None
     raise typer.Exit(run(words, out, resume=how, allow_skips=allow_skips))
 
 

@@ -263,7 +263,9 @@ class Config(Section):
     batch_size: int = Field(1, ge=1, description="samples of one forward pass")
     gradient_accumulation_steps: int = Field(1, ge=1, description="forward passes summed into one update")
     micro_batch_size: int | None = Field(
-        None, ge=1, description="at most so many samples a forward pass; the step is the same (default: batch_size)"
+        None,
+        ge=1,
+        description="at most so many samples a forward pass; the step is the same (default: as many of batch_size as fit)",
     )
     shuffle: bool = Field(True, description="false: each bucket in path order")
     seed: int = Field(0, ge=0, description="names every random draw of the run")
@@ -311,15 +313,23 @@ class Config(Section):
     warmup_steps: int | None = Field(None, ge=0, description="linear warm-up (default: 5 % of the steps, at most 100)")
     ema: Annotated[Ema, BeforeValidator(_ema)] = Field(default_factory=Ema, description="an average of the weights")
     max_grad_norm: float = Field(1.0, gt=0, description="the gradient is clipped to this norm, once a step")
+    out_of_memory: Literal["stop", "retry"] = Field(
+        "stop",
+        description="a step that does not fit: the run ends, its state saved; or goes on once, with the next remedy that "
+        "changes nothing that is learnt",
+    )
     train_dtype: Dtype | None = Field(
         None, description="dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32 on a CPU)"
     )
-    gradient_checkpointing: Checkpointing = Field(
-        "ON",
-        description="ON: blocks are recomputed in backward; less memory. CPU_OFFLOADED: and their inputs wait on the host",
+    gradient_checkpointing: Checkpointing | None = Field(
+        None,
+        description="ON: blocks are recomputed in backward, less memory; CPU_OFFLOADED: and their inputs wait on the host "
+        "(default: the fastest that fits)",
     )
-    layer_offload_fraction: Share = Field(
-        0.0, description="share of the blocks whose weights stay on the host and come to the device for their turn"
+    layer_offload_fraction: Share | None = Field(
+        None,
+        description="share of the blocks whose weights stay on the host and come to the device for their turn "
+        "(default: the fastest that fits, 0 where all do)",
     )
     timestep_distribution: Timesteps | None = Field(
         None, description="how noise levels are drawn (default: the family's)"

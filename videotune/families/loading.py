@@ -40,7 +40,9 @@ def load_model(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device)
         return net.eval().requires_grad_(False)
     files, device = weight_files(folder), _ONTO.get() or device
     if not hasattr(cls, "load_config"):  # transformers streams by itself, and ties weights that stand in a file once
-        return _transformers_model(cls, folder, files, dtype, device)
+        if _STREAMED.get() is None:
+            return _transformers_model(cls, folder, files, dtype, device)
+        return _streamed(_transformers_model(cls, folder, files, dtype, torch_cpu()), device)
     net = skeleton(cls, folder, dtype)
     rename = check_part(cls, folder, net, say=said)
     kept = tuple(cls._keep_in_fp32_modules or ())
@@ -110,6 +112,42 @@ def loading_onto(device: torch.device) -> Iterator[None]:
         yield
     finally:
         _ONTO.reset(before)
+
+
+_STREAMED: ContextVar[Callable[[str], None] | None] = ContextVar("streamed", default=None)
+
+
+@contextmanager
+def text_encoders_streamed(say: Callable[[str], None]) -> Iterator[None]:
+    """Text encoders that are loaded within keep the weights of their blocks on the host; the numbers are the same.
+
+    ``say`` is told what could not be done as it should.
+    """
+    before = _STREAMED.set(say)
+    try:
+        yield
+    finally:
+        _STREAMED.reset(before)
+
+
+def _streamed(net: nn.Module, device: torch.device) -> nn.Module:
+    """Move a network to the device, but for the weights of its longest list of blocks."""
+    from torch.nn import ModuleList
+
+    from videotune.memory.offload import OffloadSettings, stream_blocks
+
+    lists = {path: module for path, module in net.named_modules() if isinstance(module, ModuleList)}
+    longest = max(lists, key=lambda path: len(lists[path]))
+    streams = stream_blocks(net, [longest], device, OffloadSettings(1.0), say=_STREAMED.get() or said)
+    net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network
+    return net
+
+
+def torch_cpu() -> torch.device:
+    """The host's device."""
+    import torch
+
+    return torch.device("cpu")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
 from videotune.errors import VideotuneError
 from videotune.families.loading import loading_onto
-from videotune.memory.checkpointing import CPU_OFFLOADED, checkpoint_blocks
+from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.home import Home
 from videotune.memory.offload import OffloadSettings, Streams, stream_blocks
 from videotune.run.console import say, size
@@ -117,7 +117,7 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
     homes: dict[str, Home] = {}  # of streamed weights that train, which outlive the network
 
     def open_net(name: str) -> nn.Module:
-        streams = config.layer_offload_fraction > 0
+        streams = bool(config.layer_offload_fraction)
         with loading_onto(torch.device("cpu")) if streams else nullcontext():
             net = family.denoiser(name)
         family.isolate_frames(net, not config.video_config.use_temporal_attention)
@@ -154,7 +154,7 @@ def arrange_blocks(
 
     None where nothing waits on the host. ``first``: say what that means.
     """
-    mode, fraction = config.gradient_checkpointing, config.layer_offload_fraction
+    mode, fraction = config.gradient_checkpointing or ON, config.layer_offload_fraction or 0.0
     if not fraction and mode != CPU_OFFLOADED:
         checkpoint_blocks(net, mode)
         return None

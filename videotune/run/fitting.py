@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
-from videotune.memory.cards import USUAL, Card
-from videotune.memory.checkpointing import ON
+from videotune.errors import DoesNotFit
+from videotune.memory.cards import CONTEXT, USUAL, Card
+from videotune.memory.cards import card as card_of
+from videotune.memory.checkpointing import OFF, ON
 from videotune.memory.measure import Parts
 from videotune.memory.offload import spread
 from videotune.memory.planner import (
@@ -23,9 +26,13 @@ from videotune.memory.planner import (
     seconds,
     smallest,
 )
-from videotune.run.console import size
+from videotune.run.console import say, size
 from videotune.run.job import Job
 from videotune.run.memory_plan import step_facts
+from videotune.run.models import dtype_name
+
+OPEN = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
+"""The keys that are chosen where the person leaves them open."""
 
 PROGRAM = 3 << 30
 """Bytes on the host of Python, torch and the libraries of a card."""
@@ -52,6 +59,31 @@ class Fit:
         """The time of the run that needs most."""
         return max(self.phases, key=lambda name: room(self.phases[name][1]))
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The settings by their keys."""
+        values = (self.choice.micro_batch, self.choice.checkpointing, round(self.fraction, 4))
+        return dict(zip(OPEN, values, strict=True))
+
+
+def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card | None]:
+    """(bytes that a card has for a program, the card), as the person says or as this machine has it; None: no card."""
+    import torch
+
+    card = None if name is None else card_of(name)
+    if vram is not None:
+        return int(vram * 1e9) - CONTEXT, card
+    if card is not None:
+        return card.vram - CONTEXT, card
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory - CONTEXT, card
+    return None, None
+
+
+def planned_dtype(config: Config, on_card: bool) -> str:
+    """The dtype of the plan: of a card BFLOAT_16 unless the config says otherwise, whatever this machine has."""
+    return config.train_dtype or ("BFLOAT_16" if on_card else dtype_name(config))
+
 
 def fixed(config: Config, blocks: int) -> Fixed:
     """What the person has decided of memory."""
@@ -61,87 +93,76 @@ def fixed(config: Config, blocks: int) -> Fixed:
 
 
 def fit(job: Job, dtype: str, vram: int | None, card: Card | None) -> Fit:
-    """Choose what is left open so that the run fits ``vram`` bytes and is fastest; without a limit, the fastest of all."""
+    """Choose what is left open so that the run fits into ``vram`` bytes and is fastest.
+
+    Without a limit: one pass for the batch, its blocks computed again, nothing on the host.
+    """
     facts, config = step_facts(job, dtype), job.config
-    own = fixed(config, len(facts.blocks))
-    batch = config.batch_size
-    limit = vram if vram is not None else 1 << 60
-    if vram is None:  # nothing to fit into: as the config says, and where it says nothing the plain way of less memory
-        own = replace(
-            own, checkpointing=own.checkpointing or ON, streamed=own.streamed or 0, micro_batch=own.micro_batch or batch
-        )
-    found = fastest(facts, batch, own, limit, card or USUAL)
+    own, batch = fixed(config, len(facts.blocks)), max(job.schedule.batches) // job.config.gradient_accumulation_steps
+    batch = max(1, batch // job.processes)
+    if vram is None:
+        own = Fixed(own.micro_batch or batch, own.checkpointing or ON, own.streamed or 0)
+    found = fastest(facts, batch, own, vram if vram is not None else 1 << 60, card or USUAL)
     choice, training = found or smallest(facts, batch, own)
     away = others(facts, training, vram)
     phases: dict[str, tuple[str, Parts]] = {"training": ("as it is", training.device[training.worst]), **away}
     fits = None if vram is None else all(room(parts) <= vram for _, parts in phases.values())
-    fraction = choice.streamed / len(facts.blocks) if own.streamed is None else config.layer_offload_fraction or 0.0
+    given = config.layer_offload_fraction
+    fraction = given if given is not None else choice.streamed / max(1, len(facts.blocks))
     result = Fit(choice, fraction, training, phases, vram, card, fits)
-    return result if fits is not False else replace(result, remedies=remedies(result, facts, config))
+    return result if fits is not False else replace(result, remedies=remedies(result, facts, config, batch))
 
 
-def remedies(tried: Fit, facts: StepFacts, config: Config) -> tuple[str, ...]:
+def remedies(tried: Fit, facts: StepFacts, config: Config, batch: int) -> tuple[str, ...]:
     """What would make it fit, in the order of what it costs."""
-    assert tried.vram is not None
-    said = []
-    if "training" in (tried.worst, *(n for n, (_, parts) in tried.phases.items() if room(parts) > tried.vram)):
-        free, least = smallest(facts, config.batch_size, Fixed())
-        if least.needed <= tried.vram:
-            said.append(
-                f"leave micro_batch_size, gradient_checkpointing and layer_offload_fraction open: {_in_words(free, facts)} "
-                f"needs {size(least.needed)}"
-            )
+    vram, said = tried.vram or 0, []
+    short = {name for name, (_, parts) in tried.phases.items() if room(parts) > vram}
+    if "training" in short:
+        choice, least = smallest(facts, batch, Fixed())
+        words = (
+            f"micro_batch_size={choice.micro_batch} gradient_checkpointing={choice.checkpointing} "
+            f"layer_offload_fraction={choice.streamed / max(1, len(facts.blocks)):.2f}"
+        )
+        if least.needed <= vram:
+            said.append(f"left open, the settings that need least ({words}) would fit: {size(least.needed)}")
         else:
             said.append(
-                f"the thriftiest settings ({_in_words(free, facts)}) need {size(least.needed)}: a card of that size, "
-                "fewer frames (video_config.frames) or a lower resolution"
+                f"the settings that need least ({words}) need {size(least.needed)}: take a larger card, fewer frames "
+                "(video_config.frames) or a lower resolution"
             )
             if config.training_method == "FINE_TUNE":
                 said.append("training_method=LORA trains a small part of the weights, with a small optimizer")
-    if room(tried.phases["encoding clips"][1]) > tried.vram:
-        said.append("the autoencoder over the dearest clips does not fit: fewer frames or a lower resolution")
-    if "preview" in tried.phases and room(tried.phases["preview"][1]) > tried.vram:
-        said.append(
-            "previews do not fit: sample.frames and sample.resolution make them smaller, sample_after=0 draws none"
-        )
-    if room(tried.phases["encoding text"][1]) > tried.vram:
-        said.append("the text encoder does not fit: encode on a larger card first (videotune cache)")
+    if "encoding clips" in short:
+        said.append("the autoencoder over the dearest clips: fewer frames (video_config.frames) or a lower resolution")
+    if "preview" in short:
+        said.append("previews: sample.frames and sample.resolution make them smaller, sample_after=0 draws none")
+    if "encoding text" in short:
+        said.append("the text encoder: fill the cache on a larger card first (videotune cache)")
     return tuple(said)
-
-
-def _in_words(choice: Choice, facts: StepFacts) -> str:
-    return (
-        f"micro_batch_size={choice.micro_batch} gradient_checkpointing={choice.checkpointing} "
-        f"layer_offload_fraction={choice.streamed / len(facts.blocks):.2f}"
-    )
 
 
 def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
     """``plan.json``'s part of it."""
     import psutil
 
-    facts, config, choice = step_facts(job, dtype), job.config, result.choice
+    facts, config = step_facts(job, dtype), job.config
     _, worst = result.phases[result.worst]
     host = {"program": PROGRAM, **result.training.host}
     took = None
     if result.card is not None:
+        accumulated = config.gradient_accumulation_steps
         each = [
-            seconds(
-                result.training,
-                batch,
-                min(choice.micro_batch, batch),
-                result.card,
-                lighter(facts, job.spec.tokens(shape)),
+            accumulated
+            * seconds(result.training, own, min(result.choice.micro_batch, own), result.card, lighter(facts, n))
+            for n, own in zip(
+                map(job.spec.tokens, job.shapes), (-(-b // accumulated) for b in job.schedule.batches), strict=True
             )
-            for shape, batch in zip(job.shapes, job.schedule.batches, strict=True)
         ]
-        took = (
-            sum(time * share for time, share in zip(each, job.shares, strict=True)) * config.gradient_accumulation_steps
-        )
+        took = sum(time * share for time, share in zip(each, job.shares, strict=True))
     return {
         "fits": result.fits,
-        "hours": None if took is None else round(took * job.steps / 3600, 2),
-        "seconds_a_step": None if took is None else round(took, 3),
+        "hours": None if took is None else round(took * job.steps / 3600, 3),
+        "seconds_a_step": None if took is None else round(took, 4),
         "device": {
             "card": result.card.name if result.card else None,
             "vram_bytes": result.vram,
@@ -154,15 +175,88 @@ def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
                 for name, (way, parts) in result.phases.items()
             },
         },
-        "host": {
-            "total_bytes": psutil.virtual_memory().total,
-            "need_bytes": sum(host.values()),
-            "parts": host,
-        },
-        "chosen": {
-            "micro_batch_size": choice.micro_batch,
-            "gradient_checkpointing": choice.checkpointing,
-            "layer_offload_fraction": round(result.fraction, 4),
-        },
+        "host": {"total_bytes": psutil.virtual_memory().total, "need_bytes": sum(host.values()), "parts": host},
+        "chosen": result.chosen,
+        "micro_batch": result.choice.micro_batch,
         "remedies": list(result.remedies),
     }
+
+
+# ---- before a training
+
+
+def settled(job: Job) -> Job:
+    """The job with nothing of memory left open: chosen for this machine's card, or for a CPU by a bound.
+
+    Raises DoesNotFit, with remedies, where nothing fits the card.
+    """
+    import torch
+
+    if job.base is None or all(getattr(job.config, key) is not None for key in OPEN):
+        return job
+    if not torch.cuda.is_available():
+        return decided(job, on_host(job))
+    vram, card = asked_card(None, None)
+    if small_enough(job, vram or 0):
+        return decided(job, {OPEN[0]: job.config.batch_size, OPEN[1]: OFF, OPEN[2]: 0.0})
+    result = fit(job, dtype_name(job.config), vram, card)
+    if result.fits is False:
+        lines = "".join(f"\n  {line}" for line in result.remedies)
+        raise DoesNotFit(
+            f"this run needs {size(room(result.phases[result.worst][1]))} for {result.worst}, and the card has "
+            f"{size(vram or 0)}:{lines}"
+        )
+    say("memory: " + ", ".join(f"{key}={value}" for key, value in result.chosen.items()))
+    return decided(job, result.chosen)
+
+
+def reopened(job: Job) -> Job:
+    """The job with what a plan has chosen open again; what the person named stays."""
+    new = dict.fromkeys(key for key in OPEN if job.resolved.origins.get(key) == "plan")
+    return replace(job, resolved=Resolved(job.config.model_copy(update=new), job.resolved.origins))
+
+
+def decided(job: Job, chosen: Mapping[str, Any]) -> Job:
+    """The job with these values where the config left the keys open."""
+    config = job.config
+    new = {key: value for key, value in chosen.items() if getattr(config, key) is None}
+    origins = {**job.resolved.origins, **dict.fromkeys(new, "plan")}
+    return replace(job, resolved=Resolved(config.model_copy(update=new), origins))
+
+
+def on_host(job: Job) -> dict[str, Any]:
+    """On a CPU: nothing is streamed, and activations are kept where the host has room for them twice over."""
+    import psutil
+
+    roomy = 2 * activations_at_most(job, 4) <= psutil.virtual_memory().available
+    return {OPEN[0]: job.config.batch_size, OPEN[1]: OFF if roomy else ON, OPEN[2]: 0.0}
+
+
+def small_enough(job: Job, vram: int) -> bool:
+    """Whether a bound shows, without reading a step, that all fits with room to spare."""
+    numbers = network_numbers(job)
+    trained = 24 if job.config.training_method == "FINE_TUNE" else 4
+    return 2 * (trained * numbers[0] + activations_at_most(job, 4)) <= vram // 2
+
+
+def network_numbers(job: Job) -> tuple[int, int]:
+    """(parameters of the denoiser, numbers that go into and out of its linear layers for one token)."""
+    import torch
+    from torch import nn
+
+    from videotune.families.find import find
+
+    assert job.base is not None
+    net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
+    linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
+    return sum(p.numel() for p in net.parameters()), sum(one.in_features + one.out_features for one in linear)
+
+
+def activations_at_most(job: Job, bytes_a_number: int) -> int:
+    """A bound of what a step keeps without computing anything again: three times what its linear layers read and write.
+
+    The 14 billion parameters of Wan keep 1.2 times that.
+    """
+    tokens = max(job.spec.tokens(shape) * batch for shape, batch in zip(job.shapes, job.schedule.batches, strict=True))
+    tokens += job.spec.text_tokens * max(job.schedule.batches)
+    return 3 * bytes_a_number * tokens * network_numbers(job)[1]

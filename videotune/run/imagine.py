@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,12 +19,13 @@ from videotune.memory.measure import PIECE, Ledger, Reading, fake_mode, imagine
 from videotune.memory.shallow import Depths
 from videotune.run.bench import attach
 from videotune.run.models import make_objective
+from videotune.run.text import in_loop
 from videotune.train.crew import Crew
 from videotune.train.ema import Ema
 from videotune.train.masters import Masters
 from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer, parts_of
 from videotune.train.step import Clock, Learner, StepSettings, train_step
-from videotune.types import Batch, ClipShape, Family
+from videotune.types import Batch, ClipShape, Condition, Family
 
 PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "end"}
 """What comes after each mark of a step's clock."""
@@ -71,7 +72,7 @@ class Imagination:
                 whole = net.get_submodule(path)
                 setattr(net.get_submodule(above), last, nn.ModuleList(list(whole)[:count]))  # type: ignore[call-overload]
             self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
-            held = attach(net, self.family.spec, self.config)
+            held = dict(attach(net, self.family.spec, self.config))
             new = imagine(net, self.mode)
             net.train()
             held = {name: new[id(p)] for name, p in held.items()}
@@ -116,6 +117,8 @@ class Imagination:
             hook.remove()
 
     def _learner(self, held: Mapping[str, nn.Parameter]) -> Learner:
+        if not held:  # the new rows of a text encoder's table, which are next to nothing
+            held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
         masters = Masters(held)
         parameters = masters.parameters
         optimizer = make_optimizer({"transformer": list(parameters.values())}, OptimizerSettings())
@@ -142,7 +145,7 @@ class Imagination:
             weight=torch.ones(samples, 1, frames, 1, 1),
             scale=torch.ones(samples),
             anchored=none,
-            cond=self.family.condition([self.family.blank_states(shape)] * samples),
+            cond=self._condition(shape, samples),
             captions=("",) * samples,
             window_ids=("",) * samples,
             fps=torch.full((samples,), shape.fps),
@@ -152,11 +155,22 @@ class Imagination:
         t, ids = torch.zeros(samples), ("",) * samples
         return Prepared(1, Drawn(ids, ids, t), 0, batch, t, torch.zeros_like(x0))
 
+    def _condition(self, shape: ClipShape, samples: int) -> Condition:
+        """What the denoiser is told; where text is encoded in the step, gradients go into it."""
+        cond = self.family.condition([self.family.blank_states(shape)] * samples)
+        return replace(cond, text=cond.text.requires_grad_()) if in_loop(self.config) else cond
+
     def read_text(self) -> tuple[Reading, list[int]]:
-        """The text encoder over one caption of full length; and the bytes of its blocks, one after the other."""
-        with self._part("text_encoder") as (net, ledger):
+        """The text encoder over one caption of full length; and the bytes of its blocks, one after the other.
+
+        Where it is used in the step: with its backward pass.
+        """
+        with self._part("text_encoder") as (net, ledger), torch.set_grad_enabled(in_loop(self.config)):
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
-            net(ids, attention_mask=torch.ones_like(ids))
+            embedded = net.get_input_embeddings()(ids).requires_grad_(in_loop(self.config))  # type: ignore[operator]
+            out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
+            if in_loop(self.config):
+                out.sum().backward()
         lists = [list(module) for module in net.modules() if isinstance(module, nn.ModuleList)]
         return ledger.reading(), [sum(p.nbytes for p in block.parameters()) for block in max(lists, key=len)]
 

@@ -221,7 +221,8 @@ def open_job(
     shaped = buckets(library)
     schedule, notes = make_schedule(config, shaped, library, processes)
     notes += [*unused_keys(resolved, library, spec.image_noise), *unused_rates(resolved), *told]
-    if config.micro_batch_size is not None and config.micro_batch_size > config.batch_size:
+    named = resolved.origins.get("micro_batch_size") != "plan"
+    if named and config.micro_batch_size is not None and config.micro_batch_size > config.batch_size:
         notes.append(f"micro_batch_size {config.micro_batch_size} is unused: batch_size is {config.batch_size}")
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_a_pass(schedule))
     notes += [arithmetic] if arithmetic else []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from videotune import __version__
+from videotune.config.schema import Config
 from videotune.families.find import find
 from videotune.files import digest, read_json, write_json
 from videotune.memory.measure import Reading
@@ -14,14 +16,13 @@ from videotune.memory.shallow import FEW, MORE, Depths, deep
 from videotune.run.imagine import Imagination
 from videotune.run.job import Job
 from videotune.run.models import dtype_of
+from videotune.run.plan import MOMENTS
 from videotune.run.previews import sample_settings, usual_shape
+from videotune.run.text import in_loop
 from videotune.types import ClipShape
 
 MODES = ("OFF", "ON")
 """What is read of gradient checkpointing; CPU_OFFLOADED is ON with the kept inputs elsewhere."""
-
-STATES = {"ADAMW": 8.0, "ADAMW_8BIT": 2.0}
-"""Bytes of an optimizer's state a trained number."""
 
 
 def step_facts(job: Job, dtype: str) -> StepFacts:
@@ -45,7 +46,12 @@ def key_of(job: Job, dtype: str) -> str:
             "videotune": __version__,
             "configs": configs,
             "dtype": dtype,
-            "method": config.training_method,
+            "method": [
+                config.training_method,
+                config.transformer.train,
+                config.transformer.layers,
+                config.text_encoder.train,
+            ],
             "lora": config.lora.model_dump(mode="json"),
             "ema": config.ema.decay is not None,
             "optimizer": config.optimizer.name,
@@ -80,8 +86,8 @@ def read_facts(job: Job, dtype: str) -> StepFacts:
     several = (1, 2)
     deeps = {(mode, n): deep(lambda d, m=mode, n=n: reading(m, n, d), counts) for mode in MODES for n in several}  # type: ignore[misc]
     blocks = tuple(size for sizes in whole.values() for size in sizes)
-    full = job.config.training_method == "FINE_TUNE"
-    return StepFacts(
+    full = job.config.training_method == "FINE_TUNE" and job.config.transformer.train
+    facts = StepFacts(
         one={mode: deeps[mode, 1] for mode in MODES},
         two={mode: deeps[mode, 2] for mode in MODES},
         blocks=blocks,
@@ -89,8 +95,31 @@ def read_facts(job: Job, dtype: str) -> StepFacts:
         kept={mode: kept_a_block(lambda d, m=mode: reading(m, 1, d), counts) for mode in MODES},
         work=work(job, lambda s: deep(lambda d: seen.step(s, 1, "ON", d), counts).flops, deeps["ON", 1].flops),
         elsewhere=elsewhere(seen, job),
-        moments=STATES[job.config.optimizer.name] / STATES["ADAMW"],
+        moments=MOMENTS[job.config.optimizer.name] / MOMENTS["ADAMW"],
     )
+    return with_text(facts, seen, job.config) if in_loop(job.config) else facts
+
+
+def with_text(facts: StepFacts, seen: Imagination, config: Config) -> StepFacts:
+    """The text encoder stays in memory while the denoiser trains, and its activations wait for the backward pass."""
+    text, _ = seen.read_text()
+    (own,) = text.phases.values()
+    beside = {"text encoder": own["weights"]}
+    if config.text_encoder.train:
+        numbers = own["weights"] // seen.family.dtype.itemsize
+        beside |= {"trained": 4 * numbers, "gradients": 4 * numbers, "optimizer": 8 * numbers}
+    waiting = own.get("activations", 0)
+
+    def more(reading: Reading, samples: int) -> Reading:
+        phases = {}
+        for name, parts in reading.phases.items():
+            added = beside | ({"activations": waiting * samples} if name in ("forward", "backward") else {})
+            phases[name] = {part: parts.get(part, 0) + added.get(part, 0) for part in sorted({*parts, *added})}
+        return Reading(phases, reading.flops + text.flops * samples)
+
+    one = {mode: more(reading, 1) for mode, reading in facts.one.items()}
+    two = {mode: more(reading, 2) for mode, reading in facts.two.items()}
+    return replace(facts, one=one, two=two)
 
 
 def work(job: Job, flops: Callable[[ClipShape], float], dearest: float) -> tuple[tuple[int, float], ...]:

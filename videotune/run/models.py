@@ -19,12 +19,14 @@ from videotune.config.schema import Config
 from videotune.data.workers import Workers
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
-from videotune.errors import VideotuneError
+from videotune.errors import DoesNotFit, VideotuneError
 from videotune.families.find import find, part_files, place
+from videotune.families.loading import text_encoders_streamed
 from videotune.run.console import bar, clock, say
 from videotune.run.job import Job
 from videotune.run.takes import captions_of, takes_of, texts_of
 from videotune.run.text import cut_prompts, in_loop, live_text
+from videotune.train.step import of_memory
 from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
@@ -106,6 +108,31 @@ def shift_of(spec: FamilySpec, config: Config) -> Callable[[ClipShape], float] |
 
 
 def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:
+    """``fill_once``; where the device has no room for the text encoder, once more with its blocks streamed from the host.
+
+    Raises DoesNotFit where there is none then either, or none for the autoencoder.
+    """
+    try:
+        fill_once(job, family, store, extra)
+    except (MemoryError, RuntimeError) as error:
+        if not of_memory(error):
+            raise
+        say("note: the device has no room for an encoder; the blocks of the text encoder now come from host memory")
+        family.free("text_encoder")
+        family.free("vae")
+        try:
+            with text_encoders_streamed(say):
+                fill_once(job, family, store, extra)
+        except (MemoryError, RuntimeError) as again:
+            if not of_memory(again):
+                raise
+            raise DoesNotFit(
+                f"the device has no room to encode {job.shapes[0]} pixels: fewer frames (video_config.frames) or a lower "
+                "resolution would help, or a larger card for this part alone (videotune cache)"
+            ) from again
+
+
+def fill_once(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:
     """Encode what the cache lacks: every caption, the empty one, ``extra`` prompts, every take of every window."""
     prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
     captions = captions_of(job, extra)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import by_module
 from videotune.adapters.patterns import grouped
-from videotune.cache.schedule import steps_a_pass
 from videotune.config.schema import Config
 from videotune.data.account import totals
-from videotune.errors import DONE
+from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.families.find import find
 from videotune.run.console import bar, print_table, size
 from videotune.run.experts import trained
@@ -25,45 +24,66 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def plan(words: Words, *, as_json: bool = False, allow_skips: str | None = None) -> int:
-    """Print the plan of a run."""
+def plan(
+    words: Words,
+    *,
+    as_json: bool = False,
+    allow_skips: str | None = None,
+    vram: float | None = None,
+    card: str | None = None,
+) -> int:
+    """Print the plan of a run on a card with ``vram`` GB of memory, or of that name (neither: this machine's, if any).
+
+    Exit code 2 where it does not fit.
+    """
     resolved, spec, base = settle(words)
     with bar("reading clips") as progress:
         job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
     refuse_skips(job, allow_skips)
     facts = make_plan(job)
+    if job.base is not None:
+        from videotune.run.fitting import asked_card, fit, planned_dtype, to_json
+
+        limit, named = asked_card(vram, card)
+        dtype = planned_dtype(job.config, limit is not None)
+        with bar("measuring without memory"):
+            result = fit(job, dtype, limit, named)
+        facts |= to_json(result, job, dtype)
+    elif vram or card:
+        raise VideotuneError("--vram, --card: what a run needs is read from its base model: name one (base_model_name)")
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
         show(job, facts)
-    return DONE
+    return SKIPPED if facts["fits"] is False else DONE
 
 
 def make_plan(job: Job) -> dict[str, Any]:
     """The plan as ``plan --json`` prints it and ``plan.json`` keeps it.
 
-    ``fits``, ``hours``, ``device`` and ``host`` are null: memory and time are not predicted yet.
+    ``fits``, ``hours``, ``device``, ``host`` and ``chosen`` are null here: memory and time are ``run/fitting.py``'s.
     """
     config, total, adapter = job.config, len(job.library.windows), adapter_size(job)
-    turns = float(steps_a_pass(job.schedule))
     buckets = [
         {
             "shape": str(shape),
             "windows": len({window.id for window in bucket}),
-            "share": round(len(bucket) / batch / turns, 4),
+            "share": round(share, 4),
             "batch": batch,
             "tokens": job.spec.tokens(shape),
         }
-        for shape, bucket, batch in zip(job.shapes, job.buckets, job.schedule.batches, strict=True)
+        for shape, bucket, batch, share in zip(job.shapes, job.buckets, job.schedule.batches, job.shares, strict=True)
     ]
     return {
         "fits": None,
         "hours": None,
         "device": None,
         "host": None,
+        "seconds_a_step": None,
+        "chosen": None,
         "remedies": [],
         "effective_batch": job.effective_batch,
-        "micro_batch": config.batch_size,
+        "micro_batch": min(config.micro_batch_size or config.batch_size, config.batch_size),
         "steps": job.steps,
         "clips": totals(job.library),
         "windows": total,
@@ -209,5 +229,32 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     if "checkpoints" in disk:
         line += f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}"
     print(line)
+    if facts["device"]:
+        show_fit(facts)
     for note in facts["notes"]:
         print(f"note: {note}")
+
+
+def show_fit(facts: Mapping[str, Any]) -> None:
+    """What the run needs of the device and of the host, where, and how long it takes."""
+    device, host, chosen = facts["device"], facts["host"], facts["chosen"]
+    rows = [
+        [name, phase["way"], size(phase["allocated_bytes"]), size(phase["need_bytes"])]
+        for name, phase in device["phases"].items()
+    ]
+    print_table("memory of the device, calculated", ["when", "how", "held", "to have"], rows, right=(2, 3))
+    parts = ", ".join(f"{name} {size(count)}" for name, count in device["parts"].items())
+    print(f"most is needed for {device['phase']}: {parts}")
+    settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
+    print(f"with {settings}")
+    if facts["fits"] is not None:
+        where = device["card"] or f"{device['vram_bytes'] / 1e9:g} GB"
+        print(f"{'it fits' if facts['fits'] else 'it does not fit'} {where}: {size(device['vram_bytes'])} are there")
+    parts = ", ".join(f"{name} {size(count)}" for name, count in host["parts"].items())
+    short = "" if host["need_bytes"] <= host["total_bytes"] else "; this machine has too little"
+    print(f"host memory: {size(host['need_bytes'])} of {size(host['total_bytes'])} here ({parts}){short}")
+    if facts["hours"] is not None:
+        each, hours = facts["seconds_a_step"], f"{facts['hours']:.1f} hours of steps"
+        print(f"time: {each:.2f} s a step, {hours}; calculated for {device['card']}, not measured")
+    for line in facts["remedies"]:
+        print(f"  {line}")

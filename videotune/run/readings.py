@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from videotune.monitor.journal import read_journal
 from videotune.monitor.ruler import normalised, read_ruler
@@ -15,7 +15,11 @@ from videotune.run.models import plain_batch
 from videotune.run.previews import first_frames_of, sample_settings, usual_shape
 from videotune.run.trainer import Trainer
 from videotune.sampling.preview import decode, draw, file_name, write_video
-from videotune.train.step import condition
+from videotune.train.step import condition, of_memory
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 FAILED = "the preview at step {} failed"
 """How a warning of that begins; such a preview is not tried again when the run is resumed from its step."""
@@ -91,6 +95,21 @@ def read(trainer: Trainer) -> dict[str, Any]:
         )
 
 
+def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
+    """The frames of a preview; where the device has no room for the autoencoder, with the denoiser set aside meanwhile."""
+    try:
+        return decode(trainer.family, latents)
+    except (MemoryError, RuntimeError) as error:
+        if not of_memory(error):
+            raise
+    name = trainer.bench.current
+    trainer.bench.drop()
+    try:
+        return decode(trainer.family, latents)
+    finally:
+        _ = trainer.bench[name]
+
+
 def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
     """Draw the prompts (but those ``drawn`` already) and write them. One that fails is told and never ends the run."""
     config, begun = trainer.job.config, time.perf_counter()
@@ -112,7 +131,7 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
                 told=[trainer.source.plain(told[prompt]) for prompt, _ in wanted] if told else None,
                 isolated=not config.video_config.use_temporal_attention,
             )
-            videos = decode(trainer.family, latents)
+            videos = decoded(trainer, latents)
         seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
         for (prompt, seed), frames in zip(wanted, videos, strict=True):
             path = trainer.run / "samples" / file_name(step, prompt, seed)

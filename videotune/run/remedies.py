@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from videotune.config.schema import Config
+from videotune.errors import DoesNotFit
 from videotune.run.keeping import save_what_is_good
 from videotune.run.trainer import Trainer
 from videotune.train.step import OutOfMemory
+
+
+class NoRoom(DoesNotFit):
+    """A step that had no room. ``remedy``: settings with which the run is to go on (empty: it ends)."""
+
+    def __init__(self, text: str, remedy: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.remedy = remedy
+
+
+def another_try(trainer: Trainer) -> tuple[str, ...]:
+    """The settings of another try, where the config allows one."""
+    config = trainer.job.config
+    if config.out_of_memory == "stop" or trainer.crew.size > 1:
+        return ()
+    return next_remedy(config, next(trainer.net.parameters()).is_cuda)
 
 
 def no_room(trainer: Trainer, error: OutOfMemory) -> str:
@@ -27,6 +44,22 @@ def no_room(trainer: Trainer, error: OutOfMemory) -> str:
     )
 
 
+def next_remedy(config: Config, gpu: bool) -> tuple[str, ...]:
+    """What a resume may be told so that a step needs less memory and is the same; empty where all of it was tried."""
+    most = min(config.batch_size, config.micro_batch_size or config.batch_size)
+    if most > 1:
+        return (f"micro_batch_size={(most + 1) // 2}",)
+    if config.gradient_checkpointing == "OFF":
+        return ("gradient_checkpointing=ON",)
+    updates_there = config.training_method != "FINE_TUNE" or config.optimizer.name == "ADAMW"
+    fraction = config.layer_offload_fraction or 0.0
+    if gpu and config.gradient_checkpointing == "ON":
+        return ("gradient_checkpointing=CPU_OFFLOADED",)
+    if gpu and fraction < 1 and updates_there:
+        return (f"layer_offload_fraction={min(1.0, fraction + 0.5):g}",)
+    return ()
+
+
 def remedies(config: Config, gpu: bool = True) -> list[str]:
     """Settings that need less memory; those that a resume takes come first.
 
@@ -45,8 +78,9 @@ def remedies(config: Config, gpu: bool = True) -> list[str]:
     elif config.gradient_checkpointing == "ON" and gpu:
         lines.append("--resume --set gradient_checkpointing=CPU_OFFLOADED: the inputs of blocks wait in host memory")
     updates_there = config.training_method != "FINE_TUNE" or config.optimizer.name == "ADAMW"
-    if config.layer_offload_fraction < 1 and gpu and updates_there:
-        share = min(1.0, config.layer_offload_fraction + 0.5)
+    fraction = config.layer_offload_fraction or 0.0
+    if fraction < 1 and gpu and updates_there:
+        share = min(1.0, fraction + 0.5)
         lines.append(
             f"--resume --set layer_offload_fraction={share:g}: the weights of that share of the blocks wait in host memory"
         )

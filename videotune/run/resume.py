@@ -19,6 +19,7 @@ from videotune.monitor.journal import cut_journal, read_journal
 from videotune.run.bench import put_weights
 from videotune.run.console import bar, say
 from videotune.run.experts import of_expert
+from videotune.run.fitting import OPEN, reopened, settled
 from videotune.run.folder import read_run_config, refuse_run, write_config
 from videotune.run.going_back import FACTS, changed_after, facts_at, kept_before, set_aside
 from videotune.run.job import Job, Past, Words, layers, make_schedule, open_job, settle
@@ -31,11 +32,15 @@ from videotune.train.state import Checkpoint, complete_checkpoints, incomplete_c
 
 @dataclass(frozen=True)
 class Resume:
-    """How to go on: the checkpoint's step (None: the newest), and what the person allows to differ."""
+    """How to go on: the checkpoint's step (None: the newest), and what the person allows to differ.
+
+    ``replan``: what was chosen of memory at the start is chosen anew.
+    """
 
     step: int | None = None
     override: bool = False
     data_change: bool = False
+    replan: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1)
     if resume is None:
         refuse_run(run)
         resolved, spec, base = settle(words)
-        return Opened(scanned(resolved, spec, base, processes))
+        return Opened(settled(scanned(resolved, spec, base, processes)))
     read_run_config(run)  # a sentence where the folder holds no run
     checkpoint = checkpoint_of(run, resume.step)
     step = checkpoint.step if checkpoint else 0
@@ -71,6 +76,12 @@ def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1)
     refuse_other_batches(job, kept["settings"], changes, run)
     job = replace(job, past=Past(**kept.get("past", {})))
     told = [str(change) for change in changes]
+    before = job.config
+    job = settled(reopened(job) if resume.replan else job)
+    for key in OPEN if resume.replan else ():
+        if getattr(job.config, key) != getattr(before, key):
+            told.append(f"replanned: {key}: {getattr(before, key)!r} -> {getattr(job.config, key)!r}")
+            say(told[-1])
     if kept["data"] != job.data_digest():
         if not resume.data_change:
             raise VideotuneError(

@@ -72,7 +72,7 @@ def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parame
     parts = family.text_parts()
     encoders = {name: part.encoder for name, part in parts.items()}
     for encoder in encoders.values():
-        checkpoint_text(encoder, config.gradient_checkpointing)
+        checkpoint_text(encoder, config.gradient_checkpointing or "ON")
     if config.training_method == "EMBEDDING":
         rows = add_rows(parts, embedding_settings(config), config.seed)
         return {"embedding": {ROWS + name: parameter for name, parameter in rows.items()}}

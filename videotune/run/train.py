@@ -8,7 +8,7 @@ from typing import Any
 
 from videotune.cache.batches import stream
 from videotune.data.workers import close_default_workers
-from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
+from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
 from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.monitor.journal import read_journal
@@ -26,7 +26,7 @@ from videotune.run.keeping import (
 )
 from videotune.run.plan import make_plan
 from videotune.run.readings import before_training, due, measure, preview
-from videotune.run.remedies import no_room
+from videotune.run.remedies import NoRoom, another_try, no_room
 from videotune.run.resume import Opened, Resume, open_run, restore
 from videotune.run.trainer import Trainer, announce, prepare
 from videotune.train.crew import Crew, join
@@ -39,7 +39,22 @@ MOST_SKIPPED = 5
 
 
 def train(words: Words, run: Path, *, resume: Resume | None = None, allow_skips: str | None = None) -> int:
-    """Train to the end, or until asked to stop; exit code 130 where it was interrupted and saved."""
+    """Train to the end, or until asked to stop; exit code 130 where it was interrupted and saved.
+
+    A step that had no room is tried once more where the config allows it, with a setting that needs less and is the same.
+    """
+    try:
+        return train_once(words, run, resume=resume, allow_skips=allow_skips)
+    except NoRoom as error:
+        if not error.remedy:
+            raise
+        told, sets = str(error).splitlines()[0], error.remedy
+    say(f"{told} Trying once more with {' '.join(sets)}")  # here nothing holds the first try's tensors any more
+    return train_once(Words(sets=sets), run, resume=Resume())
+
+
+def train_once(words: Words, run: Path, *, resume: Resume | None = None, allow_skips: str | None = None) -> int:
+    """``train``, without another try."""
     with join() as crew:
         opened = crew.in_turn(lambda: open_run(words, run, resume, crew.size))
         close_default_workers()  # a training opens no more files for hours
@@ -87,7 +102,7 @@ def loop(trainer: Trainer) -> str:
             except OutOfMemory as error:
                 if late is not None:
                     write_step(trainer, late, progress)
-                raise DoesNotFit(no_room(trainer, error)) from error
+                raise NoRoom(no_room(trainer, error), another_try(trainer)) from error
             if record is None:
                 return "done"
             if late is not None:
