@@ -348,8 +348,11 @@ class Family(Protocol):
     def part(self, name: str) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1, 1], on the CPU in float32."""
+    def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
+        """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1, 1], on the CPU in float32.
+
+        ``tiled``: in overlapping tiles, which needs less memory and gives slightly other pixels.
+        """
 
     def denoiser(self, expert: str | None = None) -> nn.Module:
         """The diffusers transformer, frozen, in the run's dtype on the run's device. None: the only expert."""

@@ -118,6 +118,17 @@ _STREAMED: ContextVar[Callable[[str], None] | None] = ContextVar("streamed", def
 
 
 @contextmanager
+def in_tiles(vae: Any, tiled: bool) -> Iterator[None]:
+    """An autoencoder that works in overlapping tiles, or whole; afterwards whole."""
+    if tiled:
+        vae.enable_tiling()
+    try:
+        yield
+    finally:
+        vae.disable_tiling()
+
+
+@contextmanager
 def text_encoders_streamed(say: Callable[[str], None]) -> Iterator[None]:
     """Text encoders that are loaded within keep the weights of their blocks on the host; the numbers are the same.
 

@@ -14,9 +14,6 @@ from videotune.errors import VideotuneError
 REACHED = 0.4
 """Share of the dense rate that a training step of a video transformer reaches: published runs lie between 0.25 and 0.5."""
 
-CONTEXT = int(0.6 * 2**30)
-"""Bytes that CUDA's context, its libraries and the desktop take of a card."""
-
 
 @dataclass(frozen=True)
 class Card:

@@ -142,7 +142,7 @@ HOST_A_BYTE = 8.0
 def others(facts: StepFacts, training: Need, vram: int | None) -> dict[str, tuple[str, Parts]]:
     """For each phase without a step, in which way it is done and what it then holds: the plainest way that fits.
 
-    A preview is decoded beside the denoiser, or with the denoiser set aside.
+    A preview is decoded beside the denoiser, with the denoiser set aside, or in tiles then.
     """
     resting = training.device.get("end", {})
     found: dict[str, tuple[str, Parts]] = {}
@@ -159,6 +159,7 @@ def others(facts: StepFacts, training: Need, vram: int | None) -> dict[str, tupl
 
 
 PLAIN, STREAMED, ASIDE = "as it is", "its blocks streamed", "the denoiser set aside"
+TILED = "the denoiser set aside, decoded in tiles"
 """Ways of a phase without a step."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.errors import DoesNotFit
-from videotune.memory.cards import CONTEXT, USUAL, Card
+from videotune.memory.cards import USUAL, Card
 from videotune.memory.cards import card as card_of
 from videotune.memory.checkpointing import OFF, ON
 from videotune.memory.measure import Parts
@@ -67,16 +67,16 @@ class Fit:
 
 
 def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card | None]:
-    """(bytes that a card has for a program, the card), as the person says or as this machine has it; None: no card."""
+    """(bytes of a card's memory, the card), as the person says or as this machine has it; None: no card."""
     import torch
 
     card = None if name is None else card_of(name)
     if vram is not None:
-        return int(vram * 1e9) - CONTEXT, card
+        return int(vram * 1e9), card
     if card is not None:
-        return card.vram - CONTEXT, card
+        return card.vram, card
     if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory - CONTEXT, card
+        return torch.cuda.get_device_properties(0).total_memory, card
     return None, None
 
 

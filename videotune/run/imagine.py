@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from videotune.cache.batches import Drawn, Prepared
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
-from videotune.families.loading import without_weights
+from videotune.families.loading import in_tiles, without_weights
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.measure import PIECE, Ledger, Reading, fake_mode, imagine
 from videotune.memory.shallow import Depths
@@ -180,10 +180,10 @@ class Imagination:
             net.encode(torch.zeros(1, 3, shape.frames, shape.height, shape.width))  # type: ignore[operator]
         return ledger.reading()
 
-    def decode(self, shape: ClipShape) -> Reading:
-        """The VAE that decodes one preview of this shape."""
+    def decode(self, shape: ClipShape, tiled: bool = False) -> Reading:
+        """The VAE that decodes one preview of this shape, whole or in tiles."""
         frames, rows, columns = self.family.spec.rules.latent_size(shape)
-        with self._part("vae") as (net, ledger):
+        with self._part("vae") as (net, ledger), in_tiles(net, tiled):
             net.decode(torch.zeros(1, self.family.spec.latent_channels, frames, rows, columns))  # type: ignore[operator]
         return ledger.reading()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from videotune import __version__
@@ -11,7 +12,7 @@ from videotune.config.schema import Config
 from videotune.families.find import find
 from videotune.files import digest, read_json, write_json
 from videotune.memory.measure import Reading
-from videotune.memory.planner import ASIDE, PLAIN, SLOTS, STREAMED, StepFacts
+from videotune.memory.planner import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepFacts
 from videotune.memory.shallow import FEW, MORE, Depths, deep
 from videotune.run.imagine import Imagination
 from videotune.run.job import Job
@@ -19,62 +20,66 @@ from videotune.run.models import dtype_of
 from videotune.run.plan import MOMENTS
 from videotune.run.previews import sample_settings, usual_shape
 from videotune.run.text import in_loop
-from videotune.types import ClipShape
+from videotune.types import ClipShape, FamilySpec
 
 MODES = ("OFF", "ON")
 """What is read of gradient checkpointing; CPU_OFFLOADED is ON with the kept inputs elsewhere."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be read: a base model's configs, the run's config, its shapes, the dearest first, and its previews'."""
+
+    spec: FamilySpec
+    folder: Path
+    config: Config
+    shapes: tuple[ClipShape, ...]
+    preview: ClipShape | None
+
+    def key(self, dtype: str) -> str:
+        """Names all that the facts depend on."""
+        config = self.config
+        configs = {str(path.relative_to(self.folder)): path.read_text() for path in self.folder.glob("*/config.json")}
+        return digest(
+            {
+                "videotune": __version__,
+                "configs": configs,
+                "dtype": dtype,
+                "method": [config.training_method, config.transformer.train, config.transformer.layers],
+                "text_encoder": config.text_encoder.train,
+                "lora": config.lora.model_dump(mode="json"),
+                "ema": config.ema.model_dump(mode="json"),
+                "optimizer": config.optimizer.name,
+                "isolated": not config.video_config.use_temporal_attention,
+                "first_frame": bool(config.first_frame_probability),
+                "shapes": [str(shape) for shape in self.shapes],
+                "preview": str(self.preview),
+            }
+        )[:32]
+
+
 def step_facts(job: Job, dtype: str) -> StepFacts:
     """What the run's dearest step and its encoders hold, read under tensors without memory and remembered in the cache."""
     assert job.base is not None
-    place = job.cache / "plans" / f"{key_of(job, dtype)}.json"
+    config = job.config
+    previews = bool(config.sample_after and config.samples)
+    preview = sample_settings(config, job.spec, usual_shape(job)).shape if previews else None
+    wanted = Wanted(job.spec, job.base.folder, config, job.shapes, preview)
+    place = job.cache / "plans" / f"{wanted.key(dtype)}.json"
     if place.is_file():
         return from_json(read_json(place))
-    facts = read_facts(job, dtype)
+    facts = read_facts(wanted, dtype)
     write_json(place, to_json(facts))
     return facts
 
 
-def key_of(job: Job, dtype: str) -> str:
-    """Names all that the facts depend on: the base's configs, what trains, the shape of its dearest clips and previews."""
-    assert job.base is not None
-    config, folder = job.config, job.base.folder
-    configs = {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.glob("*/config.json"))}
-    return digest(
-        {
-            "videotune": __version__,
-            "configs": configs,
-            "dtype": dtype,
-            "method": [
-                config.training_method,
-                config.transformer.train,
-                config.transformer.layers,
-                config.text_encoder.train,
-            ],
-            "lora": config.lora.model_dump(mode="json"),
-            "ema": config.ema.decay is not None,
-            "optimizer": config.optimizer.name,
-            "isolated": not config.video_config.use_temporal_attention,
-            "first_frame": bool(config.first_frame_probability),
-            "shapes": [str(shape) for shape in (*job.shapes, preview_shape(job))],
-        }
-    )[:32]
-
-
-def preview_shape(job: Job) -> ClipShape:
-    """The shape of the run's previews."""
-    return sample_settings(job.config, job.spec, usual_shape(job)).shape
-
-
-def read_facts(job: Job, dtype: str) -> StepFacts:
-    """``step_facts``, anew."""
+def read_facts(wanted: Wanted, dtype: str) -> StepFacts:
+    """What a run's dearest step and its encoders hold."""
     import torch
 
-    assert job.base is not None
-    family = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), dtype_of(dtype))
-    seen = Imagination(family, job.config)
-    whole, shape = seen.whole(), job.shapes[0]
+    family = find(wanted.spec.name).open_family(wanted.folder, torch.device("cpu"), dtype_of(dtype))
+    seen, config = Imagination(family, wanted.config), wanted.config
+    whole, shape = seen.whole(), wanted.shapes[0]
     counts = {path: len(blocks) for path, blocks in whole.items()}
     read: dict[tuple[str, int, Depths], Reading] = {}
 
@@ -86,18 +91,18 @@ def read_facts(job: Job, dtype: str) -> StepFacts:
     several = (1, 2)
     deeps = {(mode, n): deep(lambda d, m=mode, n=n: reading(m, n, d), counts) for mode in MODES for n in several}  # type: ignore[misc]
     blocks = tuple(size for sizes in whole.values() for size in sizes)
-    full = job.config.training_method == "FINE_TUNE" and job.config.transformer.train
+    full = config.training_method == "FINE_TUNE" and config.transformer.train
     facts = StepFacts(
         one={mode: deeps[mode, 1] for mode in MODES},
         two={mode: deeps[mode, 2] for mode in MODES},
         blocks=blocks,
         trained=blocks if full else (0,) * len(blocks),
         kept={mode: kept_a_block(lambda d, m=mode: reading(m, 1, d), counts) for mode in MODES},
-        work=work(job, lambda s: deep(lambda d: seen.step(s, 1, "ON", d), counts).flops, deeps["ON", 1].flops),
-        elsewhere=elsewhere(seen, job),
-        moments=MOMENTS[job.config.optimizer.name] / MOMENTS["ADAMW"],
+        work=work(wanted, lambda s: deep(lambda d: seen.step(s, 1, "ON", d), counts).flops, deeps["ON", 1].flops),
+        elsewhere=elsewhere(seen, wanted),
+        moments=MOMENTS[config.optimizer.name] / MOMENTS["ADAMW"],
     )
-    return with_text(facts, seen, job.config) if in_loop(job.config) else facts
+    return with_text(facts, seen, config) if in_loop(config) else facts
 
 
 def with_text(facts: StepFacts, seen: Imagination, config: Config) -> StepFacts:
@@ -122,9 +127,9 @@ def with_text(facts: StepFacts, seen: Imagination, config: Config) -> StepFacts:
     return replace(facts, one=one, two=two)
 
 
-def work(job: Job, flops: Callable[[ClipShape], float], dearest: float) -> tuple[tuple[int, float], ...]:
+def work(wanted: Wanted, flops: Callable[[ClipShape], float], dearest: float) -> tuple[tuple[int, float], ...]:
     """(tokens, operations) of a sample of the dearest shape, of one in the middle and of the cheapest."""
-    shapes = {job.spec.tokens(shape): shape for shape in job.shapes}
+    shapes = {wanted.spec.tokens(shape): shape for shape in wanted.shapes}
     counts = sorted(shapes)
     chosen = {counts[0], counts[len(counts) // 2]} - {counts[-1]}
     return (*((count, flops(shapes[count])) for count in sorted(chosen)), (counts[-1], dearest))
@@ -142,9 +147,8 @@ def kept_a_block(read: Any, counts: Mapping[str, int]) -> int:
     return max(0, (after - before) // (more - few[path]))
 
 
-def elsewhere(seen: Imagination, job: Job) -> dict[str, Mapping[str, Mapping[str, int]]]:
+def elsewhere(seen: Imagination, wanted: Wanted) -> dict[str, Mapping[str, Mapping[str, int]]]:
     """What is held when no step runs: text encoder, autoencoder over the dearest clips, and over a preview; in each way."""
-    config = job.config
     text, longest = seen.read_text()
     (parts,) = text.phases.values()
     activations = parts.get("activations", 0)
@@ -154,11 +158,12 @@ def elsewhere(seen: Imagination, job: Job) -> dict[str, Mapping[str, Mapping[str
             PLAIN: {"text encoder": parts["weights"], "activations": activations},
             STREAMED: {"text encoder": streamed, "activations": activations},
         },
-        "encoding clips": {PLAIN: _autoencoder(seen.encode(job.shapes[0]))},
+        "encoding clips": {PLAIN: _autoencoder(seen.encode(wanted.shapes[0]))},
     }
-    if config.sample_after and config.samples:
-        decoding = _autoencoder(seen.decode(preview_shape(job)))
-        phases["preview"] = {PLAIN: decoding, ASIDE: decoding}
+    if wanted.preview is not None:
+        decoding = _autoencoder(seen.decode(wanted.preview))
+        tiled = _autoencoder(seen.decode(wanted.preview, tiled=True))
+        phases["preview"] = {PLAIN: decoding, ASIDE: decoding, TILED: tiled}
     return phases
 
 

@@ -96,7 +96,11 @@ def read(trainer: Trainer) -> dict[str, Any]:
 
 
 def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
-    """The frames of a preview; where the device has no room for the autoencoder, with the denoiser set aside meanwhile."""
+    """The frames of a preview.
+
+    Where the device has no room for the autoencoder, the denoiser is set aside meanwhile; where it has none then either,
+    they are decoded in tiles, and that is said.
+    """
     try:
         return decode(trainer.family, latents)
     except (MemoryError, RuntimeError) as error:
@@ -105,7 +109,15 @@ def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
     name = trainer.bench.current
     trainer.bench.drop()
     try:
-        return decode(trainer.family, latents)
+        try:
+            return decode(trainer.family, latents)
+        except (MemoryError, RuntimeError) as error:
+            if not of_memory(error):
+                raise
+        say(
+            "note: the device has no room to decode a preview whole; it is decoded in tiles, so its pixels differ slightly"
+        )
+        return decode(trainer.family, latents, tiled=True)
     finally:
         _ = trainer.bench[name]
 

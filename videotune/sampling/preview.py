@@ -140,10 +140,10 @@ class _Ready(Mapping[str, "nn.Module"]):
                     self.family.isolate_frames(net, self.isolated)
 
 
-def decode(family: Family, latents: Sequence[Tensor]) -> list[np.ndarray]:
+def decode(family: Family, latents: Sequence[Tensor], tiled: bool = False) -> list[np.ndarray]:
     """Latents -> uint8 frames (T,H,W,3), by a VAE that is loaded for this and freed."""
     try:
-        return [to_frames(family.decode(one)) for one in latents]
+        return [to_frames(family.decode(one, tiled)) for one in latents]
     finally:
         family.free("vae")
 

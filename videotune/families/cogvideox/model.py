@@ -13,7 +13,7 @@ from videotune.errors import VideotuneError
 from videotune.families.cogvideox.attention import isolate_frames
 from videotune.families.cogvideox.facts import read_spec
 from videotune.families.find import fingerprint, read_config
-from videotune.families.loading import load_model
+from videotune.families.loading import in_tiles, load_model
 from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
 from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest, TextPart
 
@@ -188,9 +188,9 @@ class CogVideoX:
         cls, dtype = {"text_encoder": (T5EncoderModel, self.dtype), "vae": (AutoencoderKLCogVideoX, float32)}[name]
         return load_model(cls, self.folder / name, dtype, self.device)
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU."""
-        with self._vae_lock, _torch().no_grad():
+    def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
+        """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
+        with self._vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
             vae = self._vae()
             pixels = vae.decode(1 / vae.config.scaling_factor * latents[None].to(self.device), return_dict=False)[0][0]
         return pixels.clamp(-1, 1).float().cpu()

@@ -8,7 +8,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from videotune.families.find import fingerprint, read_config
-from videotune.families.loading import load_model
+from videotune.families.loading import in_tiles, load_model
 from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
 from videotune.families.wan.facts import FOLDERS, read_spec
 from videotune.families.wan.nets import (
@@ -205,9 +205,9 @@ class Wan:
         cls, dtype = {"text_encoder": (UMT5EncoderModel, self.dtype), "vae": (AutoencoderKLWan, _torch().float32)}[name]
         return load_model(cls, self.folder / name, dtype, self.device)
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU."""
-        with self._vae_lock, _torch().no_grad():
+    def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
+        """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
+        with self._vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
             mean, std = self._statistics()
             pixels = self._vae().decode((latents.to(self.device) * std + mean)[None], return_dict=False)[0][0]
         return pixels.clamp(-1, 1).float().cpu()

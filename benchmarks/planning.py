@@ -1,0 +1,90 @@
+"""What the planner says of the guide's memory table: Wan 2.2 5B and A14B, row by row, without a GPU and without weights.
+
+    python benchmarks/planning.py [ROWS] [--out docs/benchmarks-memory.json]
+
+ROWS: as "5b-8" or "a14b-48", all of them unless named. Also a full fine-tuning of A14B on a card of 4 GB, which does not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "memory"))
+from planning_kit import laid_out
+
+from videotune.config.resolve import resolve
+from videotune.families.find import spec_for
+from videotune.memory.cards import USUAL
+from videotune.memory.planner import Fixed, fastest, others, room, smallest
+from videotune.run.memory_plan import Wanted, read_facts
+from videotune.types import BasePlace, ClipShape
+
+MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}
+TABLE = {8: (1, 9, 384), 16: (2, 17, 512), 24: (4, 17, 512), 48: (8, 33, 768)}
+"""GB of the card: samples of a step, pixel frames (the guide's 8, 16 and 32, as Wan takes them), pixels of a side."""
+GIB = 2**30
+
+
+def wanted(model: str, batch: int, frames: int, side: int, method: str) -> Wanted:
+    """What is to be read for a row."""
+    base = BasePlace(model, laid_out(model, Path(tempfile.mkdtemp())))
+    spec = spec_for("wan", base)
+    shape = ClipShape(frames, side, side, spec.rules.fps)
+    config = resolve({"batch_size": batch, "training_method": method}, {}, spec).config
+    return Wanted(spec, base.folder, config, (shape,), shape)
+
+
+def row(model: str, gigabytes: int, batch: int, frames: int, side: int, method: str = "LORA") -> dict[str, Any]:
+    """What is chosen for one row, and what it needs."""
+    begun = time.perf_counter()
+    facts, vram = (
+        read_facts(wanted(MODELS[model], batch, frames, side, method), "BFLOAT_16"),
+        int(gigabytes * 1e9),
+    )
+    found = fastest(facts, batch, Fixed(), vram, USUAL)
+    choice, training = found or smallest(facts, batch, Fixed())
+    phases = {"training": ("as it is", training.device[training.worst]), **others(facts, training, vram)}
+    return {
+        "model": model,
+        "method": method,
+        "gb": gigabytes,
+        "shape": f"{frames}x{side}x{side}",
+        "batch": batch,
+        "fits": found is not None and all(room(parts) <= vram for _, parts in phases.values()),
+        "micro_batch_size": choice.micro_batch,
+        "gradient_checkpointing": choice.checkpointing,
+        "layer_offload_fraction": round(choice.streamed / len(facts.blocks), 3),
+        "allocated_gib": round(training.allocated / GIB, 2),
+        "need_gib": {name: round(room(parts) / GIB, 2) for name, (_, parts) in phases.items()},
+        "ways": {name: way for name, (way, _) in phases.items()},
+        "host_gib": round(sum(training.host.values()) / GIB, 2),
+        "seconds": round(time.perf_counter() - begun, 1),
+    }
+
+
+def main() -> None:
+    """Print the rows that were asked for, each as soon as it is known."""
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("rows", nargs="*")
+    words.add_argument("--out", type=Path)
+    asked = words.parse_args()
+    rows = [(model, gb) for model in MODELS for gb in TABLE if not asked.rows or f"{model}-{gb}" in asked.rows]
+    found = []
+    for model, gb in rows:
+        found.append(row(model, gb, *TABLE[gb]))
+        print(json.dumps(found[-1]), flush=True)
+    if not asked.rows:
+        found.append(row("a14b", 4, 1, 9, 384, "FINE_TUNE"))
+        print(json.dumps(found[-1]), flush=True)
+    if asked.out:
+        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
