@@ -2,7 +2,8 @@
 
     python benchmarks/planning.py [ROWS] [--out docs/benchmarks-memory.json]
 
-ROWS: as "5b-8" or "a14b-48", all of them unless named. Also a full fine-tuning of A14B on a card of 4 GB, which does not fit.
+ROWS: as "5b-8" or "a14b-48", all of them unless named; then also a full fine-tuning of A14B on a card of 4 GB, which does
+not fit.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def test_a_step_that_does_not_fit_is_told_its_state_kept_and_the_first_remedy_go
     for ours, theirs in zip(steps_of(run), steps_of(straight), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
     (line,) = of_kind(run, "resume")
-    assert line["changes"] == ["micro_batch_size: None -> 1"]
+    assert line["changes"] == ["micro_batch_size: 4 -> 1"]
 
 
 def test_the_remedy_that_changes_nothing_else_is_exact(

@@ -262,4 +262,4 @@ def test_a_split_step_is_refused_within_backward() -> None:
     prepared: Any = type("P", (), {"step": 1, "drawn": type("D", (), {"window_ids": ("w",)})})
     nothing: Any = None
     with pytest.raises(AssertionError, match="cannot be summed up"):
-        train_step(nothing, nothing, learner, nothing, prepared, StepSettings(2, 1.0, None), nothing, nothing)
+        train_step(nothing, nn.Linear(1, 1), learner, nothing, prepared, StepSettings(2, 1.0, None), nothing, nothing)

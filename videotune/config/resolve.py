@@ -19,7 +19,7 @@ from videotune.types import FamilySpec
 
 @dataclass(frozen=True)
 class Resolved:
-    """A checked config, and for each dotted key "user", "preset", "family" or "default"."""
+    """A checked config, and for each dotted key "user", "preset", "family", "default" or "plan"."""
 
     config: Config
     origins: Mapping[str, str]

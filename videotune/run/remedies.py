@@ -36,7 +36,8 @@ def no_room(trainer: Trainer, error: OutOfMemory) -> str:
         from videotune.run.keeping import last_words
 
         kept = last_words(trainer.run)
-    trainer.journal.event("warning", step=error.step, text=f"out of memory in step {error.step}: bucket {shape}")
+    text = f"out of memory in step {error.step}: bucket {shape}"
+    trainer.journal.event("warning", step=error.step - 1, text=text)  # so that a resume does not cut it off
     lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config, next(trainer.net.parameters()).is_cuda))
     return (
         f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each. {kept}\n"

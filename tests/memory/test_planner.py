@@ -1,0 +1,179 @@
+"""Which settings fit: arithmetic on readings, on small made facts and on a real model's."""
+
+from dataclasses import replace
+
+import pytest
+from planning_kit import laid_out
+
+from videotune.config.resolve import resolve
+from videotune.errors import VideotuneError
+from videotune.families.find import spec_for
+from videotune.memory.cards import CARDS, USUAL, card
+from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
+from videotune.memory.measure import Reading
+from videotune.memory.planner import (
+    ASIDE,
+    PLAIN,
+    STREAMED,
+    TILED,
+    Choice,
+    Fixed,
+    StepFacts,
+    fastest,
+    lighter,
+    need,
+    others,
+    room,
+    seconds,
+    smallest,
+)
+from videotune.run.memory_plan import Wanted, from_json, read_facts, to_json
+from videotune.types import BasePlace, ClipShape
+
+MB = 10**6
+GB = 10**9
+
+
+def reading(weights: int, activations: int, flops: float) -> Reading:
+    still = {"weights": weights, "trained": 10 * MB, "optimizer": 20 * MB}
+    return Reading(
+        {
+            "forward": {**still, "activations": activations},
+            "backward": {**still, "activations": activations + 50 * MB, "gradients": 10 * MB},
+            "end": still,
+        },
+        flops,
+    )
+
+
+def facts(full: bool = False) -> StepFacts:
+    """Ten blocks of 100 MB beside 200 MB; a sample keeps 80 MB a block, or 5 MB where the block is computed again."""
+    blocks = (100 * MB,) * 10
+    return StepFacts(
+        one={OFF: reading(1200 * MB, 800 * MB, 3e12), ON: reading(1200 * MB, 100 * MB, 4e12)},
+        two={OFF: reading(1200 * MB, 1600 * MB, 6e12), ON: reading(1200 * MB, 200 * MB, 8e12)},
+        blocks=blocks,
+        trained=blocks if full else (0,) * 10,
+        kept={OFF: 80 * MB, ON: 5 * MB},
+        elsewhere={
+            "encoding text": {PLAIN: {"text encoder": 3 * GB}, STREAMED: {"text encoder": GB}},
+            "preview": {
+                name: {"autoencoder": 300 * MB, "activations": size}
+                for name, size in ((PLAIN, GB), (ASIDE, GB), (TILED, 200 * MB))
+            },
+        },
+    )
+
+
+def weights(choice: Choice, full: bool = False) -> dict[str, int]:
+    return dict(need(facts(full), choice).device["forward"])
+
+
+def test_streamed_blocks_leave_the_device_and_two_slots_stay() -> None:
+    assert weights(Choice(1, ON, 0))["weights"] == 1200 * MB
+    half = need(facts(), Choice(1, ON, 5))
+    assert half.device["forward"]["weights"] == 700 * MB
+    assert half.device["forward"]["ring"] == 200 * MB
+    assert half.host == {"streamed weights": 500 * MB}
+    assert need(facts(), Choice(1, ON, 2)).device == need(facts(), Choice(1, ON, 0)).device, "two slots for two blocks"
+    assert need(facts(), Choice(1, ON, 10)).moved == 2 * 1000 * MB - 200 * MB
+
+
+def test_all_streamed_and_off_is_on() -> None:
+    """Streamed blocks are computed again whatever the others do."""
+    off, on = need(facts(), Choice(1, OFF, 10)), need(facts(), Choice(1, ON, 10))
+    assert off.device == on.device
+    assert off.flops == on.flops
+    some = need(facts(), Choice(1, OFF, 5))
+    assert some.device["forward"]["activations"] == 100 * MB + 5 * 75 * MB
+    assert some.flops == pytest.approx(3.5e12)
+
+
+def test_inputs_on_the_host() -> None:
+    away = need(facts(), Choice(2, CPU_OFFLOADED, 0))
+    assert away.host == {"block inputs": 100 * MB}
+    assert away.device["forward"]["activations"] == 200 * MB - 8 * 10 * MB
+    assert away.device["end"] == need(facts(), Choice(2, ON, 0)).device["end"]
+
+
+def test_weights_that_train_take_their_optimizer_with_them() -> None:
+    away = need(facts(full=True), Choice(1, ON, 10))
+    assert "optimizer" not in away.device["forward"]
+    assert away.host["masters, gradients and optimizer"] == 8 * GB
+    assert need(facts(full=True), Choice(1, ON, 5)).device["forward"]["optimizer"] == 10 * MB
+
+
+def test_the_fastest_that_fits_and_nothing_that_was_fixed_is_changed() -> None:
+    plenty = fastest(facts(), 4, Fixed(), 80 * GB, USUAL)
+    assert plenty is not None
+    assert plenty[0] == Choice(4, OFF, 0)
+    tight = fastest(facts(), 4, Fixed(), int(2.6 * GB), USUAL)
+    assert tight is not None
+    assert tight[1].needed <= 2.6 * GB
+    for fixed in (Fixed(checkpointing=ON), Fixed(streamed=10), Fixed(micro_batch=4)):
+        found = fastest(facts(), 4, fixed, int(2.9 * GB), USUAL)
+        assert found is not None, fixed
+        for name in ("checkpointing", "streamed", "micro_batch"):
+            assert getattr(fixed, name) in (None, getattr(found[0], name))
+    assert fastest(facts(), 4, Fixed(), GB, USUAL) is None
+    assert smallest(facts(), 4, Fixed())[0].streamed == 10
+
+
+def test_more_memory_is_never_slower() -> None:
+    took = [
+        seconds(found[1], 4, found[0].micro_batch, USUAL)
+        for vram in range(14, 80, 2)
+        if (found := fastest(facts(), 4, Fixed(), vram * GB // 10, USUAL))
+    ]
+    assert len(took) > 20
+    assert took == sorted(took, reverse=True)
+
+
+def test_other_times_take_the_plainest_way_that_fits() -> None:
+    training = need(facts(), Choice(1, ON, 0))
+    ways = {
+        vram: {name: way for name, (way, _) in others(facts(), training, vram).items()} for vram in (9 * GB, 3 * GB)
+    }
+    assert ways[9 * GB] == {"encoding text": PLAIN, "preview": PLAIN}
+    assert ways[3 * GB] == {"encoding text": STREAMED, "preview": ASIDE}
+    assert others(facts(), training, 2 * GB)["preview"][0] == TILED
+    assert others(facts(), training, None)["preview"][0] == PLAIN
+    beside = others(facts(), training, None)["preview"][1]
+    assert beside["weights"] == 1200 * MB, "the denoiser stays where it is"
+    assert room(beside) == sum(beside.values()) + round(0.3 * GB) + 2**30
+
+
+def test_work_goes_with_tokens_and_their_square() -> None:
+    made = replace(facts(), work=tuple((n, 3.0 * n + 0.002 * n * n + 50) for n in (100, 500, 1000)))
+    for n in (100, 300, 1000):
+        assert lighter(made, n) == pytest.approx((3.0 * n + 0.002 * n * n + 50) / 5050)
+    assert lighter(facts(), 7) == 1.0
+
+
+def test_cards_by_name() -> None:
+    assert card("NVIDIA GeForce RTX 4060 Ti").name == "RTX 4060 Ti"
+    assert card("rtx4060").name == "RTX 4060"
+    assert card("a100 80gb").vram == 80 * 2**30
+    assert len({one.name for one in CARDS}) == len(CARDS)
+    with pytest.raises(VideotuneError, match=r"--card: 'voodoo' is not known \(RTX 3060, .*--vram GB"):
+        card("voodoo")
+
+
+def test_facts_are_kept_as_they_are() -> None:
+    assert from_json(to_json(facts())) == facts()
+
+
+@pytest.mark.long
+def test_the_guide_s_first_row_fits_a_card_of_8_gb() -> None:
+    """Wan 2.2 5B, nine frames of 384x384, one sample; the whole table: benchmarks/planning.py."""
+    base = BasePlace("5b", laid_out("wan2.2-ti2v-5b"))
+    spec = spec_for("wan", base)
+    shape = ClipShape(9, 384, 384, 24.0)
+    wanted = Wanted(spec, base.folder, resolve({}, {}, spec).config, (shape,), None)
+    seen = read_facts(wanted, "BFLOAT_16")
+    assert sum(seen.blocks) / 2**30 == pytest.approx(9.15, abs=0.02)
+    assert need(seen, Choice(1, ON, 0)).allocated / 2**30 == pytest.approx(9.9, abs=0.25)
+    found = fastest(seen, 1, Fixed(), 8 * GB, USUAL)
+    assert found is not None
+    assert all(room(parts) <= 8 * GB for _, parts in others(seen, found[1], 8 * GB).values())
+    assert fastest(seen, 1, Fixed(checkpointing=ON, streamed=0), 8 * GB, USUAL) is None
