@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +16,10 @@ from videotune.run.resume import Resume
 from videotune.run.train import train
 
 RATES = {
-    "wan 2.2 LoRA": {3e-4},
-    "wan 2.2 LoRA 8GB": {3e-4},
-    "wan 2.2 Finetune": {1e-4},
-    "wan 2.2 Embedding": {5e-3},
+    "wan 2.2 LoRA": {"transformer": 3e-4},
+    "wan 2.2 LoRA 8GB": {"transformer": 3e-4},
+    "wan 2.2 Finetune": {"transformer": 1e-4, "text_encoder": 5e-5},
+    "wan 2.2 Embedding": {"embedding": 5e-3},
 }
 PARTS = {
     "wan 2.2 LoRA": ("blocks.0.attn1.to_q.lora_A",),
@@ -41,23 +40,25 @@ def preset_words(
     cache = tmp_path_factory.mktemp("presets") / "cache"
 
     def make(preset: str, *sets: str) -> Words:
-        small = (f"base_model_name={tiny_bases('wan', 'ti2v')}", f"cache_dir={cache}", "resolution=64x64")
-        return Words(preset, data=str(small_clips), sets=(*small, "sample_after=0", *sets))
+        small = (f"base_model_name={tiny_bases('wan', 'ti2v')}", f"cache_dir={cache}", "resolution=32x32")
+        return Words(preset, data=str(small_clips), sets=(*small, "sample_after=0", "dataloader_threads=0", *sets))
 
     return make
 
 
 @pytest.mark.parametrize("name", RATES)
 def test_a_preset_of_the_guide_trains_resumes_and_exports(name: str, preset_words: Said, tmp_path: Path) -> None:
+    """In float32, as a CPU is slow in the preset's bfloat16. One clip is shorter than a window of 8GB."""
     whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert train(preset_words(f"#{name}.json", "steps=3", "save_every=1"), whole) == DONE
-    assert train(preset_words(name, "steps=2", "save_every=1"), parted) == DONE
-    assert train(Words(sets=("steps=3",)), parted, resume=Resume()) == DONE
+    short = ("save_every=1", "train_dtype=FLOAT_32")
+    assert train(preset_words(f"#{name}.json", "steps=3", *short), whole, allow_skips="1") == DONE
+    assert train(preset_words(name, "steps=2", *short), parted, allow_skips="1") == DONE
+    assert train(Words(sets=("steps=3",)), parted, resume=Resume(), allow_skips="1") == DONE
     assert equal(state(whole, 3), state(parted, 3))
 
     lines = steps_of(whole)
     assert [line["step"] for line in lines] == [1, 2, 3]
-    assert {line["lr"] for line in lines} == RATES[name]
+    assert [line["lr"] for line in lines] == [RATES[name]] * 3
     assert all(line["loss"] > 0 for line in lines)
     assert all(line["grad_norm"] > 0 for line in lines)
     first, last = (state(whole, step) for step in (1, 3))
@@ -79,7 +80,7 @@ def test_a_run_has_the_settings_of_its_preset(name: str, preset_words: Said) -> 
     resolved = settle(preset_words(name, "steps=3"))[0]
     settings = flatten(resolved.config.model_dump(mode="json"))
     wanted = flatten(read_preset(name))
-    changed = {"base_model_name", "resolution", "steps", "sample_after"}
+    changed = {"base_model_name", "resolution", "steps", "sample_after", "dataloader_threads"}
     assert {key: settings[key] for key in wanted if key not in changed} == {
         key: value for key, value in wanted.items() if key not in changed
     }
@@ -90,11 +91,10 @@ def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset_words: S
     """16 is the autoencoder's own; 8 is twice its 4, so of 9 frames at 12 fps the window has 5, three quarters of a second."""
     job = open_job(*settle(preset_words("wan 2.2 LoRA 8GB")))
     assert (job.spec.rules.spatial_stride, job.spec.rules.temporal_stride) == (16, 4)
-    assert {str(shape) for shape in job.shapes} == {"5x64x64"}
-    assert any("of 9 frames every second is kept" in note for note in job.notes)
-    for window in job.library.windows:
-        steps = {b - a for a, b in zip(window.times, window.times[1:], strict=False)} if hasattr(window, "times") else {2 / 12}
-        assert all(abs(step - 2 / 12) < 1e-6 for step in steps), json.dumps(sorted(map(float, steps)))
+    assert {str(shape) for shape in job.shapes} == {"5x32x32"}
+    assert any("of 9 frames every second is kept, so that a window has 5" in note for note in job.notes)
+    assert {shape.fps for shape in job.shapes} == {6.0}
+    assert job.library.windows
 
 
 def test_the_guides_multiplier_is_not_called_unused(preset_words: Said) -> None:
