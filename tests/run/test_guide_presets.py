@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from safety_kit import equal, of_kind, state, steps_of
 
 from videotune.errors import DONE
 from videotune.files import read_json
+from videotune.memory.planner import Choice, need
 from videotune.run.job import Words, open_job, settle
+from videotune.run.memory_plan import read_facts
+from videotune.run.models import open_models
 from videotune.run.resume import Resume
 from videotune.run.train import train
 
@@ -103,3 +107,17 @@ def test_the_guides_multiplier_is_not_called_unused(preset_words: Said) -> None:
     assert not any("video_batch_size_multiplier" in note for note in job.notes)
     said = open_job(*settle(preset_words("wan 2.2 LoRA 8GB", "video_config.video_batch_size_multiplier=0.25")))
     assert any("video_batch_size_multiplier is unused" in note for note in said.notes)
+
+
+def test_streamed_blocks_take_nothing_of_the_text_encoder_along(preset_words: Said) -> None:
+    """A text encoder that trains needs as much on the card however many blocks of the denoiser wait on the host."""
+    job = open_job(*settle(preset_words("wan 2.2 Finetune")))
+    facts = read_facts(job, "FLOAT_32")
+    more = replace(facts, blocks=facts.blocks * 2, trained=facts.trained * 2)  # two blocks are never streamed
+    here, away = (need(more, Choice(1, "ON", streamed)).device["optimizer"] for streamed in (0, 4))
+    family = open_models(job.spec, job.base, job.config)
+    numbers = sum(p.numel() for net in family.text_skeletons().values() for p in net.parameters())
+    assert here["text encoder's training"] == away["text encoder's training"]
+    assert 16 * numbers <= here["text encoder's training"] <= 16 * numbers * 1.2, "in pieces of 512 bytes"
+    assert here["optimizer"] > 0
+    assert "optimizer" not in away
