@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safety_kit import equal, of_kind, state, steps_of
+from safety_kit import equal, state, steps_of
 
 from videotune.errors import DONE
 from videotune.files import read_json
@@ -37,9 +37,7 @@ Said = Callable[..., Words]
 
 
 @pytest.fixture(scope="module")
-def preset_words(
-    small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Said:
+def preset_words(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Said:
     """Words of a preset on the tiny TI2V: its size and its length are smaller, previews are not drawn."""
     cache = tmp_path_factory.mktemp("presets") / "cache"
 
@@ -92,7 +90,7 @@ def test_a_run_has_the_settings_of_its_preset(name: str, preset_words: Said) -> 
 
 
 def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset_words: Said) -> None:
-    """16 is the autoencoder's own; 8 is twice its 4, so of 9 frames at 12 fps the window has 5, three quarters of a second."""
+    """16 is the autoencoder's own; 8 is twice its 4, so of 9 frames at 12 fps the window has 5."""
     job = open_job(*settle(preset_words("wan 2.2 LoRA 8GB")))
     assert (job.spec.rules.spatial_stride, job.spec.rules.temporal_stride) == (16, 4)
     assert {str(shape) for shape in job.shapes} == {"5x32x32"}
