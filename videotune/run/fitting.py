@@ -130,6 +130,8 @@ def remedies(tried: Fit, facts: StepFacts, config: Config, batch: int) -> tuple[
                 f"the settings that need least ({words}) need {size(least.needed)}: take a larger card, fewer frames "
                 "(video_config.frames) or a lower resolution"
             )
+            if config.text_encoder.train:
+                said.append("text_encoder.train=false leaves the text encoder as it is, outside of the step")
             if config.training_method == "FINE_TUNE":
                 said.append("training_method=LORA trains a small part of the weights, with a small optimizer")
     if "encoding clips" in short:

@@ -112,7 +112,8 @@ def with_text(facts: StepFacts, seen: Imagination, config: Config) -> StepFacts:
     beside = {"text encoder": own["weights"]}
     if config.text_encoder.train:
         numbers = own["weights"] // seen.family.dtype.itemsize
-        beside |= {"trained": 4 * numbers, "gradients": 4 * numbers, "optimizer": 8 * numbers}
+        # parts of its own: blocks of the denoiser that are streamed take nothing of this along
+        beside["text encoder's training"] = 8 * numbers + round(8 * numbers * facts.moments)
     waiting = own.get("activations", 0)
 
     def more(reading: Reading, samples: int) -> Reading:
