@@ -2,8 +2,8 @@
 
     python benchmarks/planning.py [ROWS] [--out docs/benchmarks-memory.json]
 
-ROWS: as "5b-8" or "a14b-48", all of them unless named; then also a full fine-tuning of A14B on a card of 4 GB, which does
-not fit.
+ROWS: as "5b-8" or "a14b-48", all of them unless named; then also "a14b-4", a full fine-tuning of A14B on a card of 4
+GB, which does not fit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> None:
     for model, gb in rows:
         found.append(row(model, gb, *TABLE[gb]))
         print(json.dumps(found[-1]), flush=True)
-    if not asked.rows:
+    if not asked.rows or "a14b-4" in asked.rows:
         found.append(row("a14b", 4, 1, 9, 384, "FINE_TUNE"))
         print(json.dumps(found[-1]), flush=True)
     if asked.out:

@@ -119,6 +119,14 @@ def test_the_fastest_that_fits_and_nothing_that_was_fixed_is_changed() -> None:
     assert smallest(facts(), 4, Fixed())[0].streamed == 10
 
 
+def test_the_host_has_its_limit_too() -> None:
+    """What waits on the host must have room there."""
+    free = fastest(facts(full=True), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL)
+    assert free is not None
+    assert sum(free[1].host.values()) > GB
+    assert fastest(facts(full=True), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=GB // 2) is None
+
+
 def test_more_memory_is_never_slower() -> None:
     took = [
         seconds(found[1], 4, found[0].micro_batch, USUAL)

@@ -114,7 +114,8 @@ def need(facts: StepFacts, choice: Choice) -> Need:
         here = dict(parts)
         here["weights"] = here.get("weights", 0) - frozen_gone
         here["optimizer"] = round(here.get("optimizer", 0) * facts.moments)
-        for part in ("trained", "optimizer", "ema", "gradients"):
+        updating = ("activations",) if name not in ("forward", "backward") else ()  # float32 gradients of masters
+        for part in ("trained", "optimizer", "ema", "gradients", *updating):
             here[part] = round(here.get(part, 0) * stays)
         here["ring"] = slots
         if name in ("forward", "backward"):
@@ -199,12 +200,17 @@ def choices(facts: StepFacts, batch: int, fixed: Fixed) -> list[Choice]:
     return [Choice(min(size, batch), mode, count) for count in streamed for mode in modes for size in sizes]
 
 
-def fastest(facts: StepFacts, batch: int, fixed: Fixed, vram: int, card: Card) -> tuple[Choice, Need] | None:
-    """The choice with the shortest step among those that fit; of equals the plainest. None: nothing fits."""
+def fastest(
+    facts: StepFacts, batch: int, fixed: Fixed, vram: int, card: Card, host: int | None = None
+) -> tuple[Choice, Need] | None:
+    """The choice with the shortest step among those that fit; of equals the plainest. None: nothing fits.
+
+    ``host``: bytes of host memory that may be taken (None: not known).
+    """
     best: tuple[float, Choice, Need] | None = None
     for choice in choices(facts, batch, fixed):
         wanted = need(facts, choice)
-        if wanted.needed > vram:
+        if wanted.needed > vram or (host is not None and sum(wanted.host.values()) > host):
             continue
         took = seconds(wanted, batch, choice.micro_batch, card)
         if best is None or took < best[0] * (1 - 1e-9):

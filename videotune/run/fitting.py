@@ -92,21 +92,22 @@ def fixed(config: Config, blocks: int) -> Fixed:
     return Fixed(config.micro_batch_size, config.gradient_checkpointing, streamed)
 
 
-def fit(job: Job, dtype: str, vram: int | None, card: Card | None) -> Fit:
+def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None = None) -> Fit:
     """Choose what is left open so that the run fits into ``vram`` bytes and is fastest.
 
-    Without a limit: one pass for the batch, its blocks computed again, nothing on the host.
+    Without a limit: one pass for the batch, its blocks computed again, nothing on the host. ``host``: bytes of host memory
+    that are free (None: not known, as of another machine).
     """
     facts, config = step_facts(job, dtype), job.config
     own, batch = fixed(config, len(facts.blocks)), max(job.schedule.batches) // job.config.gradient_accumulation_steps
     batch = max(1, batch // job.processes)
     if vram is None:
         own = Fixed(own.micro_batch or batch, own.checkpointing or ON, own.streamed or 0)
-    found = fastest(facts, batch, own, vram if vram is not None else 1 << 60, card or USUAL)
+    found = fastest(facts, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
     choice, training = found or smallest(facts, batch, own)
     away = others(facts, training, vram)
     phases: dict[str, tuple[str, Parts]] = {"training": ("as it is", training.device[training.worst]), **away}
-    fits = None if vram is None else all(room(parts) <= vram for _, parts in phases.values())
+    fits = None if vram is None else found is not None and all(room(parts) <= vram for _, parts in phases.values())
     given = config.layer_offload_fraction
     fraction = given if given is not None else choice.streamed / max(1, len(facts.blocks))
     result = Fit(choice, fraction, training, phases, vram, card, fits)
@@ -134,6 +135,9 @@ def remedies(tried: Fit, facts: StepFacts, config: Config, batch: int) -> tuple[
                 said.append("text_encoder.train=false leaves the text encoder as it is, outside of the step")
             if config.training_method == "FINE_TUNE":
                 said.append("training_method=LORA trains a small part of the weights, with a small optimizer")
+    if not short:  # the card would have room, and the host has not
+        there = sum(tried.training.host.values())
+        said.append(f"the host has too little memory for what would wait there ({size(there)})")
     if "encoding clips" in short:
         said.append("the autoencoder over the dearest clips: fewer frames (video_config.frames) or a lower resolution")
     if "preview" in short:
@@ -192,6 +196,7 @@ def settled(job: Job) -> Job:
 
     Raises DoesNotFit, with remedies, where nothing fits the card.
     """
+    import psutil
     import torch
 
     if job.base is None or all(getattr(job.config, key) is not None for key in OPEN):
@@ -201,7 +206,7 @@ def settled(job: Job) -> Job:
     vram, card = asked_card(None, None)
     if small_enough(job, vram or 0):
         return decided(job, {OPEN[0]: job.config.batch_size, OPEN[1]: OFF, OPEN[2]: 0.0})
-    result = fit(job, dtype_name(job.config), vram, card)
+    result = fit(job, dtype_name(job.config), vram, card, psutil.virtual_memory().available)
     if result.fits is False:
         lines = "".join(f"\n  {line}" for line in result.remedies)
         raise DoesNotFit(
