@@ -94,6 +94,22 @@ def test_a_samples_loss_is_multiplied(lab: Lab) -> None:
         job_of(lab, {"datasets": [{"path": str(one), "kind": "validation", "loss_weight": 2}]})
 
 
+def test_a_dataset_of_weight_0_is_as_good_as_not_there(lab: Lab) -> None:
+    """Bit for bit: it takes no samples from the others."""
+    one, other = folder(lab, "one", 2), folder(lab, "other", 4)
+    rows: list[dict[str, Any]] = [{"path": str(one)}]
+    losses = {}
+    for weight in (None, 0, 1):
+        more = [] if weight is None else [{"path": str(other), "kind": "regularization", "loss_weight": weight}]
+        trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows + more})
+        losses[weight] = [(line["loss"], line["window_ids"]) for line in run_steps(trainer, 3)]
+        assert any("left out: its loss_weight is 0" in note for note in trainer.job.notes) == (weight == 0)
+    assert losses[None] == losses[0]
+    assert losses[None] != losses[1]
+    with pytest.raises(VideotuneError, match=r"datasets\.loss_weight: it is 0 for all"):
+        job_of(lab, {"datasets": [{"path": str(one), "loss_weight": 0}]})
+
+
 @pytest.mark.effect("datasets.resolution")
 def test_a_dataset_has_its_own_resolution(lab: Lab) -> None:
     one, two = folder(lab, "one", 1), folder(lab, "two", 1)

@@ -39,7 +39,7 @@ class Dataset(Section):
     trigger: str | None = Field(None, description="a word added once to every caption that does not have it")
     resolution: Resolution | None = Field(None, description="its own resolution instead of the run's")
     windows: Layout | None = Field(None, description="its own video_config.windows")
-    loss_weight: float = Field(1.0, gt=0, description="its samples' loss is multiplied by this")
+    loss_weight: float = Field(1.0, ge=0, description="its samples' loss is multiplied by this; 0: it is left out")
     target: Literal["base", "clip"] | None = Field(
         None,
         description="regularization: learn what the base model predicts (base, the default), or the clips themselves",

@@ -203,9 +203,12 @@ def open_job(
     if not config.datasets:
         raise VideotuneError("datasets: which clips? Give --data DIR, or datasets in the config.")
     cache = cache_folder(config)
+    weighing = [dataset for dataset in config.datasets if dataset.loss_weight > 0]
+    if not weighing:
+        raise VideotuneError("datasets.loss_weight: it is 0 for all of them, so nothing would be learnt")
     try:
         library = scan(
-            [source_of(dataset) for dataset in config.datasets],
+            [source_of(dataset) for dataset in weighing],
             spec.rules,
             library_settings(config, spec, to_look),
             cache / "index.json",
@@ -224,6 +227,9 @@ def open_job(
     named = resolved.origins.get("micro_batch_size") != "plan"
     if named and config.micro_batch_size is not None and config.micro_batch_size > config.batch_size:
         notes.append(f"micro_batch_size {config.micro_batch_size} is unused: batch_size is {config.batch_size}")
+    notes += [
+        f"{dataset.path} is left out: its loss_weight is 0" for dataset in config.datasets if dataset not in weighing
+    ]
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_a_pass(schedule))
     notes += [arithmetic] if arithmetic else []
     notes += notes_on_views(library, shaped, schedule, steps)
