@@ -1,6 +1,6 @@
 """What temporal_consistency_weight does: the toy trained with several weights and seeds, what it then draws measured.
 
-    python scripts/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 200] [--work runs/consistency]
+    python scripts/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 150] [--work runs/consistency]
                                   [--out docs/consistency.json]
 
 Runs of one seed have the same clips, order, noise, noise levels and first weights and differ by the weight alone, so each is
@@ -162,12 +162,15 @@ def one_run(clips: Path, work: Path, weight: float, seed: int, steps: int, state
     }
 
 
-def foundation(clips: Path, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What does not depend on the runs: the data's measures and the base model's, and the prompts' text states."""
+def foundation(clips: Path, steps: int, known: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What does not depend on the runs: the data's measures and the base model's unless known, and prompts' text states."""
     job = open_job(*settle(words_of(clips, 0, 0, steps)))
     family = open_models(job.spec, job.base, job.config)
     texts = list(dict.fromkeys([*PROMPTS, ""]))
     states = dict(zip(texts, family.encode_text(texts), strict=True))
+    family.free("text_encoder")
+    if known:
+        return {}, states
     fill_cache(job, family, Store(job.cache))
     nets = {job.spec.experts[0].name: family.denoiser()}
     base = sampled(family, nets, sample_settings(job.config, job.spec, usual_shape(job)), states)
@@ -200,10 +203,10 @@ def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def spread(values: Sequence[float]) -> list[float]:
-    """[mean, standard deviation]; nothing is known of the deviation of one."""
-    deviation = statistics.stdev(values) if len(values) > 1 else float("nan")
-    return [round(statistics.fmean(values), 5), round(deviation, 5)]
+def spread(values: Sequence[float]) -> list[float | None]:
+    """[mean, standard deviation], None where there are too few to say."""
+    deviation = round(statistics.stdev(values), 5) if len(values) > 1 else None
+    return [round(statistics.fmean(values), 5) if values else None, deviation]
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -212,9 +215,13 @@ def show(result: Mapping[str, Any]) -> None:
     print("|---" * (len(COLUMNS) + 1) + "|")
     for end, lines in (("", result["summary"]), ("_change", [one for one in result["summary"] if one["weight"]])):
         for line in lines:
-            sign = "+" if end else ""
-            cells = [f"{line[name + end][0]:{sign}.3f} ± {line[name + end][1]:.3f}" for name in COLUMNS]
+            cells = [cell(*line[name + end], "+" if end else "") for name in COLUMNS]
             print(f"| {line['weight']:g}{' - 0' if end else ''} | " + " | ".join(cells) + " |")
+
+
+def cell(mean: float | None, deviation: float | None, sign: str) -> str:
+    """A cell of the table."""
+    return "" if mean is None else f"{mean:{sign}.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
 
 
 def main() -> None:
@@ -222,7 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--weights", type=float, nargs="+", default=[0.0, 0.5, 1.0, 2.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--work", type=Path, default=Path("runs/consistency"))
     parser.add_argument("--out", type=Path, default=Path("docs/consistency.json"))
     told = parser.parse_args()
@@ -235,7 +242,7 @@ def main() -> None:
     done = {(row["weight"], row["seed"]) for row in result["runs"]}
     todo = [(weight, seed) for seed in told.seeds for weight in told.weights if (weight, seed) not in done]
     if todo:
-        facts, states = foundation(clips, told.steps)
+        facts, states = foundation(clips, told.steps, "data" in result)
         result |= facts
     for weight, seed in todo:
         result["runs"].append(one_run(clips, told.work, weight, seed, told.steps, states))
