@@ -46,7 +46,7 @@ def motion(frames: NDArray[Any]) -> Motion | None:
         return None
     masks = np.stack([blob.mask for blob in blobs])
     either = masks[1:] | masks[:-1]
-    background = ~grown(masks.any(axis=0))
+    background = ~grown(np.logical_or.reduce(masks))
     core = np.stack([~grown(~mask) for mask in masks])
     within = core[2:] & core[1:-1] & core[:-2]
     if not background.any() or not within.any():
@@ -75,4 +75,5 @@ def grown(mask: NDArray[np.bool_], by: int = MARGIN) -> NDArray[np.bool_]:
     """A mask (H, W) with every pixel that lies at most ``by`` rows and columns from it."""
     padded = np.pad(mask, by)
     size = 2 * by + 1
-    return np.lib.stride_tricks.sliding_window_view(padded, (size, size)).any(axis=(-2, -1))
+    out: NDArray[np.bool_] = np.lib.stride_tricks.sliding_window_view(padded, (size, size)).max(axis=(-2, -1))
+    return out
