@@ -35,7 +35,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class _Blob:
+class Blob:
     """The thing in one frame: its mask (H, W), centre of mass (column, row) and median colour (3,)."""
 
     mask: NDArray[np.bool_]
@@ -51,7 +51,7 @@ def detect(frames: NDArray[np.uint8]) -> Seen:
     """
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8:
         raise VideotuneError(f"detect reads uint8 frames (T, H, W, 3), not {frames.dtype} {frames.shape}")
-    blobs = [blob for frame in frames if (blob := _find(frame.astype(np.float32))) is not None]
+    blobs = [blob for frame in frames if (blob := find_blob(frame.astype(np.float32))) is not None]
     if len(blobs) <= len(frames) // 2:
         return Seen(None, None, None, len(blobs), 0.0)
     colour = np.median([blob.colour for blob in blobs], axis=0)
@@ -62,7 +62,7 @@ def detect(frames: NDArray[np.uint8]) -> Seen:
     return Seen(nearest, best, direction, len(blobs), overlaps[best])
 
 
-def _find(frame: NDArray[np.float32]) -> _Blob | None:
+def find_blob(frame: NDArray[np.float32]) -> Blob | None:
     """What stands out from the median colour of a frame (H, W, 3), cut where it covers half a pixel."""
     height, width = frame.shape[:2]
     background = np.median(frame.reshape(-1, 3), axis=0)
@@ -77,7 +77,7 @@ def _find(frame: NDArray[np.float32]) -> _Blob | None:
         mask = strong
     columns, rows = pixel_grid(height, width)
     centre = np.array([columns[mask].mean(), rows[mask].mean()])
-    return _Blob(mask, centre, np.median(frame[mask], axis=0))
+    return Blob(mask, centre, np.median(frame[mask], axis=0))
 
 
 @cache
@@ -88,7 +88,7 @@ def _ideal(shape: str) -> tuple[float, float, float]:
     return float(inside.sum()) / 64**2, float(columns[inside].mean()), float(rows[inside].mean())
 
 
-def _overlap(blob: _Blob, shape: str) -> float:
+def _overlap(blob: Blob, shape: str) -> float:
     """Intersection over union of a blob and the ideal shape of the same area and centre of mass."""
     area, off_x, off_y = _ideal(shape)
     radius = float(np.sqrt(blob.mask.sum() / area))

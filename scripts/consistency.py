@@ -1,0 +1,256 @@
+"""What temporal_consistency_weight does: the toy trained with several weights and seeds, what it then draws measured.
+
+    python scripts/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 150] [--work runs/consistency]
+                                  [--out docs/consistency.json]
+
+Runs of one seed have the same clips, order, noise, noise levels and first weights and differ by the weight alone, so each is
+compared with the run of its own seed at weight 0. A second call goes on with what is missing, and then prints the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from videotune.cache.store import Store
+from videotune.diffusion.loss import denoising_loss
+from videotune.errors import DONE
+from videotune.files import read_json, write_json
+from videotune.monitor.journal import read_journal
+from videotune.randomness import draws
+from videotune.run.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
+from videotune.run.job import Job, Words, open_job, settle
+from videotune.run.models import fill_cache, make_objective, make_source, open_models, plain_batch
+from videotune.run.previews import sample_settings, usual_shape
+from videotune.run.sample import SampleWords, open_sampler
+from videotune.sampling.preview import SampleSettings, draw
+from videotune.toy.dataset import CONCEPT, write_dataset
+from videotune.toy.detect import detect
+from videotune.toy.motion import motion
+from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
+from videotune.types import Family
+
+LOOKS = [(*CONCEPT, way) for _ in SEEDS for way in DIRECTIONS] + list(CONTROLS)
+PROMPTS = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS] + [caption(*look) for look in CONTROLS]
+NOISES = [seed for seed in SEEDS for _ in DIRECTIONS] + [SEEDS[0] + i for i in range(len(CONTROLS))]
+"""12 samples of the concept and 12 of what neither the base nor the clips ever showed, as in the demo."""
+
+COPIES = 4
+"""Drawn clips of each look that say what is right."""
+
+COLUMNS = {
+    "held_out": "held-out error",
+    "normalised": "normalised",
+    "error_flicker": "its flicker",
+    "energy": "motion energy",
+    "flicker": "flicker",
+    "shimmer": "shimmer",
+    "jerk": "jerk",
+    "concept": "concept",
+    "control": "control",
+}
+
+
+def words_of(clips: Path, weight: float, seed: int, steps: int) -> Words:
+    """The toy preset with this weight: nothing is saved or drawn on the way, the ruler is read first and last."""
+    knobs = {
+        "video_config.temporal_consistency_weight": weight,
+        "seed": seed,
+        "steps": steps,
+        "save_every": 0,
+        "sample_after": 0,
+        "ruler_after": steps,
+    }
+    return Words(preset="toy", data=str(clips), sets=tuple(f"{key}={value}" for key, value in knobs.items()))
+
+
+def sampled(
+    family: Family, nets: Mapping[str, torch.nn.Module], settings: SampleSettings, states: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """What the prompts give: float frames (T, H, W, 3) in 0 to 255."""
+    latents = draw(family, nets, settings, states.__getitem__, PROMPTS, NOISES, batch=len(PROMPTS))
+    return [to_grey_levels(family.decode(one)) for one in latents]
+
+
+def to_grey_levels(pixels: torch.Tensor) -> np.ndarray:
+    """(3, T, H, W) in [-1, 1] -> float frames (T, H, W, 3) in 0 to 255, unrounded."""
+    return ((pixels / 2 + 0.5).clamp(0, 1) * 255).permute(1, 2, 3, 0).numpy()
+
+
+def right_ones(family: Family) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Drawn clips of the same looks, and the same through the autoencoder and back: the best that any sample can be."""
+    drawn, copies = [], []
+    for number, look in enumerate(LOOKS * COPIES):
+        clip = draw_clip(draws(0, "consistency", number), *look)
+        pixels = torch.from_numpy(clip).float().permute(3, 0, 1, 2) / 127.5 - 1
+        drawn.append(clip.astype(np.float32))
+        copies.append(to_grey_levels(family.decode(family.encode_video(pixels).mean)))
+    return drawn, copies
+
+
+def measured(clips: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Means of the measures of motion over the clips in which a subject can be followed, and how many these are."""
+    found = [asdict(seen) for clip in clips if (seen := motion(clip)) is not None]
+    means = {name: statistics.fmean(one[name] for one in found) for name in (found[0] if found else {})}
+    return {name: round(value, 4) for name, value in means.items()} | {"followed": len(found), "of": len(clips)}
+
+
+def scores(clips: Sequence[np.ndarray]) -> dict[str, float]:
+    """What the detector sees of the samples: the demo's two shares, and how well outlines fit."""
+    whole = [clip.round().astype("uint8") for clip in clips]
+    count, part = len(SEEDS) * len(DIRECTIONS), [clip / 255 for clip in clips]
+    return {
+        "concept": concept_share(part[:count]),
+        "control": control_share(part[count:]),
+        "iou": round(statistics.fmean(detect(clip).iou for clip in whole), 4),
+    }
+
+
+def error_flicker(job: Job, family: Family, nets: Mapping[str, torch.nn.Module]) -> float:
+    """How much of the held-out error changes from frame to frame: |e_f - e_(f-1)|² over that of white error of |e|².
+
+    1: the frames' errors have nothing to do with one another; 0: every frame has the same; 2: they alternate. Over the
+    held-out clips and the ruler's nine noise levels, with noise of their own.
+    """
+    plain = make_objective(job.spec, job.config)
+    source = make_source(job, family, Store(job.cache), plain)
+    priced, (expert,) = replace(plain, temporal_consistency=1.0), job.spec.experts
+    net, ratios = nets[expert.name].eval(), []
+    for number, level in enumerate(plain.timesteps.quantiles(9)):
+        change = whole = 0.0
+        for window in job.library.held_out_windows:
+            batch = plain_batch(source, window)
+            shape = tuple(batch.x0.shape)
+            noise = torch.from_numpy(draws(0, "consistency", window.id, number).standard_normal(shape, "float32"))
+            with torch.no_grad():
+                out = denoising_loss(family, net, priced, batch, level.float()[None], noise)
+            share, mse = (shape[2] - 1) / shape[2], out.mse.item()
+            change += out.per_clip.item() * (1 + 2 * share) - mse
+            whole += 2 * share * mse
+        ratios.append(change / whole)
+    return round(statistics.fmean(ratios), 4)
+
+
+def one_run(clips: Path, work: Path, weight: float, seed: int, steps: int, states: Mapping[str, Any]) -> dict[str, Any]:
+    """Train, or go on with, the run of a weight and a seed, and measure it."""
+    run, begun = work / f"weight-{weight:g}-seed-{seed}-steps-{steps}", time.perf_counter()
+    words = words_of(clips, weight, seed, steps)
+    if train_or_resume(words, run) != DONE:
+        raise SystemExit("stopped; the same command goes on")
+    took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
+    ruler = [line for line in read_journal(run) if line["kind"] == "ruler"][-1]["held_out"]
+    sampler = open_sampler(SampleWords(tuple(PROMPTS), run=run))
+    drawn = sampled(sampler.family, sampler.nets, sampler.settings, states)
+    return {
+        "weight": weight,
+        "seed": seed,
+        "steps": steps,
+        "held_out": round(ruler["mean"], 5),
+        "normalised": round(ruler["normalised"], 5),
+        "error_flicker": error_flicker(open_job(*settle(words)), sampler.family, sampler.nets),
+        **measured(drawn),
+        **scores(drawn),
+        "seconds": {"steps": round(took, 1), "in_all": round(time.perf_counter() - begun, 1)},
+    }
+
+
+def foundation(clips: Path, steps: int, known: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What does not depend on the runs: the data's measures and the base model's unless known, and prompts' text states."""
+    job = open_job(*settle(words_of(clips, 0, 0, steps)))
+    family = open_models(job.spec, job.base, job.config)
+    texts = list(dict.fromkeys([*PROMPTS, ""]))
+    states = dict(zip(texts, family.encode_text(texts), strict=True))
+    family.free("text_encoder")
+    if known:
+        return {}, states
+    fill_cache(job, family, Store(job.cache))
+    nets = {job.spec.experts[0].name: family.denoiser()}
+    base = sampled(family, nets, sample_settings(job.config, job.spec, usual_shape(job)), states)
+    drawn, copies = right_ones(family)
+    facts = {
+        "data": {"drawn": measured(drawn), "through_the_vae": measured(copies)},
+        "base": measured(base) | scores(base) | {"error_flicker": error_flicker(job, family, nets)},
+    }
+    return facts, states
+
+
+def as_ratio(row: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, float]:
+    """A run's figures with measures of motion as ratios to the data's; the table's columns."""
+    return {name: row[name] / data[name] if name in data else row[name] for name in COLUMNS}
+
+
+def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For each weight mean and standard deviation over seeds, and the same of the difference to weight 0 of the seed."""
+    data = result["data"]["through_the_vae"]
+    rows = {(row["weight"], row["seed"]): as_ratio(row, data) for row in result["runs"]}
+    lines = []
+    for weight in sorted({weight for weight, _ in rows}):
+        own = {seed: row for (w, seed), row in rows.items() if w == weight}
+        line: dict[str, Any] = {"weight": weight, "runs": len(own)}
+        for name in COLUMNS:
+            line[name] = spread([row[name] for row in own.values()])
+            gains = [row[name] - rows[0.0, seed][name] for seed, row in own.items() if (0.0, seed) in rows]
+            line[f"{name}_change"] = spread(gains)
+        lines.append(line)
+    return lines
+
+
+def spread(values: Sequence[float]) -> list[float | None]:
+    """[mean, standard deviation], None where there are too few to say."""
+    deviation = round(statistics.stdev(values), 5) if len(values) > 1 else None
+    return [round(statistics.fmean(values), 5) if values else None, deviation]
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """The table: a line a weight, then what each weight changes."""
+    print("| λ | " + " | ".join(COLUMNS.values()) + " |")
+    print("|---" * (len(COLUMNS) + 1) + "|")
+    for end, lines in (("", result["summary"]), ("_change", [one for one in result["summary"] if one["weight"]])):
+        for line in lines:
+            cells = [cell(*line[name + end], "+" if end else "") for name in COLUMNS]
+            print(f"| {line['weight']:g}{' - 0' if end else ''} | " + " | ".join(cells) + " |")
+
+
+def cell(mean: float | None, deviation: float | None, sign: str) -> str:
+    """A cell of the table."""
+    return "" if mean is None else f"{mean:{sign}.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+
+
+def main() -> None:
+    """Do the runs that are missing, write the file after each, print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--weights", type=float, nargs="+", default=[0.0, 0.5, 1.0, 2.0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--work", type=Path, default=Path("runs/consistency"))
+    parser.add_argument("--out", type=Path, default=Path("docs/consistency.json"))
+    told = parser.parse_args()
+    clips = told.work / "clips"
+    if not clips.is_dir():
+        write_dataset(clips, trigger=TRIGGER)
+    result = read_json(told.out) if told.out.is_file() else {"steps": told.steps, "runs": []}
+    if result["steps"] != told.steps:
+        raise SystemExit(f"{told.out} holds runs of {result['steps']} steps; give another --out")
+    done = {(row["weight"], row["seed"]) for row in result["runs"]}
+    todo = [(weight, seed) for seed in told.seeds for weight in told.weights if (weight, seed) not in done]
+    if todo:
+        facts, states = foundation(clips, told.steps, "data" in result)
+        result |= facts
+    for weight, seed in todo:
+        result["runs"].append(one_run(clips, told.work, weight, seed, told.steps, states))
+        result["summary"] = summary(result)
+        write_json(told.out, result)
+        print(result["runs"][-1], flush=True)
+    show(result)
+
+
+if __name__ == "__main__":
+    main()
