@@ -13,7 +13,7 @@ from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.memory.cards import card
 from videotune.run import fitting, models, readings
-from videotune.run.fitting import OPEN, fit, settled, to_json
+from videotune.run.fitting import OPEN, fit, peak, planned_bytes, settled, to_json
 from videotune.run.folder import read_run_config
 from videotune.run.job import Words, settle
 from videotune.run.plan import plan
@@ -91,6 +91,15 @@ def test_what_does_not_fit_is_told_with_remedies(said: Say) -> None:
     assert facts["hours"] is not None
     least = fit(job, "FLOAT_32", 2**30, None)
     assert any("take a larger card, fewer frames" in line for line in least.remedies)
+
+
+def test_what_was_planned_is_said_beside_what_was_held(said: Say) -> None:
+    """On CUDA the two stand in the journal's last line; elsewhere there is no peak to tell."""
+    job = settled(opened(said("steps=10", "batch_size=2", "lora.rank=3")))
+    assert planned_bytes(job, "FLOAT_32") is None, "no plan was made"
+    result = fit(job, "FLOAT_32", 80 * 10**9, None)
+    assert planned_bytes(job, "FLOAT_32") == result.training.allocated
+    assert peak(job, torch.device("cpu")) is None
 
 
 def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(said: Say, monkeypatch: pytest.MonkeyPatch) -> None:

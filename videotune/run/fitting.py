@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
@@ -21,6 +21,7 @@ from videotune.memory.planner import (
     StepFacts,
     fastest,
     lighter,
+    need,
     others,
     room,
     seconds,
@@ -28,8 +29,11 @@ from videotune.memory.planner import (
 )
 from videotune.run.console import say, size
 from videotune.run.job import Job
-from videotune.run.memory_plan import step_facts
+from videotune.run.memory_plan import known_facts, step_facts
 from videotune.run.models import dtype_name
+
+if TYPE_CHECKING:
+    import torch
 
 OPEN = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
 """The keys that are chosen where the person leaves them open."""
@@ -215,6 +219,29 @@ def settled(job: Job) -> Job:
         )
     say("memory: " + ", ".join(f"{key}={value}" for key, value in result.chosen.items()))
     return decided(job, result.chosen)
+
+
+def planned_bytes(job: Job, dtype: str) -> int | None:
+    """Bytes that a plan says a step allocates at the most; None where no plan was made."""
+    facts, config = known_facts(job, dtype), job.config
+    if facts is None or config.micro_batch_size is None or config.gradient_checkpointing is None:
+        return None
+    streamed = len(spread(len(facts.blocks), config.layer_offload_fraction or 0.0))
+    batch = min(config.micro_batch_size, config.batch_size)
+    return need(facts, Choice(batch, config.gradient_checkpointing, streamed)).allocated
+
+
+def peak(job: Job, device: torch.device) -> dict[str, int | None] | None:
+    """What a CUDA device has held at the most, beside what was planned; None of another device."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+        "planned_bytes": planned_bytes(job, dtype_name(job.config)),
+    }
 
 
 def reopened(job: Job) -> Job:

@@ -60,17 +60,27 @@ class Wanted:
 
 def step_facts(job: Job, dtype: str) -> StepFacts:
     """What the run's dearest step and its encoders hold, read under tensors without memory and remembered in the cache."""
-    assert job.base is not None
-    config = job.config
-    previews = bool(config.sample_after and config.samples)
-    preview = sample_settings(config, job.spec, usual_shape(job)).shape if previews else None
-    wanted = Wanted(job.spec, job.base.folder, config, job.shapes, preview)
-    place = job.cache / "plans" / f"{wanted.key(dtype)}.json"
+    wanted, place = _remembered(job, dtype)
     if place.is_file():
         return from_json(read_json(place))
     facts = read_facts(wanted, dtype)
     write_json(place, to_json(facts))
     return facts
+
+
+def known_facts(job: Job, dtype: str) -> StepFacts | None:
+    """``step_facts`` where they were read before; None where not."""
+    place = _remembered(job, dtype)[1] if job.base is not None else None
+    return from_json(read_json(place)) if place is not None and place.is_file() else None
+
+
+def _remembered(job: Job, dtype: str) -> tuple[Wanted, Path]:
+    assert job.base is not None
+    config = job.config
+    previews = bool(config.sample_after and config.samples)
+    preview = sample_settings(config, job.spec, usual_shape(job)).shape if previews else None
+    wanted = Wanted(job.spec, job.base.folder, config, job.shapes, preview)
+    return wanted, job.cache / "plans" / f"{wanted.key(dtype)}.json"
 
 
 def read_facts(wanted: Wanted, dtype: str) -> StepFacts:

@@ -12,8 +12,9 @@ from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
 from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.monitor.journal import read_journal
-from videotune.run.console import bar, clock, say
+from videotune.run.console import bar, clock, say, size
 from videotune.run.export import exactly, export_run
+from videotune.run.fitting import peak
 from videotune.run.folder import look, only_process, signals
 from videotune.run.job import Words, refuse_skips
 from videotune.run.keeping import (
@@ -234,8 +235,11 @@ def finish(trainer: Trainer, why: str) -> None:
     else:
         saved = "saved" if complete_checkpoints(run) else "nothing to save yet"
         say(f"{why} and {saved}; continue with: videotune train --out {run} --resume")
-    step = step_of(trainer)
-    trainer.journal.event("end", step=step, why=why)
+    step, held = step_of(trainer), peak(job, next(trainer.net.parameters()).device)
+    if held is not None:
+        planned = f", planned {size(held['planned_bytes'])}" if held["planned_bytes"] else ""
+        say(f"memory at the peak: {size(held['allocated_bytes'] or 0)} allocated{planned}")
+    trainer.journal.event("end", step=step, why=why, **({"memory": held} if held else {}))
     when_there_is_room(trainer, step, trainer.journal.sync)
     report = when_there_is_room(trainer, step, lambda: write_report(run))
     took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
