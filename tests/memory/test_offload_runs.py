@@ -86,6 +86,17 @@ def test_a_streamed_run_is_the_plain_run(name: str, said: Say, tmp_path: Path, d
     assert all(torch.equal(one, other) for one, other in zip(drawn[:count], drawn[count:], strict=True))
 
 
+def test_new_tokens_learn_through_streamed_blocks(said: Say, tmp_path: Path) -> None:
+    """Nothing in the denoiser trains; gradients pass through it to the text encoder's new rows, to the bit."""
+    sets = ("training_method=EMBEDDING", "sample_after=0", "ruler_after=0", "learning_rate=0.01", "steps=3")
+    assert train(said(*sets, "layer_offload_fraction=0"), tmp_path / "plain") == DONE
+    for fraction in (0.5, 1.0):
+        run = tmp_path / f"streamed-{fraction}"
+        assert train(said(*sets, f"layer_offload_fraction={fraction}"), run) == DONE
+        assert facts_of(run) == facts_of(tmp_path / "plain")
+        assert equal(state(run, 3), state(tmp_path / "plain", 3))
+
+
 def test_a_resume_turns_streaming_on(said: Say, tmp_path: Path) -> None:
     sets = ("lora.dropout=0.2", "ema.decay=0.9", "sample_after=0", "ruler_after=0")
     plain, run = tmp_path / "plain", tmp_path / "run"
