@@ -156,7 +156,7 @@ def test_one_timestep_a_sample_is_one_a_token(tiny_family: Open) -> None:
         one = family.predict(net, x_t, t, batch)
         each = family.predict(net, x_t, t, replace(batch, any_given=True))
     assert told == [1, 2]
-    torch.testing.assert_close(one, each, rtol=0, atol=1e-6)
+    torch.testing.assert_close(one, each, rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("variant", ["i2v", "i2v-a14b", "ti2v"])

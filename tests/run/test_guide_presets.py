@@ -14,7 +14,7 @@ from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.memory.planner import Choice, need
 from videotune.run.job import Words, open_job, settle
-from videotune.run.memory_plan import read_facts
+from videotune.run.memory_plan import read_facts, wanted_of
 from videotune.run.models import open_models
 from videotune.run.resume import Resume
 from videotune.run.train import train
@@ -110,7 +110,7 @@ def test_the_guides_multiplier_is_not_called_unused(preset_words: Said) -> None:
 def test_streamed_blocks_take_nothing_of_the_text_encoder_along(preset_words: Said) -> None:
     """A text encoder that trains needs as much on the card however many blocks of the denoiser wait on the host."""
     job = open_job(*settle(preset_words("wan 2.2 Finetune")))
-    facts = read_facts(job, "FLOAT_32")
+    facts = read_facts(wanted_of(job), "FLOAT_32")
     more = replace(facts, blocks=facts.blocks * 2, trained=facts.trained * 2)  # two blocks are never streamed
     here, away = (need(more, Choice(1, "ON", streamed)).device["optimizer"] for streamed in (0, 4))
     family = open_models(job.spec, job.base, job.config)

@@ -75,6 +75,9 @@ class Imagination:
             held = dict(attach(net, self.family.spec, self.config))
             new = imagine(net, self.mode)
             net.train()
+            for module in net.modules():  # LoHa and LoKr ask a random number whether they take part
+                if hasattr(module, "module_dropout"):
+                    module.eval()
             held = {name: new[id(p)] for name, p in held.items()}
             with self.mode:
                 self._nets[depths] = Imagined(net, held, self._learner(held))

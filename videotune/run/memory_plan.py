@@ -60,7 +60,8 @@ class Wanted:
 
 def step_facts(job: Job, dtype: str) -> StepFacts:
     """What the run's dearest step and its encoders hold, read under tensors without memory and remembered in the cache."""
-    wanted, place = _remembered(job, dtype)
+    wanted = wanted_of(job)
+    place = job.cache / "plans" / f"{wanted.key(dtype)}.json"
     if place.is_file():
         return from_json(read_json(place))
     facts = read_facts(wanted, dtype)
@@ -70,17 +71,17 @@ def step_facts(job: Job, dtype: str) -> StepFacts:
 
 def known_facts(job: Job, dtype: str) -> StepFacts | None:
     """``step_facts`` where they were read before; None where not."""
-    place = _remembered(job, dtype)[1] if job.base is not None else None
+    place = job.cache / "plans" / f"{wanted_of(job).key(dtype)}.json" if job.base is not None else None
     return from_json(read_json(place)) if place is not None and place.is_file() else None
 
 
-def _remembered(job: Job, dtype: str) -> tuple[Wanted, Path]:
+def wanted_of(job: Job) -> Wanted:
+    """What is to be read of a job that names a base model."""
     assert job.base is not None
     config = job.config
     previews = bool(config.sample_after and config.samples)
     preview = sample_settings(config, job.spec, usual_shape(job)).shape if previews else None
-    wanted = Wanted(job.spec, job.base.folder, config, job.shapes, preview)
-    return wanted, job.cache / "plans" / f"{wanted.key(dtype)}.json"
+    return Wanted(job.spec, job.base.folder, config, job.shapes, preview)
 
 
 def read_facts(wanted: Wanted, dtype: str) -> StepFacts:

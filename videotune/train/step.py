@@ -295,7 +295,8 @@ def of_memory(error: BaseException) -> bool:
         return True
     from accelerate.utils.memory import should_reduce_batch_size  # knows the ways in which torch says so
 
-    return isinstance(error, Exception) and should_reduce_batch_size(error)
+    told = isinstance(error, Exception) and all(isinstance(word, str) for word in error.args)  # it reads no other
+    return isinstance(error, Exception) and told and should_reduce_batch_size(error)
 
 
 def _tokens(family: Family, batch: Batch | None) -> int:
