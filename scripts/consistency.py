@@ -1,7 +1,7 @@
 """What temporal_consistency_weight does: the toy trained with several weights and seeds, what it then draws measured.
 
-    python scripts/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 150] [--work runs/consistency]
-                                  [--out docs/consistency.json]
+    python scripts/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 150] [--set KEY=VALUE]
+                                  [--work runs/consistency] [--out docs/consistency.json]
 
 Runs of one seed have the same clips, order, noise, noise levels and first weights and differ by the weight alone, so each is
 compared with the run of its own seed at weight 0. A second call goes on with what is missing, and then prints the table.
@@ -13,7 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +59,32 @@ COLUMNS = {
 }
 
 
-def words_of(clips: Path, weight: float, seed: int, steps: int) -> Words:
+@dataclass(frozen=True)
+class Plan:
+    """What all runs share: the clips' folder, steps, further ``--set`` words, and where run folders are put."""
+
+    clips: Path
+    steps: int
+    sets: tuple[str, ...]
+    work: Path
+
+    def folder(self, weight: float, seed: int) -> Path:
+        """A run's own folder."""
+        return self.work / "-".join([f"weight-{weight:g}", f"seed-{seed}", f"steps-{self.steps}", *self.sets])
+
+
+def words_of(plan: Plan, weight: float, seed: int) -> Words:
     """The toy preset with this weight: nothing is saved or drawn on the way, the ruler is read first and last."""
     knobs = {
         "video_config.temporal_consistency_weight": weight,
         "seed": seed,
-        "steps": steps,
+        "steps": plan.steps,
         "save_every": 0,
         "sample_after": 0,
-        "ruler_after": steps,
+        "ruler_after": plan.steps,
     }
-    return Words(preset="toy", data=str(clips), sets=tuple(f"{key}={value}" for key, value in knobs.items()))
+    sets = (*(f"{key}={value}" for key, value in knobs.items()), *plan.sets)
+    return Words(preset="toy", data=str(plan.clips), sets=sets)
 
 
 def sampled(
@@ -139,10 +154,10 @@ def error_flicker(job: Job, family: Family, nets: Mapping[str, torch.nn.Module])
     return round(statistics.fmean(ratios), 4)
 
 
-def one_run(clips: Path, work: Path, weight: float, seed: int, steps: int, states: Mapping[str, Any]) -> dict[str, Any]:
+def one_run(plan: Plan, weight: float, seed: int, states: Mapping[str, Any]) -> dict[str, Any]:
     """Train, or go on with, the run of a weight and a seed, and measure it."""
-    run, begun = work / f"weight-{weight:g}-seed-{seed}-steps-{steps}", time.perf_counter()
-    words = words_of(clips, weight, seed, steps)
+    run, begun = plan.folder(weight, seed), time.perf_counter()
+    words = words_of(plan, weight, seed)
     if train_or_resume(words, run) != DONE:
         raise SystemExit("stopped; the same command goes on")
     took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
@@ -152,7 +167,6 @@ def one_run(clips: Path, work: Path, weight: float, seed: int, steps: int, state
     return {
         "weight": weight,
         "seed": seed,
-        "steps": steps,
         "held_out": round(ruler["mean"], 5),
         "normalised": round(ruler["normalised"], 5),
         "error_flicker": error_flicker(open_job(*settle(words)), sampler.family, sampler.nets),
@@ -162,9 +176,9 @@ def one_run(clips: Path, work: Path, weight: float, seed: int, steps: int, state
     }
 
 
-def foundation(clips: Path, steps: int, known: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def foundation(plan: Plan, known: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """What does not depend on the runs: the data's measures and the base model's unless known, and prompts' text states."""
-    job = open_job(*settle(words_of(clips, 0, 0, steps)))
+    job = open_job(*settle(words_of(plan, 0, 0)))
     family = open_models(job.spec, job.base, job.config)
     texts = list(dict.fromkeys([*PROMPTS, ""]))
     states = dict(zip(texts, family.encode_text(texts), strict=True))
@@ -232,20 +246,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--work", type=Path, default=Path("runs/consistency"))
     parser.add_argument("--out", type=Path, default=Path("docs/consistency.json"))
+    parser.add_argument(
+        "--set", action="append", default=[], help="a further word for every run, as of videotune train"
+    )
     told = parser.parse_args()
-    clips = told.work / "clips"
-    if not clips.is_dir():
-        write_dataset(clips, trigger=TRIGGER)
-    result = read_json(told.out) if told.out.is_file() else {"steps": told.steps, "runs": []}
-    if result["steps"] != told.steps:
-        raise SystemExit(f"{told.out} holds runs of {result['steps']} steps; give another --out")
+    plan = Plan(told.work / "clips", told.steps, tuple(told.set), told.work)
+    if not plan.clips.is_dir():
+        write_dataset(plan.clips, trigger=TRIGGER)
+    shared = {"steps": plan.steps, "sets": list(plan.sets)}
+    result = read_json(told.out) if told.out.is_file() else {**shared, "runs": []}
+    if {name: result[name] for name in shared} != shared:
+        raise SystemExit(f"{told.out} holds runs of {result['steps']} steps with {result['sets']}; give another --out")
     done = {(row["weight"], row["seed"]) for row in result["runs"]}
     todo = [(weight, seed) for seed in told.seeds for weight in told.weights if (weight, seed) not in done]
     if todo:
-        facts, states = foundation(clips, told.steps, "data" in result)
+        facts, states = foundation(plan, "data" in result)
         result |= facts
     for weight, seed in todo:
-        result["runs"].append(one_run(clips, told.work, weight, seed, told.steps, states))
+        result["runs"].append(one_run(plan, weight, seed, states))
         result["summary"] = summary(result)
         write_json(told.out, result)
         print(result["runs"][-1], flush=True)
