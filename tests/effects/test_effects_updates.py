@@ -181,6 +181,8 @@ def test_within_backward_the_norm_of_each_tensor_is_what_is_clipped(lab: Lab) ->
 def test_updates_within_backward_cannot_be_summed_up(lab: Lab) -> None:
     with pytest.raises(VideotuneError, match="cannot be summed over"):
         trainer_of(lab, {"optimizer.step_in_backward": True, "gradient_accumulation_steps": 2})
+    with pytest.raises(VideotuneError, match="passes of micro_batch_size 1"):
+        trainer_of(lab, {"optimizer.step_in_backward": True, "batch_size": 2, "micro_batch_size": 1})
     with pytest.raises(VideotuneError, match="PRODIGY finds one rate"):
         trainer_of(lab, {"optimizer": {"name": "PRODIGY", "step_in_backward": True}})
 

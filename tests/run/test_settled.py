@@ -12,8 +12,9 @@ from safety_kit import equal, facts_of, of_kind, state
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.memory.cards import card
+from videotune.memory.planner import Fixed
 from videotune.run import fitting, models, readings
-from videotune.run.fitting import OPEN, fit, peak, planned_bytes, settled, to_json
+from videotune.run.fitting import OPEN, fit, fixed, peak, planned_bytes, settled, to_json
 from videotune.run.folder import read_run_config
 from videotune.run.job import Words, settle
 from videotune.run.plan import plan
@@ -71,6 +72,23 @@ def test_a_plan_for_a_card(said: Say, capsys: pytest.CaptureFixture[str]) -> Non
     assert plan(words, as_json=True, vram=1.0) == SKIPPED, "a card must have a GiB for CUDA itself"
     with pytest.raises(VideotuneError, match="read from its base model"):
         plan(Words(family="wan", data=words.data, sets=("resolution=32x32",)), vram=8)
+
+
+@pytest.mark.parametrize(
+    ("sets", "forced"),
+    [
+        (("optimizer.name=LION", "optimizer.step_in_backward=true"), Fixed(4, None, 0)),
+        (("optimizer.name=LION",), Fixed(None, None, 0)),
+        (("training_method=LORA", "optimizer.name=LION"), Fixed()),
+        ((), Fixed()),
+    ],
+)
+def test_a_plan_chooses_nothing_that_the_run_would_refuse(said: Say, sets: tuple[str, ...], forced: Fixed) -> None:
+    job = opened(said("steps=1", "batch_size=4", "training_method=FINE_TUNE", *sets))
+    assert fixed(job.config, 2, 4) == forced
+    found = fit(job, "FLOAT_32", 10**6, None)
+    assert not found.fits, "so that all that may be chosen was chosen"
+    assert found.choice.micro_batch == (forced.micro_batch or 1)
 
 
 def test_what_does_not_fit_is_told_with_remedies(said: Say) -> None:

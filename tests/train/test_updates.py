@@ -252,14 +252,15 @@ def test_averages_on_the_host_take_no_device_memory() -> None:
     assert torch.equal(weight, own)
 
 
-def test_a_split_step_is_refused_within_backward() -> None:
+@pytest.mark.parametrize("settings", [StepSettings(2, 1.0, None), StepSettings(1, 1.0, None, micro_batch_size=1)])
+def test_a_split_step_is_refused_within_backward(settings: StepSettings) -> None:
     learner = Learner(
         {"w": nn.Parameter(torch.zeros(1))},
         make_optimizer({"t": [nn.Parameter(torch.zeros(1))]}, OptimizerSettings(), apart=True),
         {"t": RateSettings(1.0, "CONSTANT", 0, 1)},
         in_backward=InBackward(1.0),
     )
-    prepared: Any = type("P", (), {"step": 1, "drawn": type("D", (), {"window_ids": ("w",)})})
+    prepared: Any = type("P", (), {"step": 1, "drawn": type("D", (), {"window_ids": ("w", "v")})})
     nothing: Any = None
     with pytest.raises(AssertionError, match="cannot be summed up"):
-        train_step(nothing, nn.Linear(1, 1), learner, nothing, prepared, StepSettings(2, 1.0, None), nothing, nothing)
+        train_step(nothing, nn.Linear(1, 1), learner, nothing, prepared, settings, nothing, nothing)

@@ -35,6 +35,23 @@ def refuse_numbers_of_others(config: Config) -> None:
     _refuse_of_optimizer(config)
 
 
+def cannot_wait(config: Config) -> str | None:
+    """Why weights of this run cannot wait on the host, by the key that stands against it; None: they can.
+
+    Frozen ones always can. Those that train have their masters and updates there, which torch's AdamW alone makes.
+    """
+    kind = config.optimizer
+    if config.training_method != "FINE_TUNE" or not config.transformer.train:
+        return None
+    if kind.name != "ADAMW":
+        return f"optimizer.name: {kind.name} does not update weights that wait on the host"
+    if kind.step_in_backward:
+        return "optimizer.step_in_backward: weights that wait on the host are updated there, after backward"
+    if kind.masters == "STOCHASTIC_ROUNDING":
+        return "optimizer.masters: weights that wait on the host have float32 masters there"
+    return None
+
+
 def _refuse_of_optimizer(config: Config) -> None:
     kind, own = config.optimizer, type(config.optimizer).model_fields
     for key in ("beta1", "beta2"):
@@ -58,4 +75,14 @@ def _refuse_of_optimizer(config: Config) -> None:
         raise VideotuneError(
             "optimizer.step_in_backward: a gradient that is used at once cannot be summed over "
             f"gradient_accumulation_steps {config.gradient_accumulation_steps}; set one of the two back"
+        )
+    why = cannot_wait(config)
+    if config.layer_offload_fraction and why:
+        raise VideotuneError(
+            f"{why} (FINE_TUNE with layer_offload_fraction): leave it out, or set layer_offload_fraction to 0"
+        )
+    if kind.step_in_backward and (config.micro_batch_size or config.batch_size) < config.batch_size:
+        raise VideotuneError(
+            "optimizer.step_in_backward: a gradient that is used at once cannot be summed over the passes of "
+            f"micro_batch_size {config.micro_batch_size}; set one of the two back"
         )

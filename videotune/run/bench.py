@@ -171,24 +171,6 @@ def arrange_blocks(
     return streams
 
 
-def refuse_offload(config: Config) -> None:
-    """Raise VideotuneError for what cannot be done with weights on the host."""
-    if not config.layer_offload_fraction or config.training_method != "FINE_TUNE":
-        return
-    kind, otherwise = config.optimizer, "(FINE_TUNE with layer_offload_fraction)"
-    if kind.name != "ADAMW":
-        raise VideotuneError(
-            f"optimizer.name: {kind.name} does not update weights that wait on the host {otherwise}: take ADAMW, or set "
-            "layer_offload_fraction to 0"
-        )
-    if kind.step_in_backward or kind.masters == "STOCHASTIC_ROUNDING":
-        key = "optimizer.step_in_backward" if kind.step_in_backward else "optimizer.masters"
-        raise VideotuneError(
-            f"{key}: weights that wait on the host have their masters and updates there {otherwise}: leave it out, or set "
-            "layer_offload_fraction to 0"
-        )
-
-
 def make_learner(
     held: Mapping[str, nn.Parameter],
     text: Mapping[str, Mapping[str, nn.Parameter]],

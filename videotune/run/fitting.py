@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from videotune.config.numbers import cannot_wait
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.errors import DoesNotFit
@@ -89,11 +90,22 @@ def planned_dtype(config: Config, on_card: bool) -> str:
     return config.train_dtype or ("BFLOAT_16" if on_card else dtype_name(config))
 
 
-def fixed(config: Config, blocks: int) -> Fixed:
-    """What the person has decided of memory."""
-    fraction = config.layer_offload_fraction
-    streamed = None if fraction is None else len(spread(blocks, fraction))
-    return Fixed(config.micro_batch_size, config.gradient_checkpointing, streamed)
+def forced(config: Config, batch: int) -> Fixed:
+    """What keys beside those of memory leave no choice of; ``batch``: samples of a pass that is not split."""
+    whole = batch if config.optimizer.step_in_backward else None  # gradients that are used at once cannot be summed
+    return Fixed(micro_batch=whole, streamed=0 if cannot_wait(config) else None)
+
+
+def fixed(config: Config, blocks: int, batch: int) -> Fixed:
+    """What the person has decided of memory, by its own keys or by others; ``batch`` as in ``forced``."""
+    leaves, fraction = forced(config, batch), config.layer_offload_fraction
+    streamed = leaves.streamed if fraction is None else len(spread(blocks, fraction))
+    return Fixed(leaves.micro_batch or config.micro_batch_size, config.gradient_checkpointing, streamed)
+
+
+def pass_samples(job: Job) -> list[int]:
+    """Of each bucket the samples that one forward pass takes where it is not split further."""
+    return [-(-batch // (job.config.gradient_accumulation_steps * job.processes)) for batch in job.schedule.batches]
 
 
 def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None = None) -> Fit:
@@ -103,8 +115,8 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     that are free (None: not known, as of another machine).
     """
     facts, config = step_facts(job, dtype), job.config
-    own, batch = fixed(config, len(facts.blocks)), max(job.schedule.batches) // job.config.gradient_accumulation_steps
-    batch = max(1, batch // job.processes)
+    batch = max(pass_samples(job))
+    own = fixed(config, len(facts.blocks), batch)
     if vram is None:
         own = Fixed(own.micro_batch or batch, own.checkpointing or ON, own.streamed or 0)
     found = fastest(facts, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
@@ -123,7 +135,7 @@ def remedies(tried: Fit, facts: StepFacts, config: Config, batch: int) -> tuple[
     vram, said = tried.vram or 0, []
     short = {name for name, (_, parts) in tried.phases.items() if room(parts) > vram}
     if "training" in short:
-        choice, least = smallest(facts, batch, Fixed())
+        choice, least = smallest(facts, batch, forced(config, batch))
         words = (
             f"micro_batch_size={choice.micro_batch} gradient_checkpointing={choice.checkpointing} "
             f"layer_offload_fraction={choice.streamed / max(1, len(facts.blocks)):.2f}"
@@ -164,9 +176,7 @@ def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
         each = [
             accumulated
             * seconds(result.training, own, min(result.choice.micro_batch, own), result.card, lighter(facts, n))
-            for n, own in zip(
-                map(job.spec.tokens, job.shapes), (-(-b // accumulated) for b in job.schedule.batches), strict=True
-            )
+            for n, own in zip(map(job.spec.tokens, job.shapes), pass_samples(job), strict=True)
         ]
         took = sum(time * share for time, share in zip(each, job.shares, strict=True))
     return {

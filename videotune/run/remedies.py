@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from videotune.config.numbers import cannot_wait
 from videotune.config.schema import Config
 from videotune.errors import DoesNotFit
-from videotune.run.keeping import save_what_is_good
+from videotune.run.keeping import last_words, save_what_is_good
 from videotune.run.trainer import Trainer
 from videotune.train.step import OutOfMemory
 
@@ -22,7 +23,7 @@ def another_try(trainer: Trainer) -> tuple[str, ...]:
     config = trainer.job.config
     if config.out_of_memory == "stop" or trainer.crew.size > 1:
         return ()
-    return next_remedy(config, next(trainer.net.parameters()).is_cuda)
+    return tuple(setting for setting, _ in unchanging(config, next(trainer.net.parameters()).is_cuda)[:1])
 
 
 def no_room(trainer: Trainer, error: OutOfMemory) -> str:
@@ -33,8 +34,6 @@ def no_room(trainer: Trainer, error: OutOfMemory) -> str:
     if error.intact and trainer.crew.size == 1:
         kept = save_what_is_good(trainer, error.step - 1)
     else:
-        from videotune.run.keeping import last_words
-
         kept = last_words(trainer.run)
     text = f"out of memory in step {error.step}: bucket {shape}"
     trainer.journal.event("warning", step=error.step - 1, text=text)  # so that a resume does not cut it off
@@ -45,20 +44,24 @@ def no_room(trainer: Trainer, error: OutOfMemory) -> str:
     )
 
 
-def next_remedy(config: Config, gpu: bool) -> tuple[str, ...]:
-    """What a resume may be told so that a step needs less memory and is the same; empty where all of it was tried."""
+def unchanging(config: Config, gpu: bool) -> list[tuple[str, str]]:
+    """(setting, what it does) of what a resume may be told so that a step needs less memory and is the same."""
+    found = []
     most = min(config.batch_size, config.micro_batch_size or config.batch_size)
-    if most > 1:
-        return (f"micro_batch_size={(most + 1) // 2}",)
+    if most > 1 and not config.optimizer.step_in_backward:
+        what = f"the same steps, one sample at a time, about 1/{most} of the activations"
+        found.append(("micro_batch_size=1", what))
     if config.gradient_checkpointing == "OFF":
-        return ("gradient_checkpointing=ON",)
-    updates_there = config.training_method != "FINE_TUNE" or config.optimizer.name == "ADAMW"
+        what = "blocks are computed twice, activations of one block at a time"
+        found.append(("gradient_checkpointing=ON", what))
+    elif config.gradient_checkpointing == "ON" and gpu:
+        found.append(("gradient_checkpointing=CPU_OFFLOADED", "the inputs of blocks wait in host memory"))
     fraction = config.layer_offload_fraction or 0.0
-    if gpu and config.gradient_checkpointing == "ON":
-        return ("gradient_checkpointing=CPU_OFFLOADED",)
-    if gpu and fraction < 1 and updates_there:
-        return (f"layer_offload_fraction={min(1.0, fraction + 0.5):g}",)
-    return ()
+    if fraction < 1 and gpu and not cannot_wait(config):
+        share = min(1.0, fraction + 0.5)
+        what = "the weights of that share of the blocks wait in host memory"
+        found.append((f"layer_offload_fraction={share:g}", what))
+    return found
 
 
 def remedies(config: Config, gpu: bool = True) -> list[str]:
@@ -66,25 +69,7 @@ def remedies(config: Config, gpu: bool = True) -> list[str]:
 
     ``gpu``: the device's memory was short, so what waits on the host helps.
     """
-    lines = []
-    most = min(config.batch_size, config.micro_batch_size or config.batch_size)
-    if most > 1:
-        lines.append(
-            f"--resume --set micro_batch_size=1: the same steps, one sample at a time, about 1/{most} of the activations"
-        )
-    if config.gradient_checkpointing == "OFF":
-        lines.append(
-            "--resume --set gradient_checkpointing=ON: blocks are computed twice, activations of one block at a time"
-        )
-    elif config.gradient_checkpointing == "ON" and gpu:
-        lines.append("--resume --set gradient_checkpointing=CPU_OFFLOADED: the inputs of blocks wait in host memory")
-    updates_there = config.training_method != "FINE_TUNE" or config.optimizer.name == "ADAMW"
-    fraction = config.layer_offload_fraction or 0.0
-    if fraction < 1 and gpu and updates_there:
-        share = min(1.0, fraction + 0.5)
-        lines.append(
-            f"--resume --set layer_offload_fraction={share:g}: the weights of that share of the blocks wait in host memory"
-        )
+    lines = [f"--resume --set {setting}: {what}" for setting, what in unchanging(config, gpu)]
     if config.ema.decay is not None and config.ema.device == "device":
         lines.append("--resume --set ema.device=host: the average waits in host memory")
     if config.optimizer.name == "ADAMW":

@@ -21,7 +21,7 @@ from videotune.monitor.journal import Journal, read_journal
 from videotune.monitor.probe import spread
 from videotune.monitor.ruler import Ruler
 from videotune.run.begin_from import begin_from
-from videotune.run.bench import Bench, make_rota, open_bench, refuse_offload, shares
+from videotune.run.bench import Bench, make_rota, open_bench, shares
 from videotune.run.console import say
 from videotune.run.experts import prefix
 from videotune.run.export import check_formats
@@ -146,7 +146,6 @@ def prepare(
     rota = make_rota(job.spec, config, loss)
     prompts = prompts_of(job)
     check_formats(config, family)
-    refuse_offload(config)
     if config.sample_after:
         sample_settings(config, job.spec, usual_shape(job))  # a shape that cannot be drawn is said before any work
     if crew.first:

@@ -233,7 +233,8 @@ def _in_backward(
     own: int,
 ) -> Tensor:
     """A step whose updates come with its gradients, in one process and one forward pass; () whether all of it was finite."""
-    assert settings.micro_batches == 1, "a gradient that is updated at once cannot be summed up"
+    total = len(prepared.drawn.window_ids)
+    assert settings.size(total) >= total, "a gradient that is updated at once cannot be summed up"
     updates = learner.in_backward
     assert updates is not None
     updates.begin(own)
