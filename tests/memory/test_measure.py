@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from offload_kit import deepen
 from planning_kit import allocated, bytes_of, laid_out
 
 from videotune.adapters.lora import add_lora
@@ -15,6 +16,8 @@ from videotune.config.schema import Config
 from videotune.families.find import find
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.measure import Ledger, fake_mode, imagine
+from videotune.memory.offload import OffloadSettings, stream_blocks
+from videotune.memory.planner import Choice, StepFacts, need
 from videotune.memory.shallow import deep
 from videotune.run.imagine import Imagination
 from videotune.run.models import lora_settings
@@ -83,7 +86,7 @@ def test_a_real_step_holds_what_was_read(checkpointing: str, family: str, method
     checkpoint_blocks(net, checkpointing)
     net.train()
     like = Imagination(real, seen.config)
-    learner, prepared = like._learner(held), like._prepared(shape, 2)
+    learner, prepared = like.learner(held), like._prepared(shape, 2)
 
     def step() -> None:
         settings = StepSettings(1, 1.0, None)
@@ -94,6 +97,23 @@ def test_a_real_step_holds_what_was_read(checkpointing: str, family: str, method
     states = [t for state in learner.optimizer.state.values() for t in state.values()]
     standing = bytes_of(net, states, [prepared.batch.x0, prepared.noise, prepared.batch.cond.text])
     assert reading.peak == pytest.approx(allocated(step, standing), rel=0.02)
+
+
+def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
+    """FINE_TUNE in bf16, by part, at the worst moment: masters, none, or gradients that do not stay."""
+    shape, found = ClipShape(9, 64, 64, 16.0), {}
+    for name, knobs in {
+        "masters": {},
+        "rounded": {"masters": "STOCHASTIC_ROUNDING"},
+        "within": {"step_in_backward": True},
+    }.items():
+        config: dict[str, Any] = {"training_method": "FINE_TUNE", "optimizer": knobs}
+        seen = imagination(tiny_bases("wan"), "wan", torch.bfloat16, **config)
+        depths = tuple((path, len(blocks)) for path, blocks in seen.whole().items())
+        found[name] = seen.step(shape, 1, "ON", depths).phases["optimizer"]
+    assert found["masters"]["trained"] > 2 * found["rounded"]["trained"], "float32 copies beside the weights, or none"
+    assert found["within"].get("gradients", 0) == 0 < found["masters"]["gradients"]
+    assert found["within"]["activations"] < found["masters"]["activations"], "one gradient at a time is made float32"
 
 
 def test_published_figures_of_what_stands_still() -> None:
@@ -124,3 +144,28 @@ def test_a_deep_network_is_read_from_shallow_ones(tiny_bases: BASES, tmp_path: P
         assert shallow.flops == pytest.approx(really.flops, rel=1e-6)
         for phase, parts in really.phases.items():
             assert sum(shallow.phases[phase].values()) == pytest.approx(sum(parts.values()), rel=0.005), phase
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_streamed_weights_leave_what_the_plan_says(fraction: float, tiny_bases: BASES, tmp_path: Path) -> None:
+    """The very bytes of a real network whose blocks stream through a real ring, adapters in it."""
+    folder, shape = deepen(tiny_bases("wan"), tmp_path / "deep"), ClipShape(5, 64, 64, 16.0)
+    seen = imagination(folder, "wan", torch.float32, lora={"rank": 4})
+    seen.piece = 1
+    whole = seen.whole()
+    blocks = tuple(size for sizes in whole.values() for size in sizes)
+    reading = seen.step(shape, 1, "ON", tuple((path, len(sizes)) for path, sizes in whole.items()))
+    one = dict.fromkeys(("OFF", "ON"), reading)
+    facts = StepFacts(one, one, blocks, (0,) * len(blocks), {"OFF": 0, "ON": 0})
+    planned = need(facts, Choice(1, "ON", round(fraction * len(blocks)))).device["end"]
+
+    family = find("wan").open_family(folder, torch.device("cpu"), torch.float32)
+    net = family.denoiser()
+    held = add_lora(net, family.spec, lora_settings(seen.config), 0)
+    streams = stream_blocks(
+        net, family.spec.blocks, torch.device("cpu"), OffloadSettings(fraction), list(held.values())
+    )
+    assert streams.ring is not None
+    gaps = sum(slot.flat.numel() for slot in streams.ring.slots) - planned["ring"]
+    assert 0 <= gaps < 256 * len(streams.ring.slots) * len(streams.ring.tensors[0]), "each tensor begins at 256 bytes"
+    assert streams.resident_bytes - gaps == planned["weights"] + planned["trained"] + planned["ring"]

@@ -14,9 +14,11 @@ from videotune.files import read_json
 from videotune.memory.cards import card
 from videotune.memory.planner import Fixed
 from videotune.run import fitting, models, readings
-from videotune.run.fitting import OPEN, fit, fixed, peak, planned_bytes, settled, to_json
+from videotune.run.fitting import OPEN, activations_at_most, fit, fixed, peak, planned_bytes, settled, to_json
 from videotune.run.folder import read_run_config
+from videotune.run.imagine import Imagination
 from videotune.run.job import Words, settle
+from videotune.run.models import open_models
 from videotune.run.plan import plan
 from videotune.run.resume import Resume, scanned
 from videotune.run.train import train
@@ -188,3 +190,15 @@ def test_a_text_encoder_that_finds_no_room_is_streamed_and_says_the_same(
     assert facts_of(streamed) == facts_of(plain), "bit for bit what the whole encoder says"
     assert equal(state(streamed, 2), state(plain, 2))
     assert read_json(plain / "config.json")["data"] == read_json(streamed / "config.json")["data"]
+
+
+@pytest.mark.parametrize("family", ["wan", "cogvideox"])
+def test_without_reading_a_step_no_more_is_promised_than_it_keeps(
+    family: str, said: Say, tiny_bases: Callable[[str], Path]
+) -> None:
+    """Of what a step really keeps, OFF, by its reading: at least so much is set aside for it."""
+    job = opened(said("steps=1", "batch_size=2", f"base_model_name={tiny_bases(family)}", "video_config.target_fps=16"))
+    seen = Imagination(open_models(job.spec, job.base, job.config), job.config)
+    depths = tuple((path, len(blocks)) for path, blocks in seen.whole().items())
+    kept = max(parts.get("activations", 0) for parts in seen.step(job.shapes[0], 2, "OFF", depths).phases.values())
+    assert kept < activations_at_most(job, 4) < 30 * kept

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from videotune.errors import VideotuneError
 from videotune.train.optimizers import (
     OPTIMIZERS,
+    STATE_BYTES,
     AnyOptimizer,
     OptimizerSettings,
     apply,
@@ -259,3 +260,18 @@ def test_an_optimizer_for_each_parameter_is_the_same_update(name: str) -> None:
 def test_prodigy_cannot_step_tensor_by_tensor() -> None:
     with pytest.raises(VideotuneError, match="tensor by tensor"):
         make_optimizer({"all": list(parameters().values())}, OptimizerSettings("PRODIGY"), apart=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_takes_the_bytes_that_a_plan_counts(name: str) -> None:
+    large = nn.Parameter(torch.randn(256, 512))
+    large.grad = torch.randn(256, 512)
+    optimizer = make_optimizer({"a": [large]}, OptimizerSettings(name))
+    apply(optimizer, GOOD)
+    held = sum(tensor.nbytes for tensor in optimizer_state(optimizer, {"w": large}).values())
+    assert held / large.numel() == pytest.approx(STATE_BYTES[name], abs=0.05)
+
+
+def test_every_optimizer_has_its_bytes() -> None:
+    assert STATE_BYTES.keys() == OPTIMIZERS.keys()
+    assert STATE_BYTES["PAGED_ADAMW_8BIT"] == STATE_BYTES["ADAMW_8BIT"]

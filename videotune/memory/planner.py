@@ -11,7 +11,7 @@ import numpy as np
 from videotune.memory.cards import REACHED, Card
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.measure import Parts, Reading
-from videotune.memory.offload import spread
+from videotune.memory.offload import OffloadSettings, spread
 
 SPARE = 1.3
 """What activations are multiplied by: the allocator's pieces, and the libraries' own room, are not seen in shapes."""
@@ -19,7 +19,7 @@ SPARE = 1.3
 ROOM = 2**30
 """Bytes for CUDA's context and its libraries."""
 
-SLOTS = 2
+SLOTS = OffloadSettings().slots
 """Blocks of streamed weights that are on the device at a time: one computes, the next one arrives."""
 
 

@@ -32,6 +32,7 @@ from videotune.run.console import say, size
 from videotune.run.job import Job
 from videotune.run.memory_plan import known_facts, step_facts
 from videotune.run.models import dtype_name
+from videotune.run.text import in_loop
 
 if TYPE_CHECKING:
     import torch
@@ -219,7 +220,7 @@ def settled(job: Job) -> Job:
         return decided(job, on_host(job))
     vram, card = asked_card(None, None)
     if small_enough(job, vram or 0):
-        return decided(job, {OPEN[0]: job.config.batch_size, OPEN[1]: OFF, OPEN[2]: 0.0})
+        return decided(job, plainest(job, OFF))
     result = fit(job, dtype_name(job.config), vram, card, psutil.virtual_memory().available)
     if result.fits is False:
         lines = "".join(f"\n  {line}" for line in result.remedies)
@@ -268,16 +269,23 @@ def decided(job: Job, chosen: Mapping[str, Any]) -> Job:
     return replace(job, resolved=Resolved(config.model_copy(update=new), origins))
 
 
+def plainest(job: Job, checkpointing: str) -> dict[str, Any]:
+    """One pass for the batch, all weights on the device."""
+    return dict(zip(OPEN, (job.config.batch_size, checkpointing, 0.0), strict=True))
+
+
 def on_host(job: Job) -> dict[str, Any]:
     """On a CPU: nothing is streamed, and activations are kept where the host has room for them twice over."""
     import psutil
 
     roomy = 2 * activations_at_most(job, 4) <= psutil.virtual_memory().available
-    return {OPEN[0]: job.config.batch_size, OPEN[1]: OFF if roomy else ON, OPEN[2]: 0.0}
+    return plainest(job, OFF if roomy else ON)
 
 
 def small_enough(job: Job, vram: int) -> bool:
-    """Whether a bound shows, without reading a step, that all fits with room to spare."""
+    """Whether a bound shows, without reading a step, that all fits with room to spare; it knows nothing of text encoders."""
+    if in_loop(job.config):
+        return False
     numbers = network_numbers(job)
     trained = 24 if job.config.training_method == "FINE_TUNE" else 4
     return 2 * (trained * numbers[0] + activations_at_most(job, 4)) <= vram // 2

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from videotune.cache.batches import Drawn, Prepared
+from videotune.cache.experts import Rota
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
 from videotune.families.loading import in_tiles, without_weights
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.measure import PIECE, Ledger, Reading, fake_mode, imagine
 from videotune.memory.shallow import Depths
-from videotune.run.bench import attach
-from videotune.run.models import make_objective
+from videotune.run.bench import attach, make_learner
+from videotune.run.experts import trained
+from videotune.run.models import DTYPES, make_objective
 from videotune.run.text import in_loop
 from videotune.train.crew import Crew
-from videotune.train.ema import Ema
-from videotune.train.masters import Masters
-from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer, parts_of
+from videotune.train.optimizers import parts_of
 from videotune.train.step import Clock, Learner, StepSettings, train_step
 from videotune.types import Batch, ClipShape, Condition, Family
 
@@ -80,7 +80,7 @@ class Imagination:
                     module.eval()
             held = {name: new[id(p)] for name, p in held.items()}
             with self.mode:
-                self._nets[depths] = Imagined(net, held, self._learner(held))
+                self._nets[depths] = Imagined(net, held, self.learner(held))
         return self._nets[depths]
 
     def step(self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths) -> Reading:
@@ -110,7 +110,9 @@ class Imagination:
             ledger.name((x for state in states for x in _tensors(state)), "optimizer")
             ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
             hooks = [
-                p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients"))
+                p.register_post_accumulate_grad_hook(
+                    lambda p: ledger.name([p.grad] * (p.grad is not None), "gradients")
+                )
                 for p in {id(p): p for p in [*trained, *net.held.values()]}.values()
             ]
             settings = StepSettings(1, self.config.max_grad_norm, None)
@@ -119,20 +121,16 @@ class Imagination:
         for hook in hooks:
             hook.remove()
 
-    def _learner(self, held: Mapping[str, nn.Parameter]) -> Learner:
+    def learner(self, held: Mapping[str, nn.Parameter]) -> Learner:
+        """The run's own, with AdamW: other optimizers' state is counted by what they keep a number."""
         if not held:  # the new rows of a text encoder's table, which are next to nothing
             held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
-        masters = Masters(held)
-        parameters = masters.parameters
-        optimizer = make_optimizer({"transformer": list(parameters.values())}, OptimizerSettings())
-        return Learner(
-            parameters,
-            optimizer,
-            {"transformer": RateSettings(1e-4, "CONSTANT", 0, 1)},
-            masters if masters.apart else None,
-            None if self.config.ema.decay is None else Ema(parameters, self.config.ema.decay),
-            held if masters.apart else None,
-        )
+        adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
+        dtype = next(name for name, dtype in DTYPES.items() if dtype == self.family.dtype)
+        planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
+        name = trained(self.family.spec, self.config)[0]
+        learner = make_learner(held, {}, self.family, planned, name, Rota((name,)), 1)
+        return replace(learner, text=None)  # text encoders are read apart
 
     def _prepared(self, shape: ClipShape, samples: int) -> Prepared:
         """A batch of nothing in particular, of the right shapes."""

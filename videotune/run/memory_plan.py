@@ -17,9 +17,9 @@ from videotune.memory.shallow import FEW, MORE, Depths, deep
 from videotune.run.imagine import Imagination
 from videotune.run.job import Job
 from videotune.run.models import dtype_of
-from videotune.run.plan import MOMENTS
 from videotune.run.previews import sample_settings, usual_shape
 from videotune.run.text import in_loop
+from videotune.train.optimizers import STATE_BYTES
 from videotune.types import ClipShape, FamilySpec
 
 MODES = ("OFF", "ON")
@@ -49,7 +49,7 @@ class Wanted:
                 "text_encoder": config.text_encoder.train,
                 "lora": config.lora.model_dump(mode="json"),
                 "ema": config.ema.model_dump(mode="json"),
-                "optimizer": config.optimizer.name,
+                "optimizer": [config.optimizer.name, config.optimizer.masters, config.optimizer.step_in_backward],
                 "isolated": not config.video_config.use_temporal_attention,
                 "first_frame": bool(config.first_frame_probability),
                 "shapes": [str(shape) for shape in self.shapes],
@@ -111,7 +111,7 @@ def read_facts(wanted: Wanted, dtype: str) -> StepFacts:
         kept={mode: kept_a_block(lambda d, m=mode: reading(m, 1, d), counts) for mode in MODES},
         work=work(wanted, lambda s: deep(lambda d: seen.step(s, 1, "ON", d), counts).flops, deeps["ON", 1].flops),
         elsewhere=elsewhere(seen, wanted),
-        moments=MOMENTS[config.optimizer.name] / MOMENTS["ADAMW"],
+        moments=STATE_BYTES[config.optimizer.name] / STATE_BYTES["ADAMW"],
     )
     return with_text(facts, seen, config) if in_loop(config) else facts
 

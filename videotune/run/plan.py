@@ -163,23 +163,12 @@ def experts_of(job: Job) -> dict[str, Any] | None:
     return {"period": rota.period, "each": each}
 
 
-MOMENTS = {
-    "ADAMW": 8,
-    "ADAMW_8BIT": 2,
-    "PAGED_ADAMW_8BIT": 2,
-    "ADAFACTOR": 0,
-    "PRODIGY": 16,
-    "LION": 4,
-    "LION_8BIT": 1,
-    "MUON": 4,
-}
-"""Bytes that an optimizer keeps of each number of a large matrix; Adafactor's rows and columns are next to nothing."""
-
-
 def bytes_a_parameter(config: Config) -> int:
     """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
+    from videotune.train.optimizers import STATE_BYTES
+
     weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
-    return weight + MOMENTS[config.optimizer.name] + (4 if config.ema.decay is not None else 0)
+    return weight + STATE_BYTES[config.optimizer.name] + (4 if config.ema.decay is not None else 0)
 
 
 def checkpoints_at_most(config: Config, steps: int) -> int:

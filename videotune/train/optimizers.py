@@ -202,6 +202,18 @@ OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerSettings], Any
     "MUON": _muon,
 }
 
+STATE_BYTES: Mapping[str, int] = {
+    "ADAMW": 8,
+    "ADAMW_8BIT": 2,
+    "PAGED_ADAMW_8BIT": 2,
+    "ADAFACTOR": 0,
+    "PRODIGY": 16,
+    "LION": 4,
+    "LION_8BIT": 1,
+    "MUON": 4,
+}
+"""Bytes that an optimizer keeps of each number of a large matrix; Adafactor's rows and columns are next to nothing."""
+
 
 def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
     """Take the step where ``good`` () is true; where not, weights and moments stay as they are.
