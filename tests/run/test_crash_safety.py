@@ -13,8 +13,8 @@ import pytest
 from safety_kit import Running, equal, facts_of, of_kind, start, state, steps_of
 
 from videotune.errors import DONE, FAILED, INTERRUPTED
-from videotune.files import read_json
-from videotune.monitor.heartbeat import LATE, Heartbeat, heartbeat, life
+from videotune.files import LATE, life, read_json
+from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.monitor.journal import read_journal
 from videotune.report.html import page
 from videotune.report.read import read_run

@@ -23,8 +23,7 @@ from small_disk import (
 )
 
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
-from videotune.files import read_json
-from videotune.monitor.heartbeat import life
+from videotune.files import life, read_json
 from videotune.run import keeping
 from videotune.run.job import Words
 from videotune.run.resume import Resume

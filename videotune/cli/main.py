@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -378,6 +379,8 @@ def main() -> None:
     """Run a command; a mistake of the person's is a sentence and exit code 1 or 2, never a traceback."""
     from typer.exceptions import TyperException
 
+    for library in ("TRANSFORMERS", "DIFFUSERS"):  # their warnings are of what we do on purpose; errors are still shown
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Typer ends in silence at a Ctrl-C
         signal.signal(signal.SIGINT, _interrupted)
         signal.signal(signal.SIGTERM, _interrupted)

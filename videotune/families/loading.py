@@ -42,7 +42,9 @@ def load_model(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device)
     if not hasattr(cls, "load_config"):  # transformers streams by itself, and ties weights that stand in a file once
         if _STREAMED.get() is None:
             return _transformers_model(cls, folder, files, dtype, device)
-        return _streamed(_transformers_model(cls, folder, files, dtype, torch_cpu()), device)
+        import torch
+
+        return _streamed(_transformers_model(cls, folder, files, dtype, torch.device("cpu")), device)
     net = skeleton(cls, folder, dtype)
     rename = check_part(cls, folder, net, say=said)
     kept = tuple(cls._keep_in_fp32_modules or ())
@@ -152,13 +154,6 @@ def _streamed(net: nn.Module, device: torch.device) -> nn.Module:
     streams = stream_blocks(net, [longest], device, OffloadSettings(1.0), say=_STREAMED.get() or said)
     net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network
     return net
-
-
-def torch_cpu() -> torch.device:
-    """The host's device."""
-    import torch
-
-    return torch.device("cpu")
 
 
 @contextmanager

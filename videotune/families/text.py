@@ -18,6 +18,19 @@ def fresh_tokenizers(folder: Path, parts: Mapping[str, str] | None = None) -> di
     return {part: AutoTokenizer.from_pretrained(folder / place) for part, place in names.items()}
 
 
+def count_tokens(folder: Path, captions: Sequence[str]) -> list[int] | None:
+    """How many tokens each caption has, marks included, without torch; None where the folder has no tokenizer.json."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return [len(encoding.ids) for encoding in tokenizer.encode_batch(list(captions))]
+
+
 def text_skeletons(folder: Path, name: str, part: str = "text_encoder") -> dict[str, nn.Module]:
     """A text encoder of transformers, by its class's name, with all of its weights on the meta device."""
     import torch

@@ -11,9 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from videotune.files import LATE as LATE
-from videotune.files import life as life
-from videotune.files import write_json
+from videotune.files import LATE, write_json
 
 EVERY = LATE / 6
 """Seconds between two beats."""

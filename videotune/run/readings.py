@@ -107,6 +107,7 @@ def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
         if not of_memory(error):
             raise
     name = trainer.bench.current
+    say("note: the device has no room to decode a preview beside the denoiser, which is set aside meanwhile")
     trainer.bench.drop()
     try:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from videotune.errors import VideotuneError
 from videotune.families.find import read_config
+from videotune.families.text import count_tokens
 from videotune.types import Expert, FamilySpec, VideoRules
 
 ATTENTION = (r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",)
@@ -124,14 +125,5 @@ def _schedule(path: Path) -> dict[str, float]:
 
 def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
     """How many tokens each caption has, the end mark included, without torch; None without a tokenizer.json."""
-    path = folder / "tokenizer" / "tokenizer.json"
-    if not path.is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     # T5's tokenizer takes any white space for one space, whether its file says so or the library that loads it
-    plain = [" ".join(caption.split()) for caption in captions]
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch(plain)]
+    return count_tokens(folder / "tokenizer", [" ".join(caption.split()) for caption in captions])

@@ -59,22 +59,10 @@ class CogVideoX:
         if "text_encoder" not in self._parts:
             from transformers import AutoTokenizer, T5EncoderModel
 
-            self._refuse_unreadable_tokenizer()
             encoder = load_model(T5EncoderModel, self.folder / "text_encoder", self.dtype, self.device)
             tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
             self._parts["text_encoder"] = self.pipeline_class()(tokenizer, encoder, None, None, None)
         return self._parts["text_encoder"]
-
-    def _refuse_unreadable_tokenizer(self) -> None:
-        """VideotuneError where the tokenizer is a sentencepiece model alone, and what reads such a file is not installed."""
-        from transformers.utils import is_protobuf_available
-
-        folder = self.folder / "tokenizer"
-        if not (folder / "tokenizer.json").is_file() and not is_protobuf_available():
-            raise VideotuneError(
-                f"{folder} has no tokenizer.json, and to read its spiece.model the package protobuf is needed: "
-                "pip install protobuf"
-            )
 
     def _vae(self) -> Any:
         """The VAE in float32. It is never tiled: tiles would give other latents and other frames than the pipeline's."""
@@ -117,7 +105,6 @@ class CogVideoX:
 
     def tokenizers(self) -> Mapping[str, Any]:
         """T5's tokenizer, fresh."""
-        self._refuse_unreadable_tokenizer()
         return fresh_tokenizers(self.folder)
 
     def text_skeletons(self) -> Mapping[str, nn.Module]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.families.find import read_config
+from videotune.families.text import count_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -183,16 +184,9 @@ def full_name(name: str) -> str:
 
 def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
     """How many tokens each caption has, the end mark included, without torch; None without a tokenizer.json."""
-    path = folder / "tokenizer" / "tokenizer.json"
-    if not path.is_file():
-        return None
     import html
 
     import ftfy
-    from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     cleaned = [" ".join(html.unescape(html.unescape(ftfy.fix_text(caption))).split()) for caption in captions]
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch(cleaned)]
+    return count_tokens(folder / "tokenizer", cleaned)
