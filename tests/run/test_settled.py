@@ -12,12 +12,13 @@ from safety_kit import equal, facts_of, of_kind, state
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.memory.cards import card
-from videotune.memory.planner import Fixed
+from videotune.memory.planner import PLAIN, TILED, Fixed
 from videotune.run import fitting, models, readings
 from videotune.run.fitting import OPEN, activations_at_most, fit, fixed, peak, planned_bytes, settled, to_json
 from videotune.run.folder import read_run_config
 from videotune.run.imagine import Imagination
 from videotune.run.job import Words, settle
+from videotune.run.memory_plan import step_facts
 from videotune.run.models import open_models
 from videotune.run.plan import plan
 from videotune.run.resume import Resume, scanned
@@ -91,6 +92,15 @@ def test_a_plan_chooses_nothing_that_the_run_would_refuse(said: Say, sets: tuple
     found = fit(job, "FLOAT_32", 10**6, None)
     assert not found.fits, "so that all that may be chosen was chosen"
     assert found.choice.micro_batch == (forced.micro_batch or 1)
+
+
+def test_tiles_are_read_only_where_nothing_else_fits(said: Say) -> None:
+    job = opened(said("steps=1", "sample_after=1", "sample.resolution=64x64", "sample.frames=9"))
+    roomy = fit(job, "FLOAT_32", 1 << 40, None)
+    assert roomy.phases["preview"][0] == PLAIN
+    assert TILED not in step_facts(job, "FLOAT_32").elsewhere["preview"]
+    assert fit(job, "FLOAT_32", 10**6, None).phases["preview"][0] == TILED
+    assert TILED in step_facts(job, "FLOAT_32").elsewhere["preview"], "remembered"
 
 
 def test_what_does_not_fit_is_told_with_remedies(said: Say) -> None:

@@ -30,7 +30,7 @@ from videotune.memory.planner import (
 )
 from videotune.run.console import say, size
 from videotune.run.job import Job
-from videotune.run.memory_plan import known_facts, step_facts
+from videotune.run.memory_plan import known_facts, step_facts, tiled_too
 from videotune.run.models import dtype_name
 from videotune.run.text import in_loop
 
@@ -123,6 +123,8 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     found = fastest(facts, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
     choice, training = found or smallest(facts, batch, own)
     away = others(facts, training, vram)
+    if vram is not None and "preview" in away and room(away["preview"][1]) > vram:
+        away = others(tiled_too(job, dtype, facts), training, vram)
     phases: dict[str, tuple[str, Parts]] = {"training": ("as it is", training.device[training.worst]), **away}
     fits = None if vram is None else found is not None and all(room(parts) <= vram for _, parts in phases.values())
     given = config.layer_offload_fraction

@@ -69,6 +69,21 @@ def step_facts(job: Job, dtype: str) -> StepFacts:
     return facts
 
 
+def tiled_too(job: Job, dtype: str, facts: StepFacts) -> StepFacts:
+    """The facts with a preview that is decoded in tiles: dear to read, and wanted where nothing else fits alone."""
+    import torch
+
+    wanted = wanted_of(job)
+    if wanted.preview is None or TILED in facts.elsewhere["preview"]:
+        return facts
+    family = find(wanted.spec.name).open_family(wanted.folder, torch.device("cpu"), dtype_of(dtype))
+    tiled = _autoencoder(Imagination(family, wanted.config).decode(wanted.preview, tiled=True))
+    preview = {**facts.elsewhere["preview"], TILED: tiled}
+    facts = replace(facts, elsewhere={**facts.elsewhere, "preview": preview})
+    write_json(job.cache / "plans" / f"{wanted.key(dtype)}.json", to_json(facts))
+    return facts
+
+
 def known_facts(job: Job, dtype: str) -> StepFacts | None:
     """``step_facts`` where they were read before; None where not."""
     place = job.cache / "plans" / f"{wanted_of(job).key(dtype)}.json" if job.base is not None else None
@@ -174,8 +189,7 @@ def elsewhere(seen: Imagination, wanted: Wanted) -> dict[str, Mapping[str, Mappi
     }
     if wanted.preview is not None:
         decoding = _autoencoder(seen.decode(wanted.preview))
-        tiled = _autoencoder(seen.decode(wanted.preview, tiled=True))
-        phases["preview"] = {PLAIN: decoding, ASIDE: decoding, TILED: tiled}
+        phases["preview"] = {PLAIN: decoding, ASIDE: decoding}
     return phases
 
 
