@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from videotune.errors import VideotuneError
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -34,3 +36,30 @@ def each_once(captions: Sequence[str], encode: Callable[[str], Tensor]) -> Tenso
 
     states = {caption: encode(caption) for caption in dict.fromkeys(captions)}
     return torch.stack([states[caption] for caption in captions])
+
+
+def refuse_unreadable_tokenizer(folder: Path) -> None:
+    """VideotuneError where the tokenizer is a sentencepiece model alone, and what reads such a file is not installed."""
+    from transformers.utils import is_protobuf_available
+
+    folder = folder / "tokenizer"
+    if not (folder / "tokenizer.json").is_file() and not is_protobuf_available():
+        raise VideotuneError(
+            f"{folder} has no tokenizer.json, and to read its spiece.model the package protobuf is needed: "
+            "pip install protobuf"
+        )
+
+
+def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
+    """How many tokens of T5 each caption has, the end mark included, without torch; None without a tokenizer.json."""
+    path = folder / "tokenizer" / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # T5's tokenizer takes any white space for one space, whether its file says so or the library that loads it
+    plain = [" ".join(caption.split()) for caption in captions]
+    return [len(encoding.ids) for encoding in tokenizer.encode_batch(plain)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,18 +119,3 @@ def _schedule(path: Path) -> dict[str, float]:
         if config.get(name) != value:
             raise VideotuneError(f"{path}: {name} is {config.get(name)!r}; CogVideoX is trained with {value!r}")
     return {name: float(config[name]) for name in SCHEDULE}
-
-
-def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
-    """How many tokens each caption has, the end mark included, without torch; None without a tokenizer.json."""
-    path = folder / "tokenizer" / "tokenizer.json"
-    if not path.is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    # T5's tokenizer takes any white space for one space, whether its file says so or the library that loads it
-    plain = [" ".join(caption.split()) for caption in captions]
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch(plain)]

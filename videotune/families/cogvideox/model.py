@@ -14,7 +14,7 @@ from videotune.families.cogvideox.attention import isolate_frames
 from videotune.families.cogvideox.facts import read_spec
 from videotune.families.find import fingerprint, read_config
 from videotune.families.loading import in_tiles, load_model
-from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
+from videotune.families.text import each_once, fresh_tokenizers, refuse_unreadable_tokenizer, text_skeletons
 from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest, TextPart
 
 if TYPE_CHECKING:
@@ -59,22 +59,11 @@ class CogVideoX:
         if "text_encoder" not in self._parts:
             from transformers import AutoTokenizer, T5EncoderModel
 
-            self._refuse_unreadable_tokenizer()
+            refuse_unreadable_tokenizer(self.folder)
             encoder = load_model(T5EncoderModel, self.folder / "text_encoder", self.dtype, self.device)
             tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
             self._parts["text_encoder"] = self.pipeline_class()(tokenizer, encoder, None, None, None)
         return self._parts["text_encoder"]
-
-    def _refuse_unreadable_tokenizer(self) -> None:
-        """VideotuneError where the tokenizer is a sentencepiece model alone, and what reads such a file is not installed."""
-        from transformers.utils import is_protobuf_available
-
-        folder = self.folder / "tokenizer"
-        if not (folder / "tokenizer.json").is_file() and not is_protobuf_available():
-            raise VideotuneError(
-                f"{folder} has no tokenizer.json, and to read its spiece.model the package protobuf is needed: "
-                "pip install protobuf"
-            )
 
     def _vae(self) -> Any:
         """The VAE in float32. It is never tiled: tiles would give other latents and other frames than the pipeline's."""
@@ -117,7 +106,7 @@ class CogVideoX:
 
     def tokenizers(self) -> Mapping[str, Any]:
         """T5's tokenizer, fresh."""
-        self._refuse_unreadable_tokenizer()
+        refuse_unreadable_tokenizer(self.folder)
         return fresh_tokenizers(self.folder)
 
     def text_skeletons(self) -> Mapping[str, nn.Module]:
