@@ -17,7 +17,7 @@ OLDER = {
     "spatio_temporal_scaling": (True, True, True, False),
 }
 UPWARDS = {
-    "decoder_block_out_channels": (4, 8, 16),
+    "decoder_block_out_channels": (8, 16, 32),
     "decoder_layers_per_block": (1, 1, 1, 1),
     "decoder_spatio_temporal_scaling": (True, True, True),
     "upsample_residual": (True, True, True),
