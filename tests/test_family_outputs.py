@@ -127,7 +127,9 @@ def same_words(family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any]
         if other is None:
             odd.append(word)
             continue
-        for mine, given in zip(*(map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one)), strict=True):
+        for mine, given in zip(
+            *(map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one)), strict=True
+        ):
             same = mine.shape == given.shape and torch.allclose(mine.float(), given.float(), rtol=1e-6, atol=1e-3)
             odd += [] if same else [word]
     return odd

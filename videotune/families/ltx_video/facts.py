@@ -19,7 +19,8 @@ FEED_FORWARD = (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",)
 SIZES = {(2048, 28): "2B", (4096, 48): "13B"}
 """(width, blocks) of the published transformers."""
 
-LICENCES = {"2B": "LTX-Video 2B licence (RAIL-M)", "13B": "LTXV Open Weights License"}
+OLDER_LICENCE, LICENCE = "LTX-Video RAIL-M licence", "LTXV Open Weights License"
+"""Up to 0.9.1, and of all 13B; 2B from 0.9.5 on has OpenRAIL-M first, then the latter, and no config tells which."""
 
 MIDDLE = 2560
 """Tokens whose shift stands for all where one number is asked for: half way between the two that the rule names."""
@@ -57,7 +58,7 @@ SPEC = FamilySpec(
     sample_steps=50,
     sample_guidance=3.0,
     fp16_safe=False,
-    licence=LICENCES["2B"],
+    licence=OLDER_LICENCE,
     first_frame=0.1,  # as the authors' trainer has it
     sample_shape=(161, 512, 704),
     keeps_variance=True,
@@ -85,16 +86,19 @@ def read_spec(folder: Path) -> FamilySpec:
         )
     scheduler = read_config(folder / "scheduler" / "scheduler_config.json")
     size = SIZES.get((net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), "")
-    strides = tuple(_stride(vae, kind, patch) for kind, patch in (("spatial", 4), ("temporal", 1)))
-    version = "0.9.5+" if newer(folder) else "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
+    spatial, temporal = _stride(vae, "spatial", 4), _stride(vae, "temporal", 1)
+    since = newer(folder)
+    version = "0.9.5+" if since else "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
     return replace(
         SPEC,
         title=f"LTX-Video {version} {size}".rstrip(),
-        rules=VideoRules(strides[1], 1, strides[0], SPEC.rules.fps, *strides, most_frames=SPEC.rules.most_frames),
+        rules=replace(
+            SPEC.rules, frame_step=temporal, side_multiple=spatial, spatial_stride=spatial, temporal_stride=temporal
+        ),
         latent_channels=vae["latent_channels"],
-        text_tokens=NEWER_TOKENS if newer(folder) else SPEC.text_tokens,
+        text_tokens=NEWER_TOKENS if since else SPEC.text_tokens,
         text_width=net["caption_channels"],
-        licence=LICENCES.get(size, SPEC.licence),
+        licence=SPEC.licence if not since else LICENCE if size == "13B" else f"OpenRAIL-M or {LICENCE}",
         shift_by_tokens=_shifts(scheduler),
     )
 

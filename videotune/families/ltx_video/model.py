@@ -12,7 +12,7 @@ from videotune.errors import VideotuneError
 from videotune.families.find import fingerprint, read_config
 from videotune.families.loading import in_tiles, load_model
 from videotune.families.ltx_video.facts import newer, read_spec
-from videotune.families.ltx_video.nets import encoded, full_name, isolate_frames, stand_in
+from videotune.families.ltx_video.nets import encoded, full_name, isolate_frames, quiet_schedule, stand_in
 from videotune.families.text import fresh_tokenizers, refuse_unreadable_tokenizer, text_skeletons
 from videotune.randomness import draws, seed32
 from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest, TextPart
@@ -228,11 +228,15 @@ class LTXVideo:
         scheduler_class = getattr(diffusers, read_config(self.folder / "model_index.json")["scheduler"][1])
         config = scheduler_class.load_config(self.folder / "scheduler")
         if shift is not None and self.newer:
-            raise VideotuneError(f"sample.shift: the pipeline of {self.spec.title} has a schedule of its own; leave it out")
+            raise VideotuneError(
+                f"sample.shift: the pipeline of {self.spec.title} has a schedule of its own; leave it out"
+            )
         if shift is not None:
             config |= {"use_dynamic_shifting": False, "shift": shift}
         own = read_config(self.folder / "transformer" / "config.json")
-        net = stand_in(nets, self.spec.experts[0].name, {"patch_size": 1, "patch_size_t": 1} | own, self.dtype, self.device)
+        net = stand_in(
+            nets, self.spec.experts[0].name, {"patch_size": 1, "patch_size_t": 1} | own, self.dtype, self.device
+        )
         pipe = kind(scheduler_class.from_config(config), encoded(self.spec, first, self.device), None, None, net)
         pipe.set_progress_bar_config(disable=True)
         return pipe
@@ -248,34 +252,40 @@ class LTXVideo:
         torch, shape, first = _torch(), request.shape, request.first
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
         words: dict[str, Any] = {}
-        kind = self.pipeline_class()
+        kind = self._kind(first is not None)
         if first is not None and self.newer:
             words = {"image": torch.zeros(1, 3, shape.height, shape.width)}  # only its size is looked at
         elif first is not None:
-            from diffusers import LTXImageToVideoPipeline as kind  # noqa: N813
-
             words = {"latents": _packed(_begun(first.float(), self.spec.rules.latent_size(shape), generators))}
         if uncond is not None:
             words["negative_prompt_embeds"] = uncond.text.to(self.device, self.dtype)
             words["negative_prompt_attention_mask"] = _mask(uncond, self.device)
-        latents = self._pipeline(kind, nets, request.shift, first)(
-            prompt_embeds=cond.text.to(self.device, self.dtype),
-            prompt_attention_mask=_mask(cond, self.device),
-            height=shape.height,
-            width=shape.width,
-            num_frames=shape.frames,
-            frame_rate=shape.fps,
-            num_inference_steps=request.steps,
-            guidance_scale=request.guidance,
-            generator=generators,
-            output_type="latent",
-            **words,
-        ).frames
+        pipe = self._pipeline(kind, nets, request.shift, first)
+        with quiet_schedule(pipe.scheduler):
+            latents = pipe(
+                prompt_embeds=cond.text.to(self.device, self.dtype),
+                prompt_attention_mask=_mask(cond, self.device),
+                height=shape.height,
+                width=shape.width,
+                num_frames=shape.frames,
+                frame_rate=shape.fps,
+                num_inference_steps=request.steps,
+                guidance_scale=request.guidance,
+                generator=generators,
+                output_type="latent",
+                **words,
+            ).frames
         if not self.newer:  # packed
             latents = latents.transpose(1, 2).unflatten(2, self.spec.rules.latent_size(shape))
         if first is not None:
             latents = torch.cat([first.to(latents), latents[:, :, 1:]], dim=2)
         return latents.float()
+
+    def _kind(self, from_image: bool) -> Any:
+        """The pipeline that draws: the newer takes an image or none, of the older there are two."""
+        from diffusers import LTXImageToVideoPipeline
+
+        return LTXImageToVideoPipeline if from_image and not self.newer else self.pipeline_class()
 
     def pipeline_class(self) -> Any:
         """The diffusers pipeline that draws from this checkpoint, and whose ``load_lora_weights`` reads our files."""

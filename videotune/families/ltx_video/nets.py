@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +44,14 @@ def encoded(spec: FamilySpec, first: Tensor | None, device: torch.device) -> nn.
     Its statistics are 0 and 1, so that the pipeline hands the latents on as they are.
     """
     import torch
+    from diffusers.utils.torch_utils import randn_tensor
     from torch import nn
+
+    def draw(generators: Sequence[torch.Generator]) -> Tensor:
+        """The known latents; as many numbers are drawn as the VAE's own would have cost, for the noise that comes later."""
+        assert first is not None
+        randn_tensor(first.shape, list(generators))
+        return first
 
     class Encoded(nn.Module):
         """A VAE that encodes whatever it is given to known latents."""
@@ -55,9 +64,22 @@ def encoded(spec: FamilySpec, first: Tensor | None, device: torch.device) -> nn.
             self.latents_mean, self.latents_std = torch.zeros(spec.latent_channels), torch.ones(spec.latent_channels)
 
         def encode(self, pixels: Tensor) -> Any:
-            return SimpleNamespace(latents=first)
+            return SimpleNamespace(latent_dist=SimpleNamespace(sample=draw))
 
     return Encoded()
+
+
+@contextmanager
+def quiet_schedule(scheduler: Any) -> Iterator[None]:
+    """Without the warning that a schedule of timesteps may be shifted otherwise than its noise, where nothing shifts it."""
+    config, logger = scheduler.config, logging.getLogger(type(scheduler).__module__)
+    level = logger.level
+    if config.shift == 1 and not config.use_dynamic_shifting and not config.shift_terminal:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class ByFrame:
