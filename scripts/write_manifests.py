@@ -66,6 +66,18 @@ SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
             "trained_betas": None,
         },
     ),
+    "ltx": (
+        "FlowMatchEulerDiscreteScheduler",
+        {
+            "use_dynamic_shifting": True,
+            "base_image_seq_len": 1024,
+            "base_shift": 0.95,
+            "max_image_seq_len": 4096,
+            "max_shift": 2.05,
+            "shift_terminal": 0.1,
+        },
+    ),
+    "ltx 0.9.7": ("FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": False}),
 }
 """Of the schedulers only what decides the noising path."""
 
@@ -107,10 +119,12 @@ MODELS = {
         "HiDream-ai/HiDream-I1-Full", "HiDreamImagePipeline", "hidream-i1", None, None, Published(17_105_733_184, HEADERS)
     ),
     "ltx-video-2b": Model(
-        "Lightricks/LTX-Video", "LTXPipeline", "ltx-video-2b", None, None, Published(1_923_385_472, FINETRAINERS)
+        "Lightricks/LTX-Video", "LTXPipeline", "ltx-video-2b", "ltx-video-0.9.0.vae", "ltx",
+        Published(1_923_385_472, FINETRAINERS),
     ),
     "ltx-video-13b": Model(
-        "Lightricks/LTX-Video-0.9.7-dev", "LTXConditionPipeline", "ltx-video-13b", None, None,
+        "Lightricks/LTX-Video-0.9.7-dev", "LTXConditionPipeline", "ltx-video-13b", "ltx-video-0.9.7.vae",
+        "ltx 0.9.7",
         Published(13_042_569_344, HEADERS),
     ),
 }  # fmt: skip

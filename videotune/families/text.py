@@ -47,3 +47,9 @@ def each_once(captions: Sequence[str], encode: Callable[[str], Tensor]) -> Tenso
 
     states = {caption: encode(caption) for caption in dict.fromkeys(captions)}
     return torch.stack([states[caption] for caption in captions])
+
+
+def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
+    """How many tokens T5 makes of each caption, the end mark included, without torch; None without a tokenizer.json."""
+    # T5's tokenizer takes any white space for one space, whether its file says so or the library that loads it
+    return count_tokens(folder / "tokenizer", [" ".join(caption.split()) for caption in captions])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from videotune.errors import VideotuneError
 from videotune.families.find import read_config
-from videotune.families.text import count_tokens
 from videotune.types import Expert, FamilySpec, VideoRules
 
 ATTENTION = (r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",)
@@ -121,9 +119,3 @@ def _schedule(path: Path) -> dict[str, float]:
         if config.get(name) != value:
             raise VideotuneError(f"{path}: {name} is {config.get(name)!r}; CogVideoX is trained with {value!r}")
     return {name: float(config[name]) for name in SCHEDULE}
-
-
-def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
-    """How many tokens each caption has, the end mark included, without torch; None without a tokenizer.json."""
-    # T5's tokenizer takes any white space for one space, whether its file says so or the library that loads it
-    return count_tokens(folder / "tokenizer", [" ".join(caption.split()) for caption in captions])
