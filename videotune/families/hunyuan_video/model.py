@@ -43,20 +43,19 @@ class HunyuanVideo:
         if "text_encoder" not in self._parts:
             tokenizers = self.tokenizers()
             llama, clip = (self._text_encoder(part) for part in TEXT)
+            if clip.eos_token_id == 2:
+                # The published config names a wrong end of text, and transformers then takes the token of the largest
+                # number for it: the same, until there are new tokens with larger ones.
+                clip.eos_token_id = tokenizers["text_encoder_2"].eos_token_id
             pipe = self._bare(llama, clip)
             pipe.tokenizer, pipe.tokenizer_2 = tokenizers.values()
             self._parts["text_encoder"] = pipe
         return self._parts["text_encoder"]
 
-    def _text_encoder(self, part: str) -> nn.Module:
+    def _text_encoder(self, part: str) -> Any:
         import transformers
 
-        net: Any = load_model(getattr(transformers, TEXT[part]), self.folder / part, self.dtype, self.device)
-        if part == "text_encoder_2" and net.eos_token_id == 2:
-            # The published config names a wrong end of text, and transformers then takes the token of the largest
-            # number for it: the same, until there are new tokens with larger ones.
-            net.eos_token_id = self._tokenizer("tokenizer_2").eos_token_id
-        return net
+        return load_model(getattr(transformers, TEXT[part]), self.folder / part, self.dtype, self.device)
 
     def _bare(self, llama: Any = None, clip: Any = None, net: Any = None, scheduler: Any = None) -> Any:
         from diffusers import HunyuanVideoPipeline

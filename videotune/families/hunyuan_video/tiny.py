@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ def tiny(folder: Path, seed: int = 0, variant: str = VARIANTS[0]) -> Path:
 
 
 def llama_tokenizer() -> Any:
-    """A tokenizer of single bytes, with tokens of its own for the template: it is as long as Llama 3 reads it."""
+    """A tokenizer of single bytes; what stands in front of a caption has as many tokens as Llama 3 reads it in."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -65,7 +66,7 @@ def llama_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in template_pieces()])
+    tokenizer.add_tokens([AddedToken(rest_of_template(), normalized=False)])
     begin = (MARKS[0], tokenizer.token_to_id(MARKS[0]))
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{MARKS[0]} $A", special_tokens=[begin])
     return PreTrainedTokenizerFast(
@@ -74,18 +75,13 @@ def llama_tokenizer() -> Any:
     )  # fmt: skip
 
 
-def template_pieces() -> list[str]:
-    """The template in front of the caption, cut into so many pieces that it has as many tokens as the pipeline cuts off."""
-    text = TEMPLATE.partition("{}")[0]
-    for mark in MARKS:
-        text = text.replace(mark, "\0")
-    parts = [part for part in text.split("\0") if part]
-    longest = max(parts, key=len)
-    few = [part for part in parts if part is not longest]
-    marks = 1 + text.count("\0")  # with the beginning, which the tokenizer adds
-    count = CROP - marks - len(few)
-    cuts = [len(longest) * i // count for i in range(count + 1)]
-    return [*few, *(longest[lo:hi] for lo, hi in zip(cuts, cuts[1:], strict=False))]
+def rest_of_template() -> str:
+    """The end of the longest text in the template, which is one token: so in front of a caption there are as many tokens as
+    the pipeline cuts off, all others being marks and single letters."""
+    front = TEMPLATE.partition("{}")[0]
+    text = max(re.split(r"<\|\w+\|>", front), key=len)
+    others = 1 + len(re.sub(r"<\|\w+\|>", "*", front)) - len(text)  # with the beginning, which the tokenizer adds
+    return text[CROP - 1 - others :]
 
 
 def clip_tokenizer() -> Any:
