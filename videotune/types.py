@@ -148,9 +148,9 @@ class FamilySpec:
     ``sample_shape`` (frames, height, width) is what the model draws unless told otherwise (None: 8 steps of its frames in a
     square of ``default_resolution``). What ``encode_video`` gives of a clip: the mean, with ``keeps_variance`` the
     variance too; ``told_channels`` (of each latent frame, of the first alone) and ``told_states`` numbers of an image.
-    ``fused``: for an export format in which several modules are one, their list of blocks and their paths within a block, in
-    the order of their rows. ``shift_by_tokens``: (tokens, μ at them, other tokens, μ at those) of the checkpoint's own scheduler, whose shift e^μ
-    grows with the resolution (None: it has a fixed one).
+    ``fused``: for an export format that makes one module of several, their list of blocks and their paths within a block,
+    in the order of their rows. ``shift_by_tokens``: (tokens, μ at them, other tokens, μ at those) of the checkpoint's own
+    scheduler, whose shift e^μ grows with the resolution (None: it has a fixed one).
     """
 
     name: str

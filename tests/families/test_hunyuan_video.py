@@ -44,9 +44,7 @@ def test_the_template_is_the_pipelines() -> None:
 
 def test_what_only_looks_like_it_is_refused(tiny_bases: Bases, tmp_path: Path) -> None:
     for number, kind in enumerate(("latent_concat", "token_replace")):
-        folder = changed(
-            tiny_bases(NAME), tmp_path / str(number), "transformer/config.json", image_condition_type=kind
-        )
+        folder = changed(tiny_bases(NAME), tmp_path / str(number), "transformer/config.json", image_condition_type=kind)
         with pytest.raises(VideotuneError, match=f"is told an image \\({kind}\\).*from text alone"):
             read_spec(folder)
     with pytest.raises(VideotuneError, match="reads 9 channels, its VAE gives 4"):
@@ -122,7 +120,7 @@ def test_a_tokenizer_is_read_as_its_file_says(tiny_bases: Bases, tmp_path: Path)
 
 
 def test_another_tokenizer_is_refused(tiny_bases: Bases, tmp_path: Path) -> None:
-    """Where other than 95 tokens stand in front of a caption, the pipeline would cut into it, or leave the template's end."""
+    """Where other than 95 tokens stand in front of a caption, the pipeline would cut at another place."""
     cpu = torch.device("cpu")
     left = changed(tiny_bases(NAME), tmp_path / "left", "tokenizer/tokenizer_config.json", padding_side="left")
     with pytest.raises(VideotuneError, match="pads on the left and reads 95 tokens"):
@@ -172,7 +170,7 @@ def test_the_noise_level_is_told_in_float32(tiny_family: Open) -> None:
 def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
     distilled: bool, tiny_bases: Bases, tmp_path: Path
 ) -> None:
-    """What previews draw is what a person gets who loads the file with plain diffusers; guidance by embedding or by two answers."""
+    """What previews draw is what a person gets who loads the file with plain diffusers, however it is guided."""
     from videotune.adapters.lora import LoraSettings, add_lora
 
     folder = tiny_bases(NAME)

@@ -1,4 +1,4 @@
-"""ComfyUI's form of HunyuanVideo's LoRA, at the width of the published model, of which nothing but the adapter takes memory."""
+"""ComfyUI's form of HunyuanVideo's LoRA, at the published width; nothing but the adapter takes memory."""
 
 import json
 import shutil
@@ -58,7 +58,9 @@ def test_diffusers_reads_the_joined_weights_back(targets: Any, wide: Any, tmp_pa
 
 def test_the_names_are_those_of_the_authors(wide: Any) -> None:
     rename = wide.key_maps()["comfyui"]
-    names = sorted({rename(path).removeprefix("diffusion_model.") for path in matching(wide.skeleton(), wide.spec, "all")})
+    names = sorted(
+        {rename(path).removeprefix("diffusion_model.") for path in matching(wide.skeleton(), wide.spec, "all")}
+    )
     double = ["img_attn_proj", "img_attn_qkv", "img_mlp.fc1", "img_mlp.fc2", "img_mod.linear"]
     double += [name.replace("img", "txt") for name in double]
     single = ["linear1", "linear2", "modulation.linear"]
@@ -86,5 +88,5 @@ def test_a_form_that_cannot_be_proved_or_joined_is_refused(wide: Any, tiny_bases
     assert formats_of(wide, "LORA") == ("comfyui", "diffusers")
     for kind in ("LOHA", "LOKR"):
         assert formats_of(wide, kind) == ("peft",)
-        with pytest.raises(VideotuneError, match="several modules into one weight.*--merge"):
+        with pytest.raises(VideotuneError, match=r"several modules into one weight.*--merge"):
             refuse_format(wide, kind, "comfyui")

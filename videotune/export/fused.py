@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,34 +23,26 @@ def fuse(state: Mapping[str, Tensor], net: nn.Module, groups: Groups) -> dict[st
 
     left, joined = dict(state), {}
     for number, (blocks, paths) in enumerate(groups):
-        places = list(_members(net, blocks, paths))
+        places = [[f"{blocks}.{index}.{path}" for path in paths] for index in range(_count(net, blocks))]
         if number == 0 and not any(f"{path}.lora_A.weight" in state for members in places for path in members):
-            path = places[0][0]
-            wide = net.get_submodule(path).in_features
-            left |= {f"{path}.lora_A.weight": torch.zeros(1, wide), f"{path}.lora_B.weight": torch.zeros(_rows(net, path), 1)}
+            rows, wide = _size(net, places[0][0])
+            left[f"{places[0][0]}.lora_A.weight"] = torch.zeros(1, wide)
+            left[f"{places[0][0]}.lora_B.weight"] = torch.zeros(rows, 1)
         for members in places:
-            here = [path for path in members if f"{path}.lora_A.weight" in left]
-            if not here:
-                continue
-            below = [left.pop(f"{path}.lora_A.weight") for path in here]
-            own = {path: left.pop(f"{path}.lora_B.weight") for path in here}
-            wide = sum(len(x) for x in below)
-            whole, row, column = torch.zeros(sum(_rows(net, path) for path in members), wide), 0, 0
-            for path in members:
-                if path in own:
-                    height, width = own[path].shape
-                    whole[row : row + height, column : column + width] = own[path]
-                    column += width
-                row += _rows(net, path)
-            joined |= {f"{members[0]}.lora_A.weight": torch.cat(below), f"{members[0]}.lora_B.weight": whole}
+            below = [left.pop(f"{path}.lora_A.weight") for path in members if f"{path}.lora_A.weight" in left]
+            if below:
+                beside = [left.pop(f"{path}.lora_B.weight", torch.zeros(_size(net, path)[0], 0)) for path in members]
+                joined[f"{members[0]}.lora_A.weight"] = torch.cat(below)
+                joined[f"{members[0]}.lora_B.weight"] = torch.block_diag(*beside)
     return left | joined
 
 
-def _members(net: nn.Module, blocks: str, paths: tuple[str, ...]) -> Iterator[list[str]]:
-    """The paths of a group's modules in each block."""
-    for index, _ in enumerate(net.get_submodule(blocks).children()):
-        yield [f"{blocks}.{index}.{path}" for path in paths]
+def _count(net: nn.Module, blocks: str) -> int:
+    """How many blocks a list has."""
+    return len(list(net.get_submodule(blocks).children()))
 
 
-def _rows(net: nn.Module, path: str) -> int:
-    return int(net.get_submodule(path).out_features)  # type: ignore[arg-type]
+def _size(net: nn.Module, path: str) -> tuple[int, int]:
+    """Rows and columns of a module's weight."""
+    module: Any = net.get_submodule(path)
+    return module.out_features, module.in_features

@@ -1,4 +1,4 @@
-"""HunyuanVideo 13B from text (Kong et al. 2024, arXiv 2412.03603): flow matching, guidance distilled, Llama and CLIP text."""
+"""HunyuanVideo 13B from text (Kong et al. 2024, arXiv 2412.03603): flow matching, guidance distilled, Llama and CLIP."""
 
 from videotune.families.hunyuan_video.facts import SPEC, read_spec, token_lengths
 from videotune.families.hunyuan_video.model import HunyuanVideo, open_family

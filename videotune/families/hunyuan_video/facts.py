@@ -86,7 +86,9 @@ def read_spec(folder: Path) -> FamilySpec:
     net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
     latent, image = vae["latent_channels"], net.get("image_condition_type")
     if image is not None or net["in_channels"] != latent:
-        told = f"is told an image ({image})" if image else f"reads {net['in_channels']} channels, its VAE gives {latent}"
+        told = (
+            f"is told an image ({image})" if image else f"reads {net['in_channels']} channels, its VAE gives {latent}"
+        )
         raise VideotuneError(
             f"{folder}: its transformer {told}: of HunyuanVideo videotune trains the checkpoint from text alone"
         )

@@ -80,8 +80,8 @@ class HunyuanVideo:
         front = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
         if front != CROP or tokenizer.padding_side != "right":
             raise VideotuneError(
-                f"{folder} is not HunyuanVideo's tokenizer: it pads on the {tokenizer.padding_side} and reads {front} tokens "
-                f"in front of a caption, where the pipeline pads on the right and cuts {CROP} off"
+                f"{folder} is not HunyuanVideo's tokenizer: it pads on the {tokenizer.padding_side} and reads {front} "
+                f"tokens in front of a caption, where the pipeline pads on the right and cuts {CROP} off"
             )
         return tokenizer
 
@@ -99,7 +99,7 @@ class HunyuanVideo:
             _torch().cuda.empty_cache()
 
     def text_length(self, caption: str) -> int:
-        """How many of Llama's tokens the caption has, the end mark included, before any cut at 256; CLIP reads 77 at most."""
+        """How many of Llama's tokens the caption has, the end mark included, before any cut at 256; CLIP reads 77."""
         tokenizer = self._text_encoders().tokenizer
         return len(tokenizer(TEMPLATE.format(caption), verbose=False).input_ids) - CROP
 
@@ -139,7 +139,9 @@ class HunyuanVideo:
     def encode_in_loop(self, captions: Sequence[str]) -> Condition:
         """What ``condition`` gives, encoded one caption after the other; equal ones once."""
         torch, known = _torch(), {caption: self._encode(caption) for caption in dict.fromkeys(captions)}
-        told = {name: torch.stack([known[caption][name] for caption in captions]) for name in ("text", "mask", "pooled")}
+        told = {
+            name: torch.stack([known[caption][name] for caption in captions]) for name in ("text", "mask", "pooled")
+        }
         text = told["text"].where(told["mask"][..., None], told["text"].new_zeros(()))
         return Condition(text, told["mask"], {"pooled": told["pooled"]})
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def stand_in(
     nets: Mapping[str, nn.Module], name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> nn.Module:
-    """What the pipeline holds in place of the network: its facts, and its answers from ``nets[name]``, asked at each call."""
+    """What the pipeline holds in place of the network: its facts, and its answers from ``nets[name]`` at each call."""
     from diffusers.configuration_utils import FrozenDict
     from torch import nn
 
@@ -117,7 +117,9 @@ def _of_text(attn: Any) -> tuple[Any, ...]:
 def isolate_frames(net: nn.Module, on: bool) -> None:
     """Video tokens attend to their own latent frame and the text, text to text alone; until turned off."""
     shell: Any = net
-    attentions = [block.attn for blocks in (shell.transformer_blocks, shell.single_transformer_blocks) for block in blocks]
+    attentions = [
+        block.attn for blocks in (shell.transformer_blocks, shell.single_transformer_blocks) for block in blocks
+    ]
     inside = [attn for attn in attentions if isinstance(attn.processor, FrameAttention)]
     if on and not inside:
 
