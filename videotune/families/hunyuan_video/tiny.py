@@ -46,7 +46,7 @@ def tiny(folder: Path, seed: int = 0, variant: str = VARIANTS[0]) -> Path:
         clip = CLIPTextModel(
             CLIPTextConfig(
                 vocab_size=len(words), hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-                eos_token_id=2,  # as in the published config, where it is wrong too
+                bos_token_id=len(words) - 2, eos_token_id=2,  # as in the published config, where it is wrong too
             )
         )  # fmt: skip
     diffusers.HunyuanVideoPipeline(
