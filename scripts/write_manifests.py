@@ -78,6 +78,7 @@ SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ltx 0.9.7": ("FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": False}),
+    "hunyuan": ("FlowMatchEulerDiscreteScheduler", {"num_train_timesteps": 1000, "shift": 7.0}),
 }
 """Of the schedulers only what decides the noising path."""
 
@@ -112,7 +113,7 @@ MODELS = {
     "cogvideox-1.5-5b": cog("CogVideoX1.5-5B", "cogvideox-1.5-5b", Published()),
     "cogvideox-1.5-5b-i2v": cog("CogVideoX1.5-5B-I2V", "cogvideox-1.5-5b-i2v", Published()),
     "hunyuan-video-13b": Model(
-        "hunyuanvideo-community/HunyuanVideo", "HunyuanVideoPipeline", "hunyuan-video-13b", "hunyuan-video.vae", None,
+        "hunyuanvideo-community/HunyuanVideo", "HunyuanVideoPipeline", "hunyuan-video-13b", "hunyuan-video.vae", "hunyuan",
         Published(12_821_012_544, HEADERS),
     ),
     "hidream-i1": Model(

@@ -160,9 +160,10 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str,
         assert off < 1e-5 if on else off == 0
         assert live.cond.text.dtype == batch.cond.text.dtype
         assert (live.cond.text_mask is None) == (batch.cond.text_mask is None)
-        assert {key: id(value) for key, value in live.cond.extras.items()} == {
-            key: id(value) for key, value in batch.cond.extras.items()
-        }
+        of_text = family.encode_text(["a"])[0]
+        for key, value in batch.cond.extras.items():
+            assert (live.cond.extras[key] is value) == (key not in of_text)
+            torch.testing.assert_close(live.cond.extras[key].detach(), value, rtol=0, atol=1e-5 if on else 0)
 
 
 @pytest.mark.parametrize("recomputed", ["OFF", "ON"])

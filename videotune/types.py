@@ -148,8 +148,9 @@ class FamilySpec:
     ``sample_shape`` (frames, height, width) is what the model draws unless told otherwise (None: 8 steps of its frames in a
     square of ``default_resolution``). What ``encode_video`` gives of a clip: the mean, with ``keeps_variance`` the
     variance too; ``told_channels`` (of each latent frame, of the first alone) and ``told_states`` numbers of an image.
-    ``shift_by_tokens``: (tokens, μ at them, other tokens, μ at those) of the checkpoint's own scheduler, whose shift e^μ
-    grows with the resolution (None: it has a fixed one).
+    ``fused``: for an export format that makes one module of several, their list of blocks and their paths within a block,
+    in the order of their rows. ``shift_by_tokens``: (tokens, μ at them, other tokens, μ at those) of the checkpoint's own
+    scheduler, whose shift e^μ grows with the resolution (None: it has a fixed one).
     """
 
     name: str
@@ -179,6 +180,7 @@ class FamilySpec:
     keeps_variance: bool = False
     told_channels: tuple[int, int] = (0, 0)
     told_states: int = 0
+    fused: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(default_factory=dict)
 
     def kept_numbers(self, shape: ClipShape) -> int:
         """How many numbers the cache keeps of one view of this shape."""

@@ -20,6 +20,16 @@ TEXT = {
     "cogvideox": T5 | {"vocab_size": 32128, "feed_forward_proj": "gated-gelu"},
 }
 """Public configs of UMT5-XXL's and T5 v1.1 XXL's encoders."""
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128320, "rope_theta": 500000.0,
+}  # fmt: skip
+CLIP_L = {
+    "model_type": "clip_text_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "vocab_size": 49408, "eos_token_id": 2,
+}  # fmt: skip
+BY_PIPELINE = {"HunyuanVideoPipeline": {"text_encoder": LLAMA, "text_encoder_2": CLIP_L}}
+"""Public configs of the text encoders of other pipelines, by folder."""
 
 
 def writer() -> ModuleType:
@@ -36,9 +46,10 @@ def writer() -> ModuleType:
 def laid_out(name: str, folder: Path | None = None) -> Path:
     """The published model ``name`` as a folder of configs: enough for a plan."""
     made = writer().lay_out(name, (folder or Path(tempfile.mkdtemp())) / name)
-    text = made / "text_encoder"
-    text.mkdir(exist_ok=True)
-    (text / "config.json").write_text(json.dumps(TEXT["wan" if name.startswith("wan") else "cogvideox"]))
+    usual = {"text_encoder": TEXT["wan" if name.startswith("wan") else "cogvideox"]}
+    for part, config in BY_PIPELINE.get(writer().MODELS[name].pipeline, usual).items():
+        (made / part).mkdir(exist_ok=True)
+        (made / part / "config.json").write_text(json.dumps(config))
     return made
 
 

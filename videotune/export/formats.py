@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
 from videotune.errors import VideotuneError
+from videotune.export.fused import fuse
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ WHY_NOT = {
     ("OFT", "comfyui"): "ComfyUI's OFT turns a weight's outputs and PEFT's its inputs",
 }
 
+JOINED = "its form of this model lays several modules into one weight, which updates of this kind cannot be joined into"
+
 
 def formats_of(family: Family, kind: str) -> tuple[str, ...]:
     """The formats in which an adapter of this kind can be written for this family."""
@@ -36,7 +39,8 @@ def formats_of(family: Family, kind: str) -> tuple[str, ...]:
         return known
     if kind == "DORA":
         return tuple(name for name in known if name == "diffusers")
-    own = [name for name in known if name == "comfyui"] if kind in ("LOHA", "LOKR") else []
+    apart = [name for name in known if name not in family.spec.fused]  # products of factors cannot be joined
+    own = [name for name in apart if name == "comfyui"] if kind in ("LOHA", "LOKR") else []
     return (*own, "peft")
 
 
@@ -46,7 +50,8 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
     if name in known:
         return
     what = family.spec.title if kind == "LORA" else f"{kind} for {family.spec.title}"
-    why = f": {WHY_NOT[kind, name]}. `videotune export RUN --merge` serves everyone" if (kind, name) in WHY_NOT else ""
+    reason = WHY_NOT.get((kind, name), JOINED if name in family.spec.fused and kind in ("LOHA", "LOKR") else None)
+    why = f": {reason}. `videotune export RUN --merge` serves everyone" if reason else ""
     raise VideotuneError(f"output_model_format: {what} has {', '.join(known)}, not {name!r}{why}")
 
 
@@ -66,9 +71,15 @@ def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float
             "the adapter is zero, so it changes nothing: it is not exported (did the run train any step?)"
         )
     rename = family.key_maps().get(format, lambda path: path)
+    scaled = {
+        name: state[name].detach().cpu().float() * (scale if part in ZERO and part != "oft_R" else 1.0)
+        for name, (_, part) in places.items()
+    }
+    if format in family.spec.fused:
+        scaled = fuse(scaled, family.skeleton(), family.spec.fused[format])
     out = {}
-    for name, (path, part) in places.items():
-        value = state[name].detach().cpu().float() * (scale if part in ZERO and part != "oft_R" else 1.0)
+    for name, value in scaled.items():
+        path, part = split(name) or ("", "")
         weight = ".weight" if name.endswith(".weight") and part != "lora_magnitude_vector" else ""  # as PEFT saves it
         out[f"{rename(path)}.{part}{weight}"] = value.contiguous()
     return out
