@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -227,6 +229,9 @@ class HiDream:
         torch, shape = _torch(), request.shape
         self._refuse_shape(shape.frames, shape.height, shape.width)
         pipe = self.pipeline(nets, request.shift)
+        generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
+        if "generator" in signature(pipe.scheduler.step).parameters:  # Dev's and Fast's draws noise at every step
+            pipe.scheduler.step = partial(pipe.scheduler.step, generator=generators)
         pipe.default_sample_size = math.sqrt(shape.height * shape.width) / pipe.vae_scale_factor * NEARLY
         latents = pipe(
             **self._told(cond, ""),
@@ -235,7 +240,7 @@ class HiDream:
             width=shape.width,
             num_inference_steps=request.steps,
             guidance_scale=request.guidance,
-            generator=[torch.Generator().manual_seed(seed) for seed in request.seeds],
+            generator=generators,
             output_type="latent",
         ).images
         assert latents.shape[2:] == self.spec.rules.latent_size(shape)[1:], "the pipeline has changed the size"
