@@ -80,7 +80,8 @@ def test_what_our_family_says_of_it(name: str, tmp_path: Path) -> None:
         raise
     assert found == written, AGAIN
     blocks = sum(found["blocks"].values())
-    assert found["lora"]["attention"]["modules"] % blocks == 0
+    if len(found["blocks"]) == 1:  # else blocks of several kinds, each with its own count
+        assert found["lora"]["attention"]["modules"] % blocks == 0
     assert {names["keys"] for names in found["export"].values()} == {2 * found["lora"]["linear"]["modules"]}
     assert found["lora"]["linear"]["modules"] > found["lora"]["attention"]["modules"]
 
