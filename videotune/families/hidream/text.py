@@ -29,6 +29,10 @@ def reader(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         for module in parts[part].modules():
             if getattr(module, "eos_token_id", None) == OLDER_END:
                 module.eos_token_id = end
+    # the pipeline asks for maps of attention and never looks at them; fused attention has none, and says so each time
+    parts["text_encoder_4"].register_forward_pre_hook(
+        lambda _, words, named: (words, named | {"output_attentions": False}), with_kwargs=True
+    )
     parts |= {place: AutoTokenizer.from_pretrained(folder / place) for place, _ in ENCODERS.values()}
     return HiDreamImagePipeline(scheduler=None, vae=None, transformer=None, **parts)
 
