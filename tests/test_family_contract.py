@@ -164,8 +164,10 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str,
         told = set(family.encode_text([""])[0])  # of a caption; all else is a clip's
         assert set(live.cond.extras) == set(batch.cond.extras)
         for key, value in batch.cond.extras.items():
-            assert live.cond.extras[key] is value if key not in told else bool(
-                (live.cond.extras[key] - value).abs().max() <= (1e-5 if on else 0)
+            assert (
+                live.cond.extras[key] is value
+                if key not in told
+                else bool((live.cond.extras[key] - value).abs().max() <= (1e-5 if on else 0))
             )
 
 

@@ -21,7 +21,6 @@ from videotune.monitor.ruler import Ruler, normalised, read_ruler
 from videotune.randomness import draws
 from videotune.types import Batch, ClipShape, FamilySpec, SampleRequest, Window
 
-
 BY_HAND = {
     "hidream": {  # q, k, v, out of the picture and of the text; the shared expert and the text's network, three each
         "attention": {"double_stream_blocks": 8, "single_stream_blocks": 4},
@@ -72,13 +71,16 @@ def test_noise_is_added_as_the_checkpoints_scheduler_adds_it(name: str, variant:
         else:  # flow matching's schedulers round the timestep that they tell; the noise level is what they add
             at = path(scheduler.sigmas[index].view(1))
         noising = scheduler.add_noise if hasattr(scheduler, "add_noise") else scheduler.scale_noise
-        theirs = noising(x0, noise, told.view(1)) if noising.__name__ == "add_noise" else noising(x0, told.view(1), noise)
+        theirs = (
+            noising(x0, noise, told.view(1)) if noising.__name__ == "add_noise" else noising(x0, told.view(1), noise)
+        )
         torch.testing.assert_close(at.alpha * x0 + at.sigma * noise, theirs, rtol=0, atol=1e-5)
         if family.spec.path == "v":
             v = scheduler.get_velocity(x0, noise, told.view(1))
             torch.testing.assert_close(at.d_alpha * x0 + at.d_sigma * noise, v, rtol=0, atol=1e-5)
         else:
-            assert scheduler.config.get("prediction_type", "flow_prediction") == "flow_prediction"  # Euler's has no other
+            # Euler's and its kin have no other
+            assert scheduler.config.get("prediction_type", "flow_prediction") == "flow_prediction"
             torch.testing.assert_close(at.d_alpha * x0 + at.d_sigma * noise, noise - x0, rtol=0, atol=1e-6)
 
 

@@ -112,10 +112,10 @@ def choose_size(width: int, height: int, resolution: Resolution, rules: VideoRul
     return high // shrink, wide // shrink
 
 
-def _choose(
-    width: int, height: int, resolution: Resolution, multiple: int, most: int | None, area: int | None
-) -> Size:
-    sizes = [_at_aspect(width, height, c, multiple, most, area) if isinstance(c, int) else c for c in resolution.choices]
+def _choose(width: int, height: int, resolution: Resolution, multiple: int, most: int | None, area: int | None) -> Size:
+    sizes = [
+        _at_aspect(width, height, c, multiple, most, area) if isinstance(c, int) else c for c in resolution.choices
+    ]
     filled = [size for size in sizes if upscale_factor(width, height, size) <= 1]
     if filled:
         return max(filled, key=lambda size: (size[0] * size[1], kept_share(width, height, size)))

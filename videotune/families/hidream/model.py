@@ -190,8 +190,8 @@ class HiDream:
         """Nothing to do: there is one frame. Raises VideotuneError where it is asked for."""
         if on:
             raise VideotuneError(
-                f"video_config.use_temporal_attention, sample.use_temporal_attention: {self.spec.title} draws single frames, "
-                "which attend to no other: leave both as they are (true)."
+                f"video_config.use_temporal_attention, sample.use_temporal_attention: {self.spec.title} draws single "
+                "frames, which attend to no other: leave both as they are (true)."
             )
 
     def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None) -> Any:

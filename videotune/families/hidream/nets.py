@@ -29,7 +29,7 @@ def ready(net: nn.Module) -> nn.Module:
             module.gate._force_inference_output = True  # no auxiliary loss, which nothing reads
             module.register_forward_pre_hook(_carry)
             if next(module.parameters()).is_meta:
-                module.forward = partial(balanced, module)  # type: ignore[method-assign]
+                module.forward = partial(balanced, module)
     return net
 
 

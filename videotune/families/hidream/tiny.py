@@ -70,10 +70,17 @@ def _clip(letters: Any, width: int) -> Any:
 
     return CLIPTextModelWithProjection(
         CLIPTextConfig(
-            vocab_size=len(letters), hidden_size=width, intermediate_size=16, projection_dim=width,
-            num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=248,
-            bos_token_id=letters.bos_token_id, eos_token_id=letters.eos_token_id, pad_token_id=letters.pad_token_id,
-        )  # fmt: skip
+            vocab_size=len(letters),
+            hidden_size=width,
+            intermediate_size=16,
+            projection_dim=width,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=248,
+            bos_token_id=letters.bos_token_id,
+            eos_token_id=letters.eos_token_id,
+            pad_token_id=letters.pad_token_id,
+        )
     )
 
 
@@ -101,7 +108,9 @@ def _llama_letters() -> Any:
     words = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
-    words.post_processor = processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[(pieces[256], 256)])
+    words.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[(pieces[256], 256)]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=words, bos_token=pieces[256], eos_token=pieces[257], model_max_length=131072
     )
