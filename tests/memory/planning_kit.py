@@ -37,7 +37,7 @@ TEXT: dict[str, dict[str, dict[str, Any]]] = {
         "text_encoder_4": LLAMA,
     },
 }  # fmt: skip
-"""Public configs of UMT5-XXL, T5 v1.1 XXL, CLIP-L and CLIP-G with 248 places, Llama 3.1 8B, by what a model's name begins with."""
+"""Public configs of text encoders, by what a model's name begins with: UMT5-XXL, T5 v1.1 XXL, and HiDream's four."""
 
 
 def writer() -> ModuleType:
