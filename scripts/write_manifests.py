@@ -52,6 +52,10 @@ SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
         "UniPCMultistepScheduler",
         {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0},
     ),
+    "hidream": (
+        "UniPCMultistepScheduler",
+        {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0},
+    ),
     "cogvideox": (
         "CogVideoXDDIMScheduler",
         {
@@ -117,7 +121,8 @@ MODELS = {
         Published(12_821_012_544, HEADERS),
     ),
     "hidream-i1": Model(
-        "HiDream-ai/HiDream-I1-Full", "HiDreamImagePipeline", "hidream-i1", None, None, Published(17_105_733_184, HEADERS)
+        "HiDream-ai/HiDream-I1-Full", "HiDreamImagePipeline", "hidream-i1", "hidream.vae", "hidream",
+        Published(17_105_733_184, HEADERS),
     ),
     "ltx-video-2b": Model(
         "Lightricks/LTX-Video", "LTXPipeline", "ltx-video-2b", "ltx-video-0.9.0.vae", "ltx",

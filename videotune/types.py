@@ -108,7 +108,8 @@ class VideoRules:
     """The few facts of a model that decide which frames and sizes it can take (the data room knows no model).
 
     A valid frame count is ``frame_step · n + frame_rest``, at most ``most_frames``; a valid side is a multiple of
-    ``side_multiple`` pixels, at most ``most_side``. ``size``: the only height and width that there are. None: no such limit.
+    ``side_multiple`` pixels, at most ``most_side``. ``size``: the only height and width that there are; ``most_area``: the
+    most pixels of a frame. None: no such limit.
     """
 
     frame_step: int
@@ -120,6 +121,7 @@ class VideoRules:
     most_frames: int | None = None
     most_side: int | None = None
     size: tuple[int, int] | None = None
+    most_area: int | None = None
 
     def latent_size(self, shape: ClipShape) -> tuple[int, int, int]:
         """(F, H, W) of a clip of this shape."""
@@ -149,8 +151,10 @@ class FamilySpec:
     square of ``default_resolution``). What ``encode_video`` gives of a clip: the mean, with ``keeps_variance`` the
     variance too; ``told_channels`` (of each latent frame, of the first alone) and ``told_states`` numbers of an image.
     ``fused``: for an export format that makes one module of several, their list of blocks and their paths within a block,
-    in the order of their rows. ``shift_by_tokens``: (tokens, μ at them, other tokens, μ at those) of the checkpoint's own
-    scheduler, whose shift e^μ grows with the resolution (None: it has a fixed one).
+    in the order of their rows. ``told_by_text``: numbers that text encoders say of a caption beside its ``text_tokens``
+    states of ``text_width``. ``padded_tokens``: as many as a picture that is not square is padded to (None: it has its own).
+    ``shift_by_tokens``: (tokens, μ at them, other tokens, μ at those) of the checkpoint's own scheduler, whose shift e^μ
+    grows with the resolution (None: it has a fixed one).
     """
 
     name: str
@@ -181,6 +185,8 @@ class FamilySpec:
     told_channels: tuple[int, int] = (0, 0)
     told_states: int = 0
     fused: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(default_factory=dict)
+    told_by_text: int = 0
+    padded_tokens: int | None = None
 
     def kept_numbers(self, shape: ClipShape) -> int:
         """How many numbers the cache keeps of one view of this shape."""
@@ -194,6 +200,8 @@ class FamilySpec:
     def tokens(self, shape: ClipShape) -> int:
         """How many tokens the denoiser sees for one sample of this shape."""
         frames, rows, columns = self.rules.latent_size(shape)
+        if self.padded_tokens is not None and rows != columns:
+            return self.padded_tokens
         pf, ph, pw = self.patch
         return -(-frames // pf) * (rows // ph) * (columns // pw)
 

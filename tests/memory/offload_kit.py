@@ -36,6 +36,8 @@ def deepen(base: Path, folder: Path, blocks: int = BLOCKS) -> Path:
     shutil.copytree(base, folder)
     for part in sorted(path for path in folder.glob("transformer*") if path.is_dir()):
         config = json.loads((part / "config.json").read_text()) | {"num_layers": blocks}
+        if "llama_layers" in config:  # one for each block
+            config["llama_layers"] = [0] * (blocks + config["num_single_layers"])
         cls = getattr(diffusers, config["_class_name"])
         with torch.random.fork_rng():
             torch.manual_seed(5)

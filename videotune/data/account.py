@@ -148,7 +148,7 @@ def _time_warnings(draft: Draft) -> list[str]:
         slow = f"{facts.fps:.4g} fps is slower than the {laid.fps:.4g} fps of training"
         why = "the clip is shorter than a window" if laid.windows[0].sampling == "hold" else slow
         warnings.append(f"{laid.repeats_share:.0%} of its frames repeat the one before: {why}")
-    if facts.fps > 3 * laid.fps:
+    if facts.fps > 3 * laid.fps and laid.windows[0].frames > 1:  # of pictures nothing plays too fast
         warnings.append(
             f"{facts.fps:.4g} fps is far above the {laid.fps:.4g} fps of training: most frames are left out"
         )

@@ -63,6 +63,13 @@ def check_resolution(resolution: Resolution, rules: VideoRules, shrink: int = 1)
 def _refuse_size(choice: int | Size, rules: VideoRules, shrink: int) -> None:
     """VideotuneError where the model has one size only and this is another, or a side is longer than it takes."""
     asked = choice if isinstance(choice, int) else "x".join(map(str, choice))
+    area = choice**2 if isinstance(choice, int) else choice[0] * choice[1]
+    if rules.most_area is not None and area > (most_area := rules.most_area * shrink**2):
+        side = math.isqrt(most_area)
+        raise VideotuneError(
+            f"resolution {asked!r} does not suit this model: a frame may have at most {most_area} pixels, as {side}x{side} "
+            "has. Lower it."
+        )
     if rules.size is not None and choice != (only := tuple(shrink * side for side in rules.size)):
         raise VideotuneError(
             f"resolution {asked!r} does not suit this model, which takes one size of {size_rule(rules)} pixels alone. "
@@ -80,12 +87,14 @@ def size_rule(rules: VideoRules) -> str:
     if rules.size is not None:
         return f"{rules.size[0]}x{rules.size[1]}"
     most = "" if rules.most_side is None else f", at most {rules.most_side}"
-    return f"multiples of {rules.side_multiple}{most}"
+    area = "" if rules.most_area is None else f", at most {rules.most_area} in all"
+    return f"multiples of {rules.side_multiple}{most}{area}"
 
 
 def suits(size: Size, rules: VideoRules) -> bool:
     """Whether the model takes this height and width."""
     inside = rules.most_side is None or max(size) <= rules.most_side
+    inside = inside and (rules.most_area is None or size[0] * size[1] <= rules.most_area)
     alike = rules.size is None or size == rules.size
     return inside and alike and not any(side % rules.side_multiple for side in size)
 
@@ -98,12 +107,15 @@ def choose_size(width: int, height: int, resolution: Resolution, rules: VideoRul
     """
     check_resolution(resolution, rules, shrink)
     most = None if rules.most_side is None else rules.most_side * shrink
-    high, wide = _choose(width, height, resolution, rules.side_multiple * shrink, most)
+    area = None if rules.most_area is None else rules.most_area * shrink**2
+    high, wide = _choose(width, height, resolution, rules.side_multiple * shrink, most, area)
     return high // shrink, wide // shrink
 
 
-def _choose(width: int, height: int, resolution: Resolution, multiple: int, most: int | None) -> Size:
-    sizes = [_at_aspect(width, height, c, multiple, most) if isinstance(c, int) else c for c in resolution.choices]
+def _choose(width: int, height: int, resolution: Resolution, multiple: int, most: int | None, area: int | None) -> Size:
+    sizes = [
+        _at_aspect(width, height, c, multiple, most, area) if isinstance(c, int) else c for c in resolution.choices
+    ]
     filled = [size for size in sizes if upscale_factor(width, height, size) <= 1]
     if filled:
         return max(filled, key=lambda size: (size[0] * size[1], kept_share(width, height, size)))
@@ -132,14 +144,17 @@ def kept_share(width: int, height: int, size: Size) -> float:
     return size[0] * size[1] / (width * height * scale * scale)
 
 
-def _at_aspect(width: int, height: int, side: int, multiple: int, most: int | None = None) -> Size:
+def _at_aspect(
+    width: int, height: int, side: int, multiple: int, most: int | None = None, area: int | None = None
+) -> Size:
     """About side² pixels at the clip's aspect ratio, both sides multiples; a portrait clip gets its landscape twin turned.
 
     Of the multiples just below and above each ideal side, the pair with the least error in aspect and in area, measured in
-    logarithms; aspect counts twice, since its error is cropped away. No side is longer than ``most``.
+    logarithms; aspect counts twice, since its error is cropped away. No side is longer than ``most``, no pair has more
+    pixels than ``area``.
     """
     if height > width:
-        turned = _at_aspect(height, width, side, multiple, most)
+        turned = _at_aspect(height, width, side, multiple, most, area)
         return turned[1], turned[0]
     aspect = width / height
     longest = math.inf if most is None else most // multiple * multiple
@@ -151,4 +166,5 @@ def _at_aspect(width: int, height: int, side: int, multiple: int, most: int | No
         wrong = 2 * abs(math.log(wide / high / aspect)) + abs(math.log(high * wide / side**2))
         return round(wrong, 9), -high * wide
 
-    return min(((high, wide) for high, wide in product(*around)), key=error)
+    pairs = [(high, wide) for high, wide in product(*around) if area is None or high * wide <= area]
+    return min(pairs or [(multiple, multiple)], key=error)

@@ -96,6 +96,11 @@ def planned_frames(settings: WindowSettings, rules: VideoRules) -> tuple[int, st
     key = "max_frames" if settings.frames is None else "frames"
     requested = settings.max_frames if settings.frames is None else settings.frames
     frames, keep = snap_frames(requested, rules), settings.keep_every
+    if rules.most_frames == 1 and (settings.frames or 1) > 1:
+        raise VideotuneError(
+            f"video_config.frames is {requested}, but this model draws pictures: it takes images, and of clips single "
+            "frames. Set it to 1, or leave it out."
+        )
     if keep > 1:
         return _thinned(key, requested, keep, settings.strict_frames, rules)
     if frames != requested and settings.strict_frames:

@@ -161,10 +161,11 @@ class Imagination:
         cond = self.family.condition([self.family.blank_states(shape)] * samples)
         return replace(cond, text=cond.text.requires_grad_()) if in_loop(self.config) else cond
 
-    def read_text(self) -> tuple[Reading, list[int]]:
+    def read_text(self) -> tuple[Reading, list[list[int]]]:
         """The text encoder over one caption of full length; and the bytes of its blocks, one after the other.
 
-        Where it is used in the step: with its backward pass.
+        A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
+        its backward pass.
         """
         with self._part("text_encoder") as (net, ledger), torch.set_grad_enabled(in_loop(self.config)):
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
@@ -172,8 +173,11 @@ class Imagination:
             out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
             if in_loop(self.config):
                 out.sum().backward()
-        lists = [list(module) for module in net.modules() if isinstance(module, nn.ModuleList)]
-        return ledger.reading(), [sum(p.nbytes for p in block.parameters()) for block in max(lists, key=len)]
+        blocks = []
+        for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:
+            lists = [list(module) for module in encoder.modules() if isinstance(module, nn.ModuleList)]
+            blocks.append([sum(p.nbytes for p in block.parameters()) for block in max(lists, key=len)])
+        return ledger.reading(), blocks
 
     def encode(self, shape: ClipShape) -> Reading:
         """The VAE over one clip of this shape."""

@@ -179,7 +179,7 @@ def elsewhere(seen: Imagination, wanted: Wanted) -> dict[str, Mapping[str, Mappi
     text, longest = seen.read_text()
     (parts,) = text.phases.values()
     activations = parts.get("activations", 0)
-    streamed = parts["weights"] - sum(longest) + SLOTS * max(longest)
+    streamed = parts["weights"] - sum(sum(blocks) - SLOTS * max(blocks) for blocks in longest)
     phases: dict[str, Mapping[str, Mapping[str, int]]] = {
         "encoding text": {
             PLAIN: {"text encoder": parts["weights"], "activations": activations},

@@ -141,7 +141,8 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     spec, noisy = job.spec, job.spec.image_noise
     views = {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}
     latents = sum(4 * spec.kept_numbers(window.shape) for window, _ in views)
-    texts = 4 * job.spec.text_tokens * job.spec.text_width * len(captions_of(job, prompts_of(job)))
+    numbers = job.spec.text_tokens * job.spec.text_width + job.spec.told_by_text
+    texts = 4 * numbers * len(captions_of(job, prompts_of(job)))
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:
         out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]

@@ -1,0 +1,82 @@
+"""HiDream-I1 in a plan: tensors without numbers cannot be routed, so its experts have a stand-in there."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planning_kit import allocated, bytes_of
+
+from videotune.adapters.lora import add_lora
+from videotune.config.load import preset_names, preset_reasons, read_preset
+from videotune.config.resolve import resolve
+from videotune.config.schema import Config
+from videotune.families.find import find
+from videotune.families.hidream import SPEC
+from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.memory.shallow import deep
+from videotune.run.fitting import OPEN
+from videotune.run.imagine import Imagination
+from videotune.run.models import lora_settings
+from videotune.train.crew import Crew
+from videotune.train.step import Clock, StepSettings, train_step
+from videotune.types import ClipShape
+
+OURS = [name for name in preset_names() if name.startswith("hidream")]
+
+
+@pytest.mark.parametrize(("targets", "method"), [("attention", "LORA"), ("attention", "FINE_TUNE")])
+def test_a_plan_holds_what_a_step_holds(targets: str, method: str, tiny_bases: Callable[..., Path]) -> None:
+    """Within 5 %: the very step on real tensors, routed as the numbers say, by the allocator's own events."""
+    folder, shape = tiny_bases("hidream"), ClipShape(1, 96, 96, 1.0)
+    config = Config(training_method=method, lora={"targets": targets})
+    cpu = torch.device("cpu")
+    seen = Imagination(find("hidream").open_family(folder, cpu, torch.float32), config, piece=1)
+    counts = {path: len(blocks) for path, blocks in seen.whole().items()}
+    reading = deep(lambda depths: seen.step(shape, 2, "OFF", depths), counts)
+
+    real: Any = find("hidream").open_family(folder, cpu, torch.float32)
+    net = real.denoiser()
+    held = add_lora(net, real.spec, lora_settings(config), 0) if method == "LORA" else dict(net.named_parameters())
+    if method == "FINE_TUNE":
+        net.requires_grad_(True)
+    checkpoint_blocks(net, "OFF")
+    net.train()
+    like = Imagination(real, config)
+    learner, prepared = like._learner(held), like._prepared(shape, 2)
+    batch = prepared.batch
+    assert batch is not None
+
+    def step() -> None:
+        train_step(real, net, learner, like.objective, prepared, StepSettings(1, 1.0, None), Clock(cpu), Crew())
+
+    step()
+    states = [t for state in learner.optimizer.state.values() for t in state.values()]
+    told = [batch.x0, prepared.noise, batch.cond.text, *batch.cond.extras.values()]
+    assert reading.peak == pytest.approx(allocated(step, bytes_of(net, states, told)), rel=0.05)
+
+
+def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: Callable[..., Path]) -> None:
+    family: Any = find("hidream").open_family(tiny_bases("hidream"), torch.device("cpu"), torch.float32)
+    reading, blocks = Imagination(family, Config(), piece=1).read_text()
+    (parts,) = reading.phases.values()
+    encoders = [part.encoder for part in family.text_parts().values()]
+    assert parts["weights"] == pytest.approx(sum(bytes_of(net) for net in encoders), rel=1e-3)
+    assert [len(one) for one in blocks] == [1, 1, 2, 2]  # the tiny T5's one block is a list of two layers itself
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_presets_ask_for_what_the_model_takes(name: str) -> None:
+    from videotune.data.buckets import check_resolution, parse_resolution
+
+    preset = read_preset(name)
+    config = resolve({}, preset, SPEC).config
+    check_resolution(parse_resolution(preset["resolution"]), SPEC.rules)
+    assert (config.lora.targets, config.timestep_shift, config.training_method) == ("attention", 3.0, "LORA")
+    assert not set(OPEN) & set(preset), "memory is left to the plan"
+    assert "docs/hidream.md" in preset_reasons(name)["base_model_name"]
+
+
+def test_there_are_presets() -> None:
+    assert len(OURS) == 4
