@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,9 @@ from videotune.errors import DONE, FAILED, VideotuneError
 
 if TYPE_CHECKING:
     from videotune.run.job import Words
+
+BEGUN = time.perf_counter()
+"""When the program began, as near as it can say itself."""
 
 app = typer.Typer(
     help="Fine-tune video diffusion models on your own clips.",
@@ -228,7 +232,7 @@ def train(
             "--init-from begins a new run with a fresh optimizer; --resume goes on with an old one: which?"
         )
     how = Resume(step, override, allow_data_change, replan) if resume else None
-    raise typer.Exit(run(words, out, resume=how, allow_skips=allow_skips))
+    raise typer.Exit(run(words, out, resume=how, allow_skips=allow_skips, begun=BEGUN))
 
 
 @app.command()
@@ -265,6 +269,21 @@ def sample(
     rows = tuple(embedding or ())
     words = SampleWords(tuple(prompt or ()), seed, run, step, base, files, strength, tuple(sets or ()), images, rows)
     raise typer.Exit(draw(words, out))
+
+
+@app.command()
+def compare(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    prompt: Annotated[str | None, typer.Option("--prompt", help="what to draw (default: the first preview's)")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="its seed (default: sample.seed)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for what is drawn (default: RUN/compare)")] = None,
+    image: Annotated[Path | None, typer.Option("--image", help="what the video begins with")] = None,
+    offline: Offline = False,
+) -> None:
+    """Draw one prompt with one seed at every checkpoint of a run, the base model first, side by side."""
+    from videotune.run.compare import compare as draw
+
+    raise typer.Exit(draw(run, prompt, seed, out, image))
 
 
 @app.command()
