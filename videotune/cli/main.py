@@ -308,11 +308,12 @@ def export(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="folder for everything the demo makes")] = Path("demo"),
+    seed: Annotated[int, typer.Option("--seed", min=0, help="of the clips and of the training")] = 0,
 ) -> None:
     """Fine-tune the toy base on a shape that it does not know, and show before and after."""
     from videotune.run.demo import demo as run
 
-    raise typer.Exit(run(out))
+    raise typer.Exit(run(out, seed))
 
 
 @app.command()

@@ -75,7 +75,7 @@ def encode(frames: Sequence[np.ndarray], fps: Fraction, crf: int = 22) -> bytes:
     options = {"crf": str(crf), "preset": "medium"}
     if height * width < SMALL:
         options["x264-params"] = "asm=0"
-    with av.open(file, "w", format="mp4", options={"movflags": "faststart", "fflags": "+bitexact"}) as container:
+    with av.open(file, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
         stream: Any = container.add_stream("libx264", rate=fps.limit_denominator(1001), options=options)
         stream.width, stream.height, stream.pix_fmt, stream.thread_count = width, height, "yuv420p", 1
         for frame in frames:
