@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 ROW = 4
-"""Videos beside each other, before the next row begins."""
+"""Videos beside each other at most."""
 
 SHOWN = 5
 """Frames of a video on the sheet."""
@@ -116,7 +116,8 @@ def lay_out(cells: Sequence[Cell], folder: Path, name: str, fps: float) -> dict[
             f"a video in {folder} cannot be read ({problem}): remove it, and it is drawn anew"
         ) from None
     titles = ["base" if cell.step == 0 else f"step {cell.step}" for cell in cells]
-    grid = side_by_side([labelled(video, title) for video, title in zip(videos, titles, strict=True)], ROW)
+    columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
+    grid = side_by_side([labelled(video, title) for video, title in zip(videos, titles, strict=True)], columns)
     content = encode(grid, Fraction(fps), crf=18)
     write_whole(folder / f"{name}.mp4", lambda aside: _put(aside, content), durable=False)
     sheet(folder / f"{name}.png", list(zip(titles, videos, strict=True)))
