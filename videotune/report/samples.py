@@ -88,6 +88,8 @@ def video_of(run: Run, media: Media, path: str) -> Html:
         return element("p", text(f"outside the run folder: {path}"), css="missing")
     if path not in media.carried and not (run.folder / path).is_file():
         return element("p", text(f"no longer there: {path}"), css="missing")
+    if path in media.carried:  # small ones play by themselves: controls would cover them
+        return element("video", attributes={"src": source}, flags="autoplay loop muted playsinline")
     return element("video", attributes={"src": source, "preload": "metadata"}, flags="controls loop muted playsinline")
 
 
