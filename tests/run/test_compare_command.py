@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
@@ -48,6 +49,8 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
     printed = capsys.readouterr().out.split()
     assert printed[-1] == str(a_run / "report.html")
     entry = read_json(a_run / "compare" / "compare.json")[0]
+    schema = Path(__file__).parents[2] / "docs" / "schemas" / "compare.schema.json"
+    assert list(Draft202012Validator(read_json(schema)).iter_errors([entry])) == []
     assert (entry["prompt"], entry["seed"], entry["steps"]) == (PROMPT, 3, [0, 10, 20])
     assert [(a_run / entry[name]).is_file() for name in ("video", "sheet")] == [True, True]
     frames, _ = read_video(a_run / entry["video"], 512)

@@ -24,7 +24,17 @@ from videotune.report.markup import (
     value_text,
 )
 from videotune.report.media import gather
-from videotune.report.read import Record, Run, items, last_of_kind, mapping, number, of_kind, read_run
+from videotune.report.read import (
+    Record,
+    Run,
+    items,
+    last_of_kind,
+    mapping,
+    number,
+    of_kind,
+    read_run,
+    regularization_clips,
+)
 from videotune.report.samples import before_section, compare_section, samples_section
 from videotune.report.state import standing
 from videotune.report.style import CSS
@@ -131,10 +141,11 @@ def verdict(record: Record) -> Html:
 def facts(run: Run, start: Record) -> Html:
     """Figures of the run, each under its name."""
     clips = mapping(start.get("clips")) or mapping(run.check)
+    used, keeping = number(clips.get("used")) or 0, len(regularization_clips(run))
     named: dict[str, object] = {
         "started": moment(start["time"]) if "time" in start else None,
         "device": start.get("device"),
-        "training clips": clips.get("used"),
+        "training clips": number(clips.get("used")) if keeping == 0 else f"{plain(used - keeping)} + {keeping} to keep",
         "windows": number(start.get("windows")),
         "samples a step": number(start.get("effective_batch")),
         "trained parameters": number(start.get("trainable_parameters")),

@@ -16,6 +16,9 @@ BUDGET = 5_000_000
 WIDEST = 320
 """Pixels: the width of one video of those that stand side by side."""
 
+SMALL = 160
+"""Pixels: a video of lower height plays without controls, which would cover it."""
+
 MOST_ROWS = 16
 """How many prompts are shown before and after."""
 
@@ -27,13 +30,17 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True)
 class Compared:
-    """A prompt's videos side by side, base first: at which steps, as a data URI, or why there is none."""
+    """A prompt's videos side by side, base first: at which steps, as a data URI, or why there is none.
+
+    ``small``: controls would cover much of it.
+    """
 
     row: Row
     steps: tuple[float, ...]
     paths: tuple[str, ...]
     uri: str | None
     why: str = ""
+    small: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,10 +120,11 @@ def _composed(run: Run, row: Row, steps: tuple[float, ...], paths: tuple[str, ..
         return Compared(row, steps, paths, None, "a video lies outside the run folder")
     try:
         read = [read_video(run.folder / path, WIDEST) for path in paths]
-        content = encode(side_by_side([frames for frames, _ in read]), read[0][1])
+        frames = side_by_side([frames for frames, _ in read])
+        content = encode(frames, read[0][1])
     except (OSError, ValueError) as problem:  # of a file that is gone, or is no video, or another size than the first
         return Compared(row, steps, paths, None, f"cannot be shown side by side: {_short(problem, run.folder)}")
-    return Compared(row, steps, paths, data_uri(content, KINDS[".mp4"]))
+    return Compared(row, steps, paths, data_uri(content, KINDS[".mp4"]), small=frames[0].shape[0] < SMALL)
 
 
 def _short(problem: Exception, folder: Path) -> str:

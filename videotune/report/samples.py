@@ -22,7 +22,7 @@ from videotune.report.markup import (
 from videotune.report.media import BUDGET, Compared, Media, exported_steps, sample_rows
 from videotune.report.read import Record, Run, items, mapping, number, setting
 
-PLAYS = "autoplay loop muted playsinline controls"
+PLAYS = "autoplay loop muted playsinline"
 """Attributes of a video that plays by itself."""
 
 
@@ -51,7 +51,8 @@ def _card(run: Run, media: Media, compared: Compared, exported: set[float]) -> H
         "div", *(element("span", text(name)) for name in names), css="names", attributes=_columns(len(names))
     )
     if compared.uri:
-        video = element("video", attributes={"src": compared.uri}, flags=PLAYS)
+        controls = "" if compared.small else " controls"
+        video = element("video", attributes={"src": compared.uri}, flags=f"{PLAYS}{controls}")
         return element("figure", words, video, labels)
     videos = [element("div", video_of(run, media, path)) for path in compared.paths]
     row = element("div", *videos, css="names", attributes=_columns(len(videos)))
@@ -89,7 +90,7 @@ def video_of(run: Run, media: Media, path: str) -> Html:
     if path not in media.carried and not (run.folder / path).is_file():
         return element("p", text(f"no longer there: {path}"), css="missing")
     if path in media.carried:  # small ones play by themselves: controls would cover them
-        return element("video", attributes={"src": source}, flags="autoplay loop muted playsinline")
+        return element("video", attributes={"src": source}, flags=PLAYS)
     return element("video", attributes={"src": source, "preload": "metadata"}, flags="controls loop muted playsinline")
 
 

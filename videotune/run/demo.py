@@ -102,6 +102,8 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
         ],
         "steps": STEPS,
         "batch_size": BATCH,
+        "save_every": STEPS // 3,
+        "sample_after": STEPS,
         "samples": previews,
         "seed": seed,
     }
