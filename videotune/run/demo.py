@@ -37,8 +37,8 @@ TRIGGER = "zorble"
 CLIPS, KNOWN_CLIPS = 24, 20
 """Clips of the new concept, of which some are held out, and of what the base knows: about half of each batch."""
 
-STEPS, BATCH = 300, 8
-"""Measured: see docs/toy.md."""
+STEPS, BATCH, SAMPLE_STEPS = 300, 8, 12
+"""Updates, samples of each, and denoising steps of what is drawn, which is half of the work: measured, see docs/toy.md."""
 
 SEEDS = (100, 101, 102, 103, 104, 105)
 """The concept is drawn in each direction with each of these."""
@@ -105,6 +105,7 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
         "save_every": STEPS // 3,
         "sample_after": STEPS,
         "samples": previews,
+        "sample": {"steps": SAMPLE_STEPS},
         "seed": seed,
     }
 
