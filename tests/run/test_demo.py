@@ -7,7 +7,19 @@ import pytest
 
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.run.demo import BATCH, CONTROLS, SEEDS, STEPS, demo, picture, refuse_other, settings_of, show
+from videotune.run.demo import (
+    BATCH,
+    CLIPS,
+    CONTROLS,
+    KNOWN_CLIPS,
+    SEEDS,
+    STEPS,
+    demo,
+    picture,
+    refuse_other,
+    settings_of,
+    show,
+)
 from videotune.run.job import Words, open_job, settle
 from videotune.toy.dataset import write_dataset
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, KNOWN
@@ -34,15 +46,16 @@ def test_at_least_24_samples_of_the_concept_and_of_what_the_base_never_saw_toget
 
 
 def test_the_demos_job_keeps_what_the_base_predicts_on_about_half_of_its_samples(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "clips", concept_clips=24, reminder_clips=0)
-    write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=20)
+    write_dataset(tmp_path / "clips", concept_clips=CLIPS, reminder_clips=0)
+    write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=KNOWN_CLIPS)
     write_json(tmp_path / "config.json", settings_of(tmp_path, 0))
     job = open_job(*settle(Words(preset="toy", config=tmp_path / "config.json")))
     kept = [clip for clip in job.library.clips if clip.kind == "regularization"]
     assert {clip.target for clip in kept} == {"base"}
-    assert len(kept) == 20
+    assert len(kept) == KNOWN_CLIPS
     assert len(job.library.held_out_windows) >= 2
-    assert 0.4 < len(kept) / len(job.library.windows) < 0.5
+    shown = {clip.id: clip.repeats for clip in job.library.clips}
+    assert 0.4 < len(kept) / sum(shown[window.clip_id] for window in job.library.windows) < 0.5
     assert (job.steps, job.config.batch_size) == (STEPS, BATCH)
     assert not any("regularization takes" in note for note in job.notes)
     assert {prompt.split()[1] for prompt in job.config.samples} > {"zorble"}  # type: ignore[union-attr]

@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 
 TRIGGER = "zorble"
 
-CLIPS, KNOWN_CLIPS = 24, 20
-"""Clips of the new concept, of which some are held out, and of what the base knows: about half of each batch."""
+CLIPS, REPEATS, KNOWN_CLIPS = 24, 2, 40
+"""Clips of the new concept, of which some are held out, how often each counts, and clips of what the base knows.
+
+So these are about half of each batch, and most of the 48 combinations that the base was taught are among them.
+"""
 
 STEPS, BATCH, SAMPLE_STEPS = 300, 8, 12
 """Updates, samples of each, and denoising steps of what is drawn, which is half of the work: measured, see docs/toy.md."""
@@ -97,7 +100,7 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
     previews = [phrase(TRIGGER, way) for way in PREVIEWS] + [caption(*look) for look in CONTROLS[:: len(CONTROLS) // 4]]
     return {
         "datasets": [
-            {"path": str((out / "clips").absolute())},
+            {"path": str((out / "clips").absolute()), "repeats": REPEATS},
             {"path": str((out / "known").absolute()), "kind": "regularization", "target": "base"},
         ],
         "steps": STEPS,
