@@ -66,11 +66,35 @@ def test_the_use_of_the_file_is_told_in_code(tmp_path: Path) -> None:
     code = unescape(found[1])
     compile(code, "page", "exec")
     assert f"pipe.load_lora_weights('{tmp_path}/export/x-step-9.safetensors')" in code
-    assert "pipe('a zorble moves left', num_frames=9, height=32, width=48, guidance_scale=2, num_inference" in code
+    assert "pipe( 'a zorble moves left', num_frames=9, height=32, width=48, guidance_scale=2, num_" in " ".join(
+        code.split()
+    )
+    assert "from diffusers import SomePipeline" in code
     assert "export_to_video(video, 'video.mp4', fps=16)" in code
     said = part(page, "use")
     assert "Write into the prompt: zorble" in said
     assert f"videotune export {tmp_path} --format comfyui" in said
+
+
+def test_a_base_that_comes_along_is_named_by_its_folder(tmp_path: Path) -> None:
+    said = part(
+        exported(tmp_path, {"format": "diffusers", "path": "x", "use": USE.replace("owner/base", "asset:toy")}), "use"
+    )
+    assert "from videotune.families.find import place" in said
+    assert "SomePipeline.from_pretrained(place('asset:toy').folder)" in said
+
+
+def test_new_tokens_and_whole_models_have_other_steps_in_comfyui(tmp_path: Path) -> None:
+    entry = {"format": "diffusers", "path": "x-step-1", "use": USE}
+    exported(tmp_path, entry)
+    for method, words in (
+        ("EMBEDDING", "ComfyUI/models/embeddings"),
+        ("FINE_TUNE", "is a folder in diffusers' layout"),
+    ):
+        put(tmp_path, "config.json", {"settings": {"training_method": method}})
+        said = part(report(tmp_path), "use")
+        assert words in said
+        assert "LoraLoader" not in said
 
 
 def test_two_experts_files_are_both_loaded_and_older_exports_are_not(tmp_path: Path) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from videotune import __version__
+from videotune import BEGUN, __version__
 from videotune.errors import DONE, FAILED, VideotuneError
 
 if TYPE_CHECKING:
     from videotune.run.job import Words
-
-BEGUN = time.perf_counter()
-"""When the program began, as near as it can say itself."""
 
 app = typer.Typer(
     help="Fine-tune video diffusion models on your own clips.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -123,12 +124,24 @@ def _in_python(run: Run, entries: Sequence[Record]) -> Html:
     uses = [str(entry.get("use") or "") for entry in latest]
     if not any(uses):
         return paragraph(text("The exported file says in its own head how it is used."), css="soft")
-    lines: list[str] = ["import torch", "from diffusers.utils import export_to_video", ""]
+    lines: list[str] = []
     for entry, use in zip(latest, uses, strict=True):
-        for line in use.split("; "):
-            whole = line.replace("THIS_FILE", repr(_path(run, entry))).replace("THIS_FOLDER", repr(_path(run, entry)))
+        place = repr(_path(run, entry))
+        for line in use.replace("THIS_FILE", place).replace("THIS_FOLDER", place).split("; "):
+            whole = re.sub(r"'(asset:\w+)'", r"place('\1').folder", line)
             lines += [] if whole in lines else [whole]
-    return join([element("h3", text("In diffusers")), _code([*lines, *_drawing(run)])])
+    return join([element("h3", text("In diffusers")), _code([*_imports(lines), "", *lines, *_drawing(run)])])
+
+
+def _imports(lines: Sequence[str]) -> list[str]:
+    """What the code needs; a base model that comes with videotune is named by its folder."""
+    code = "\n".join(lines)
+    pipelines = sorted(set(re.findall(r"\b[A-Z]\w*Pipeline\b", code)))
+    needed = ["import torch", f"from diffusers import {', '.join(pipelines)}"] if pipelines else ["import torch"]
+    if "TextualInversionLoaderMixin" in code:
+        needed.append("from diffusers.loaders import TextualInversionLoaderMixin")
+    needed.append("from diffusers.utils import export_to_video")
+    return [*needed, *(["from videotune.families.find import place"] if "place('asset:" in code else [])]
 
 
 def _drawing(run: Run) -> list[str]:
@@ -136,15 +149,17 @@ def _drawing(run: Run) -> list[str]:
     shape = _shape(run)
     sample = mapping(setting(run, "sample"))
     prompt = next((str(record.get("prompt")) for record in of_kind(run, "sample")), "…")
-    words = [repr(prompt)]
-    words += [f"num_frames={shape[0]}, height={shape[1]}, width={shape[2]}"] if shape else []
-    words += [f"guidance_scale={value_text(sample['guidance'])}"] if sample.get("guidance") is not None else []
-    words += [f"num_inference_steps={value_text(sample['steps'])}"] if sample.get("steps") is not None else []
+    words = [f"{prompt!r},"]
+    words += [f"num_frames={shape[0]}, height={shape[1]}, width={shape[2]},"] if shape else []
+    words += [f"guidance_scale={value_text(sample['guidance'])},"] if sample.get("guidance") is not None else []
+    words += [f"num_inference_steps={value_text(sample['steps'])},"] if sample.get("steps") is not None else []
     fps = value_text(mapping(setting(run, "video_config")).get("target_fps") or 16)
     seed = value_text(sample.get("seed") if sample.get("seed") is not None else 42)
     return [
         "",
-        f"video = pipe({', '.join(words)}, generator=torch.Generator('cpu').manual_seed({seed})).frames[0]",
+        "video = pipe(",
+        *(f"    {word}" for word in (*words, f"generator=torch.Generator('cpu').manual_seed({seed}),")),
+        ").frames[0]",
         f"export_to_video(video, 'video.mp4', fps={fps})",
     ]
 
@@ -166,13 +181,22 @@ def _shape(run: Run) -> list[int] | None:
 
 def _in_comfyui(run: Run, entries: Sequence[Record]) -> Html:
     """The steps in ComfyUI, with its own file, or how that is made."""
-    head = element("h3", text("In ComfyUI"))
+    head, method = element("h3", text("In ComfyUI")), setting(run, "training_method")
+    if method == "FINE_TUNE":
+        told = "A fine-tuned model is a folder in diffusers' layout, which ComfyUI's own loaders do not read."
+        return join([head, paragraph(text(told))])
     if not entries:
         command = f"videotune export {run.folder} --format comfyui"
         first = [text("Write the file with ComfyUI's names: "), element("code", text(command))]
     else:
         names = ", ".join(_path(run, entry) for entry in entries)
         first = [text("The file with ComfyUI's names: "), element("code", text(names))]
+    if method == "EMBEDDING":
+        folder = join([text("Copy it into "), element("code", text("ComfyUI/models/embeddings")), text(".")])
+        words = join(
+            [text("Write "), element("code", text("embedding:NAME")), text(" into the prompt, by the file's name.")]
+        )
+        return join([head, element("ol", *(element("li", step) for step in (join(first), folder, words)))])
     steps = (
         join(first),
         join([text("Copy it into "), element("code", text("ComfyUI/models/loras")), text(", and press R there.")]),
