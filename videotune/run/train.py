@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from videotune.run.keeping import (
     save_what_is_good,
     when_there_is_room,
 )
+from videotune.run.pictures import keep_pictures
 from videotune.run.plan import make_plan
 from videotune.run.readings import before_training, due, measure, preview
 from videotune.run.remedies import NoRoom, another_try, no_room
@@ -39,13 +41,22 @@ MOST_SKIPPED = 5
 """So many non-finite steps in a row end the run."""
 
 
-def train(words: Words, run: Path, *, resume: Resume | None = None, allow_skips: str | None = None) -> int:
+def train(
+    words: Words,
+    run: Path,
+    *,
+    resume: Resume | None = None,
+    allow_skips: str | None = None,
+    begun: float | None = None,
+) -> int:
     """Train to the end, or until asked to stop; exit code 130 where it was interrupted and saved.
 
     A step that had no room is tried once more where the config allows it, with a setting that needs less and is the same.
+    ``begun``: the ``time.perf_counter()`` at which the program began, where its time counts as the run's.
     """
+    begun = time.perf_counter() if begun is None else begun
     try:
-        return train_once(words, run, resume=resume, allow_skips=allow_skips)
+        return train_once(words, run, resume=resume, allow_skips=allow_skips, begun=begun)
     except NoRoom as error:
         if not error.remedy:
             raise
@@ -54,17 +65,26 @@ def train(words: Words, run: Path, *, resume: Resume | None = None, allow_skips:
     return train_once(Words(sets=sets), run, resume=Resume())
 
 
-def train_once(words: Words, run: Path, *, resume: Resume | None = None, allow_skips: str | None = None) -> int:
+def train_once(
+    words: Words,
+    run: Path,
+    *,
+    resume: Resume | None = None,
+    allow_skips: str | None = None,
+    begun: float | None = None,
+) -> int:
     """``train``, without another try."""
     with join() as crew:
         opened = crew.in_turn(lambda: open_run(words, run, resume, crew.size))
+        if resume is None and crew.first:
+            keep_pictures(opened.job)
         close_default_workers()  # a training opens no more files for hours
         if resume is None:  # a resume trains on exactly what was allowed at the start
             refuse_skips(opened.job, allow_skips)
             refuse_small_disk(run, make_plan(opened.job)["disk"])
         if not crew.first:
             return work(opened, run, resume, crew, Heartbeat(run))
-        with only_process(run), heartbeat(run) as pulse:
+        with only_process(run), heartbeat(run, begun, goes_on=resume is not None) as pulse:
             return work(opened, run, resume, crew, pulse)
 
 
@@ -239,8 +259,8 @@ def finish(trainer: Trainer, why: str) -> None:
     if held is not None:
         planned = f", planned {size(held['planned_bytes'])}" if held["planned_bytes"] else ""
         say(f"memory at the peak: {size(held['allocated_bytes'] or 0)} allocated{planned}")
-    trainer.journal.event("end", step=step, why=why, **({"memory": held} if held else {}))
+    spent = trainer.pulse.seconds()
+    trainer.journal.event("end", step=step, why=why, seconds=spent, **({"memory": held} if held else {}))
     when_there_is_room(trainer, step, trainer.journal.sync)
     report = when_there_is_room(trainer, step, lambda: write_report(run))
-    took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
-    say(f"report: {report}  ({clock(took)} of training)")
+    say(f"report: {report}  ({clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all)")

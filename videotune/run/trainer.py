@@ -158,6 +158,7 @@ def prepare(
     pulse.tell("encoding")
     if crew.first:
         fill_cache(job, family, store, prompts)
+    pulse.tell("loading")
     crew.wait()
     if not crew.first:
         store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
