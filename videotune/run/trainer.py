@@ -54,7 +54,8 @@ KEPT_IN_MEMORY = 256 << 20
 class Trainer:
     """Everything the loop holds. ``first`` is the first step to do; ``saved_at`` when a checkpoint was last written.
 
-    ``paused_at``: since when the run waits for room on its disk; None while it does not.
+    ``paused_at``: since when the run waits for room on its disk; None while it does not. ``ruler_name`` once it is frozen;
+    ``ruler_differs``: in what from the one that the run had before, in words.
     """
 
     run: Path
@@ -73,6 +74,8 @@ class Trainer:
     skipped_in_a_row: int = 0
     saved_at: float = field(default_factory=time.monotonic)
     paused_at: float | None = None
+    ruler_name: str | None = None
+    ruler_differs: str = ""
 
     @property
     def net(self) -> nn.Module:
