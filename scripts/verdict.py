@@ -1,6 +1,6 @@
 """How well the verdict tells when to stop: the toy trained on four clips until it copies them, and on fresh clips alone.
 
-    python scripts/verdict.py [--four 10] [--endless 20] [--first-seed 0] [--steps 300] [--every 25]
+    python scripts/verdict.py [--four 10] [--endless 20] [--first-seed 0] [--steps 200] [--every 20]
                               [--work runs/verdict] [--out docs/verdict.json]
 
 four: four clips, each shown hundreds of times. The best step by the verdict, which reads 8 held-out clips, is compared with
@@ -168,8 +168,8 @@ def main() -> None:
     parser.add_argument("--four", type=int, default=10)
     parser.add_argument("--endless", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--every", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--work", type=Path, default=Path("runs/verdict"))
     parser.add_argument("--out", type=Path, default=Path("docs/verdict.json"))

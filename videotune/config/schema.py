@@ -376,6 +376,12 @@ class Config(Section):
         0.1, description="share of source videos held out, from 20 source videos up"
     )
     ruler_after: int = Field(250, ge=0, description="steps between readings of the ruler; 0: never")
+    early_stopping: int | None = Field(
+        None,
+        ge=1,
+        description="so many readings in a row that say OVERFITTING end the run, and the best checkpoint is exported "
+        "(default: never)",
+    )
     save_every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
     save_keep: int | None = Field(
         None, ge=1, description="so many of the newest checkpoints stay, and the best one (default: all)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -15,13 +16,14 @@ from torch import nn
 
 from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import Objective
+from videotune.monitor.exposure import CLIP_DIGITS
 from videotune.randomness import draws
 from videotune.types import Batch, Expert, Family, Window
 
 QUANTILES = 9
 
-CLIP_DIGITS = 12
-"""So many digits of a clip's id name it, as in windows' ids."""
+AT_ONCE = 4096
+"""Noise levels of a window are read together while they are no more tokens than this: small clips cost less that way."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ def read_ruler(
                 for part, windows in parts.items():
                     for place, window in enumerate(windows):
                         batch = batch_of(window).map(lambda x, device=device: x.to(device))  # type: ignore[misc]
-                        for i in own:
-                            errors[part][place, i] = _error(ruler.seed, window, i, levels[i], family, net, objective, batch)
+                        for some in _together(own, tokens_of(family, batch)):
+                            found = _errors(ruler.seed, window, some, levels, family, net, objective, batch)
+                            errors[part][place, some] = found
         finally:
             net.train(training)
     return {part: _mean(errors[part], windows) for part, windows in parts.items()}
@@ -72,21 +75,34 @@ def noise_of(seed: int, window: Window, number: int, shape: tuple[int, ...]) -> 
     return torch.from_numpy(draws(seed, "ruler", window.id, number).standard_normal(shape, "float32"))
 
 
-def _error(
+def tokens_of(family: Family, batch: Batch) -> int:
+    """How many tokens a sample of the batch is."""
+    sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
+    return prod(-(-side // patch) for side, patch in sides)
+
+
+def _together(numbers: Sequence[int], tokens: int) -> list[list[int]]:
+    """The quantiles in groups that are read by one forward pass: by the sample's size alone, so that bits repeat."""
+    count = max(1, AT_ONCE // tokens)
+    return [list(numbers[i : i + count]) for i in range(0, len(numbers), count)]
+
+
+def _errors(
     seed: int,
     window: Window,
-    number: int,
-    level: torch.Tensor,
+    numbers: Sequence[int],
+    levels: torch.Tensor,
     family: Family,
     net: nn.Module,
     objective: Objective,
     batch: Batch,
 ) -> torch.Tensor:
-    """The plain mse of a window at a level with its own noise, float64 on the CPU."""
-    device, shape = batch.x0.device, tuple(batch.x0.shape)
-    noise = noise_of(seed, window, number, shape)
-    out = denoising_loss(family, net, objective, batch, level.float()[None].to(device), noise.to(device))
-    return out.mse.double().cpu()[0]
+    """The plain mse of a window at some levels, each with its own noise, float64 on the CPU."""
+    device, shape, count = batch.x0.device, tuple(batch.x0.shape), len(numbers)
+    noise = torch.cat([noise_of(seed, window, number, shape) for number in numbers])
+    several = batch if count == 1 else batch.map(lambda x: x.repeat_interleave(count, 0))
+    t = levels[list(numbers)].float().to(device)
+    return denoising_loss(family, net, objective, several, t, noise.to(device)).mse.double().cpu()
 
 
 def _mean(errors: torch.Tensor, windows: Sequence[Window]) -> dict[str, Any] | None:
@@ -126,9 +142,7 @@ def related(
     names = list(dict.fromkeys(owners))
     if len(names) > 1:
         own = {name: [i for i, owner in enumerate(owners) if owner == name] for name in names}
-        out["experts"] = {
-            name: _ratio(reading["by_quantile"], before["by_quantile"], own[name]) for name in names
-        }
+        out["experts"] = {name: _ratio(reading["by_quantile"], before["by_quantile"], own[name]) for name in names}
     return out
 
 

@@ -15,6 +15,7 @@ from videotune.run.frozen import freeze
 from videotune.run.models import plain_batch
 from videotune.run.previews import first_frames_of, sample_settings, usual_shape
 from videotune.run.trainer import Trainer
+from videotune.run.verdicts import write_verdict, write_views
 from videotune.sampling.preview import decode, draw, file_name, write_video
 from videotune.train.step import condition, of_memory
 
@@ -43,6 +44,8 @@ def before_training(trainer: Trainer) -> None:
         # a ruler that is another one since the resume is read before anything is learnt: later readings compare with it
         if step not in read_at and (due(step, config.ruler_after, last) or not read_at):
             measure(trainer, step)
+        else:  # of a reading that was made before a kill
+            write_verdict(trainer, step)
     here = [line for line in journal if line.get("step") == step]
     drawn = {line["prompt"] for line in here if line["kind"] == "sample"}
     failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
@@ -88,6 +91,8 @@ def measure(trainer: Trainer, step: int) -> None:
     if live is not None:
         told["live"] = {part: related(value, before[part], whose) for part, value in live.items()}
     trainer.journal.event("ruler", step=step, ruler=name, **told, seconds=round(time.perf_counter() - begun, 3))
+    write_views(trainer, step)
+    write_verdict(trainer, step)
 
 
 def ruler_name(trainer: Trainer) -> str:

@@ -20,6 +20,8 @@ from videotune.monitor.heartbeat import Heartbeat
 from videotune.monitor.journal import Journal, read_journal
 from videotune.monitor.probe import spread
 from videotune.monitor.ruler import Ruler
+from videotune.monitor.speed import Pace
+from videotune.monitor.verdict import Verdict
 from videotune.run.begin_from import begin_from
 from videotune.run.bench import Bench, make_rota, open_bench, shares
 from videotune.run.console import say
@@ -55,7 +57,8 @@ class Trainer:
     """Everything the loop holds. ``first`` is the first step to do; ``saved_at`` when a checkpoint was last written.
 
     ``paused_at``: since when the run waits for room on its disk; None while it does not. ``ruler_name`` once it is frozen;
-    ``ruler_differs``: in what from the one that the run had before, in words.
+    ``ruler_differs``: in what from the one that the run had before, in words. ``verdict``: the latest; ``pace``: how
+    fast steps go; ``waits``: it was said that they wait for data.
     """
 
     run: Path
@@ -76,6 +79,9 @@ class Trainer:
     paused_at: float | None = None
     ruler_name: str | None = None
     ruler_differs: str = ""
+    verdict: Verdict | None = None
+    pace: Pace = field(default_factory=Pace)
+    waits: bool = False
 
     @property
     def net(self) -> nn.Module:
