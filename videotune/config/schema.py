@@ -396,6 +396,9 @@ class Config(Section):
         2, description="prompts of the previews, or how many captions to take as prompts"
     )
     sample: Sample = Field(default_factory=Sample, description="how previews are drawn")
+    tensorboard: bool = Field(
+        False, description="curves, readings and previews for TensorBoard too, in RUN/tensorboard (needs its package)"
+    )
 
     output_model_destination: str | None = Field(None, description="folder of the exported LoRA (default: RUN/export)")
     output_model_format: str | Annotated[list[str], Field(min_length=1)] = Field(

@@ -30,8 +30,10 @@ from videotune.report.read import Record, Run, items, last_of_kind, mapping, num
 from videotune.report.state import standing
 from videotune.report.style import CSS
 from videotune.report.tables import clips_section, files_section, settings_section
+from videotune.report.verdict import verdict_section
 
 PARTS = {
+    "verdict": "How it went",
     "loss": "Loss",
     "ruler": "Ruler",
     "exposure": "Views",
@@ -75,6 +77,7 @@ def page(run: Run) -> str:
         element("h1", text(title)),
         state(run),
         element("nav", *links),
+        verdict_section(run),
         loss_section(run),
         ruler_section(run),
         exposure_section(run),
@@ -88,7 +91,7 @@ def page(run: Run) -> str:
 
 
 def state(run: Run) -> Html:
-    """Which run on which base, how far it came and how it stands; then its verdict and its figures."""
+    """Which run on which base, how far it came and how it stands; then its figures."""
     start, config = last_of_kind(run, "start"), mapping(run.config)
     total = next(
         (n for part in (config, start, mapping(run.plan)) if (n := number(part.get("steps"))) is not None), None
@@ -102,20 +105,10 @@ def state(run: Run) -> Html:
     return join(
         [
             paragraph(badge(word, css), text(f"{method} on {base}: {far}, {told}."), css="state"),
-            *(verdict(record) for record in of_kind(run, "verdict")[-1:]),
             facts(run, start),
             bullets([text(note) for note in items(start.get("notes"))], css="soft"),
         ]
     )
-
-
-def verdict(record: Record) -> Html:
-    """The latest verdict: its word in a badge, and all else that it says."""
-    word = str(next((record[key] for key in ("verdict", "state", "word") if key in record), "verdict"))
-    colours = {"LEARNING": "good", "PLATEAU": "calm", "OVERFITTING": "bad"}
-    said = {k: v for k, v in record.items() if k not in ("kind", "time", "verdict", "state", "word") and v is not None}
-    parts = [f"{key.replace('_', ' ')}: {value_text(value)}" for key, value in said.items()]
-    return paragraph(badge(word, colours.get(word.upper(), "calm")), text("; ".join(parts)))
 
 
 def facts(run: Run, start: Record) -> Html:

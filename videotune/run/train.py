@@ -87,6 +87,8 @@ def work(opened: Opened, run: Path, resume: Resume | None, crew: Crew, pulse: He
         crew.wait()
     finally:
         trainer.journal.close()
+        if trainer.board is not None:
+            trainer.board.close()
     return DONE if why in ("done", "early") else INTERRUPTED
 
 

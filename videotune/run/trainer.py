@@ -16,6 +16,7 @@ from videotune.cache.store import Store
 from videotune.data.account import totals
 from videotune.errors import VideotuneError
 from videotune.memory.host import keep_freed_memory
+from videotune.monitor.board import Board, refuse_missing
 from videotune.monitor.heartbeat import Heartbeat
 from videotune.monitor.journal import Journal, read_journal
 from videotune.monitor.probe import spread
@@ -82,6 +83,7 @@ class Trainer:
     verdict: Verdict | None = None
     pace: Pace = field(default_factory=Pace)
     waits: bool = False
+    board: Board | None = None
 
     @property
     def net(self) -> nn.Module:
@@ -155,6 +157,8 @@ def prepare(
     rota = make_rota(job.spec, config, loss)
     prompts = prompts_of(job)
     check_formats(config, family)
+    if config.tensorboard:
+        refuse_missing()
     if config.sample_after:
         sample_settings(config, job.spec, usual_shape(job))  # a shape that cannot be drawn is said before any work
     if crew.first:
@@ -203,6 +207,9 @@ def captions_by_window(job: Job) -> dict[str, tuple[str, ...]]:
 
 def announce(trainer: Trainer, changes: list[str] | None) -> None:
     """The journal's first line of this process, and the run in a sentence. ``changes``: of a resume; None: it is none."""
+    if trainer.job.config.tensorboard:
+        trainer.board = Board(trainer.run, trainer.first)
+        trainer.journal.followers.append(trainer.board.tell)
     job, count = trainer.job, sum(p.numel() for p in trainer.parameters.values())
     if changes is not None:
         more = {"processes": trainer.crew.size} if trainer.crew.size > 1 else {}
