@@ -75,7 +75,7 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
         (int(readings[span[0]]["step"]), int(readings[span[1]]["step"])),
     )
     if len(readings) < ENOUGH:
-        said = f"{len(readings)} readings of the ruler, {ENOUGH} are needed"
+        said = f"{len(readings)} reading{'s' * (len(readings) != 1)} of the ruler, {ENOUGH} are needed"
         return Verdict(None, said, step, *found, ruler=name)
     if overfits(readings, best):
         now, quantile = readings[-1], turned_first(readings, best)

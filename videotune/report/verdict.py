@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
 from videotune.report.exposure import window_views
-from videotune.report.markup import NOTHING, Html, badge, bullets, element, join, paragraph, plain, section, table, text
-from videotune.report.read import Record, Run, clip_of, items, last_of_kind, mapping, number, of_kind
+from videotune.report.markup import (
+    NOTHING,
+    Html,
+    badge,
+    bullets,
+    element,
+    join,
+    missing,
+    paragraph,
+    plain,
+    section,
+    switched_off,
+    table,
+    text,
+)
+from videotune.report.read import Record, Run, clip_of, items, last_of_kind, mapping, number, of_kind, setting
 from videotune.report.svg import Line, Point, line_chart
 
 COLOURS = {"LEARNING": "good", "PLATEAU": "calm", "OVERFITTING": "bad"}
@@ -23,10 +38,10 @@ def verdict_section(run: Run) -> Html:
     latest, title = last_of_kind(run, "verdict"), "How it went"
     readings = readings_of(run)
     if not latest:
-        why = "a verdict takes three readings of the ruler" if readings else "a verdict rests on readings of the ruler"
-        return section(
-            "verdict", title, paragraph(text(f"No verdict: {why}."), css="missing"), clips_part(run, readings)
-        )
+        if not readings and number(setting(run, "ruler_after")) == 0:
+            return section("verdict", title, switched_off("ruler_after"))
+        told = missing("a verdict, which takes three readings of the ruler")
+        return section("verdict", title, told, clips_part(run, readings))
     word = str(latest.get("verdict") or "no verdict")
     return section(
         "verdict",
@@ -97,14 +112,12 @@ def advice(run: Run, latest: Record) -> list[Html]:
 
 def file_line(run: Run, step: float | None) -> Html:
     """The file to take, by its name where it was exported, else the command that writes it."""
-    exported = [
-        str(line.get("path"))
-        for line in run.exports or ()
-        if f"-step-{plain(step)}".replace(",", "") in str(line.get("path"))
-    ]
+    name = plain(step).replace(",", "")
+    paths = [str(line.get("path")) for line in run.exports or ()]
+    exported = [path for path in paths if re.search(rf"-step-{name}(?!\d)", path)]
     if exported:
-        return join([text("Take "), element("code", text(exported[0])), text(f", the state after step {plain(step)}.")])
-    command = f"videotune export {run.folder.name} --step {plain(step)}".replace(",", "")
+        return join([text("Take "), element("code", text(exported[0])), text(f" (the state after step {plain(step)}).")])
+    command = f"videotune export {run.folder.name} --step {name}"
     told = text(f"Take the state after step {plain(step)}, which is not exported yet: ")
     return join([told, element("code", text(command))])
 
