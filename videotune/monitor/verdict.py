@@ -184,7 +184,7 @@ def _others(readings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     told, falls = [], False
     for part, what in (("held_out", "held-out clips"), ("train", "training clips")):
         mean, chance = rise(clips_of(last[-1], part), clips_of(last[0], part))  # backwards: how far they fell
-        fell = mean > chance
+        fell = mean > (chance if len(clips_of(last[0], part)) > 1 else LEAST_RISE)
         falls = falls or fell
         values = f"from {last[0][part]['normalised']:.3f} to {last[-1][part]['normalised']:.3f}"
         told.append(f"{what} went {values}" + ("" if fell else ", within what chance explains"))

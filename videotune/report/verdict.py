@@ -116,7 +116,9 @@ def file_line(run: Run, step: float | None) -> Html:
     paths = [str(line.get("path")) for line in run.exports or ()]
     exported = [path for path in paths if re.search(rf"-step-{name}(?!\d)", path)]
     if exported:
-        return join([text("Take "), element("code", text(exported[0])), text(f" (the state after step {plain(step)}).")])
+        return join(
+            [text("Take "), element("code", text(exported[0])), text(f" (the state after step {plain(step)}).")]
+        )
     command = f"videotune export {run.folder.name} --step {name}"
     told = text(f"Take the state after step {plain(step)}, which is not exported yet: ")
     return join([told, element("code", text(command))])
