@@ -1,10 +1,11 @@
 """How well the verdict tells when to stop: the toy trained on four clips until it copies them, and on fresh clips alone.
 
     python scripts/verdict.py [--four 10] [--endless 20] [--first-seed 0] [--steps 160] [--every 16]
-                              [--work runs/verdict] [--out docs/verdict.json]
+                              [--work runs/verdict] [--out docs/verdict.json] [--table]
 
-four: four clips, each shown hundreds of times. The best step by the verdict, which reads 8 held-out clips, is compared with
-that of an independent dense ruler: 64 clips of its own, noise of its own, one reading for each checkpoint, each noise level on a third of the clips.
+four: four clips, each shown 160 times. The best step by the verdict, which reads 8 held-out clips, is compared with that of
+an independent dense ruler: 64 clips of its own, noise of its own, a reading for each checkpoint, each noise level on a third
+of the clips.
 endless: as many steps, and every sample is of a clip that was never shown before: a call of OVERFITTING is a false one.
 Runs that are done are kept: a second call goes on with what is missing, and then prints the table.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from videotune.errors import DONE
 from videotune.files import hash_file, read_json, write_json
 from videotune.monitor.journal import read_journal
 from videotune.monitor.ruler import QUANTILES
+from videotune.monitor.verdict import OVERFITTING, judge
 from videotune.randomness import draws
 from videotune.run.bench import attach, put_weights
 from videotune.run.demo import train_or_resume
@@ -174,6 +176,70 @@ def asset_hash() -> str:
     return hash_file(next(folder.glob("*.safetensors")))
 
 
+def course(readings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the verdict said as the readings came: where it first said OVERFITTING, and its last word and best step."""
+    said = [judge(readings[: end + 1]) for end in range(len(readings))]
+    called = [one.step for one in said if one is not None and one.word == OVERFITTING]
+    last = said[-1]
+    assert last is not None
+    return {
+        "words": [one.word if one else None for one in said],
+        "called_at": called[0] if called else None,
+        "best_step": last.best_step,
+        "as_good": last.as_good,
+        "quantile": last.quantile,
+        "held_out": [round(one["held_out"]["normalised"], 4) for one in readings],
+        "train": [round(one["train"]["normalised"], 4) for one in readings],
+        "plain": [round(one["held_out"]["mean"], 5) for one in readings],
+    }
+
+
+def dense_course(dense: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The dense ruler's normalised readings by step, and where they are lowest."""
+    base = next(iter(dense.values()))
+    values = {
+        int(step): sum(now / then for now, then in zip(row, base, strict=True)) / 9 for step, row in dense.items()
+    }
+    low = min(values, key=lambda step: values[step])
+    return {"dense": [round(value, 4) for value in values.values()], "dense_best": low}
+
+
+def row_of(plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as the table has it."""
+    row = {"case": result["case"], "seed": result["seed"], "most_views": result["views"]["max"]} | course(
+        result["readings"]
+    )
+    if "dense" in result:
+        row |= dense_course(result["dense"])
+        row["off_by"] = round(abs(row["best_step"] - row["dense_best"]) / plan.every)
+        at = row["dense"][row["best_step"] // plan.every]
+        row["loss_of_it"] = round(at - min(row["dense"]), 4)
+    return row
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many runs of each case were called, and how near the best step was to the dense ruler's."""
+    found: dict[str, Any] = {}
+    for case in ("four", "endless"):
+        own = [row for row in rows if row["case"] == case]
+        found[case] = {"runs": len(own), "overfitting": sum(row["called_at"] is not None for row in own)}
+        if case == "four":
+            found[case]["within_one_reading"] = sum(row["off_by"] <= 1 for row in own)
+    return found
+
+
+def show(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    """The table as a person reads it."""
+    print("case     seed  called at  best step  dense best  off by  held out  end    train")
+    for row in rows:
+        low, end = min(row["held_out"]), row["held_out"][-1]
+        print(
+            f"{row['case']:<8} {row['seed']:>4}  {row['called_at'] or '-':>9}  {row['best_step']:>9}  "
+            f"{row.get('dense_best', '-'):>10}  {row.get('off_by', '-'):>6}  {low:.3f}     {end:.3f}  {row['train'][-1]:.3f}"
+        )
+    print(json.dumps(facts))
+
+
 def main() -> None:
     """Do what is missing, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -184,18 +250,28 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=16)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--work", type=Path, default=Path("runs/verdict"))
-    parser.add_argument("--out", type=Path, default=Path("docs/verdict.json"))
+    parser.add_argument("--out", type=Path, help="a file for the table and the summary, as docs/verdict.json")
+    parser.add_argument("--table", action="store_true", help="of the runs that are done; train none")
     args = parser.parse_args()
     torch.set_num_threads(1)
     plan = Plan(args.steps, args.every, tuple(args.set), args.work.absolute())
     wanted = [("four", args.first_seed + i) for i in range(args.four)]
     wanted += [("endless", args.first_seed + i) for i in range(args.endless)]
+    rows = []
     for number, (case, seed) in enumerate(wanted, 1):
         path = plan.folder(case, seed) / "result.json"
+        if args.table and not path.is_file():
+            continue
         if not path.is_file():
             result = one_run(plan, case, seed)
             write_json(path, result)
             print(f"{number}/{len(wanted)} {case} {seed}: {result['seconds']} s", flush=True)
+        rows.append(row_of(plan, read_json(path)))
+    facts = summary(rows)
+    show(rows, facts)
+    if args.out:
+        settings = {"steps": plan.steps, "every": plan.every, "rate": RATE, "frames": 9, "sets": plan.sets}
+        write_json(args.out, {"toy": asset_hash(), "settings": settings, "summary": facts, "runs": rows})
 
 
 if __name__ == "__main__":
