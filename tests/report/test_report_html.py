@@ -15,6 +15,7 @@ from videotune.report.html import write_report
 from videotune.report.read import of_kind, read_run
 
 SECTIONS = [
+    "verdict",
     "before",
     "loss",
     "ruler",
@@ -370,7 +371,7 @@ def test_a_resume_and_a_verdict_are_told(tmp_path: Path) -> None:
     )
     said = words(report(tmp_path))
     assert "4 resumed from step" in said
-    assert "PLATEAU step: 6; reason: no change since step 4; best step: 4" in said
+    assert "PLATEAU It has come to rest. No change since step 4." in said
     assert "1 step after step 4 left behind" in said
 
 

@@ -225,7 +225,10 @@ def test_a_ruler_that_is_another_one_is_told_and_read_at_once(begun: Callable[..
     assert readings[-1]["ruler"] == readings[-2]["ruler"] != names[0]
     assert readings[3]["train"]["normalised"] == 1.0
     told = [text for text in warnings_of(run) if "the ruler is another one" in text]
-    assert told == ["the ruler is another one: readings from step 4 on compare with each other, not with earlier ones"]
+    assert told == [
+        "the ruler is another one (its noise levels differ): readings from step 4 on compare with each other, "
+        "not with earlier ones"
+    ]
     assert going_on(run, "steps=8") == DONE
     assert len([text for text in warnings_of(run) if "the ruler is another one" in text]) == 1, "said once"
 

@@ -105,6 +105,10 @@ def plan(
         str | None,
         typer.Option("--card", help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"),
     ] = None,
+    views: Annotated[
+        list[int] | None,
+        typer.Option("--views", min=1, help="say the steps for so many views of a window (default: 10, 20, 50, 100)"),
+    ] = None,
     offline: Offline = False,
 ) -> None:
     """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
@@ -115,7 +119,9 @@ def plan(
         raise typer.Exit(show_levels(words, as_json=as_json))
     from videotune.run.plan import plan as run
 
-    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, vram=vram, card=card))
+    raise typer.Exit(
+        run(words, as_json=as_json, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
+    )
 
 
 @cache_app.callback(invoke_without_command=True)

@@ -376,6 +376,12 @@ class Config(Section):
         0.1, description="share of source videos held out, from 20 source videos up"
     )
     ruler_after: int = Field(250, ge=0, description="steps between readings of the ruler; 0: never")
+    early_stopping: int | None = Field(
+        None,
+        ge=1,
+        description="so many readings in a row that say OVERFITTING end the run, and the best checkpoint is exported "
+        "(default: never)",
+    )
     save_every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
     save_keep: int | None = Field(
         None, ge=1, description="so many of the newest checkpoints stay, and the best one (default: all)"
@@ -390,6 +396,9 @@ class Config(Section):
         2, description="prompts of the previews, or how many captions to take as prompts"
     )
     sample: Sample = Field(default_factory=Sample, description="how previews are drawn")
+    tensorboard: bool = Field(
+        False, description="curves, readings and previews for TensorBoard too, in RUN/tensorboard (needs its package)"
+    )
 
     output_model_destination: str | None = Field(None, description="folder of the exported LoRA (default: RUN/export)")
     output_model_format: str | Annotated[list[str], Field(min_length=1)] = Field(

@@ -40,8 +40,10 @@ from videotune.report.state import standing
 from videotune.report.style import CSS
 from videotune.report.tables import clips_section, files_section, settings_section
 from videotune.report.usage import time_section, use_section
+from videotune.report.verdict import verdict_section
 
 PARTS = {
+    "verdict": "How it went",
     "before": "Before and after",
     "loss": "Loss",
     "ruler": "Ruler",
@@ -91,6 +93,7 @@ def page(run: Run) -> str:
         element("h1", text(title)),
         state(run),
         element("nav", *links),
+        verdict_section(run),
         before_section(run, media),
         loss_section(run),
         ruler_section(run),
@@ -108,7 +111,7 @@ def page(run: Run) -> str:
 
 
 def state(run: Run) -> Html:
-    """Which run on which base, how far it came and how it stands; then its verdict and its figures."""
+    """Which run on which base, how far it came and how it stands; then its figures."""
     start, config = last_of_kind(run, "start"), mapping(run.config)
     total = next(
         (n for part in (config, start, mapping(run.plan)) if (n := number(part.get("steps"))) is not None), None
@@ -122,20 +125,10 @@ def state(run: Run) -> Html:
     return join(
         [
             paragraph(badge(word, css), text(f"{method} on {base}: {far}, {told}."), css="state"),
-            *(verdict(record) for record in of_kind(run, "verdict")[-1:]),
             facts(run, start),
             bullets([text(note) for note in items(start.get("notes"))], css="soft"),
         ]
     )
-
-
-def verdict(record: Record) -> Html:
-    """The latest verdict: its word in a badge, and all else that it says."""
-    word = str(next((record[key] for key in ("verdict", "state", "word") if key in record), "verdict"))
-    colours = {"LEARNING": "good", "PLATEAU": "calm", "OVERFITTING": "bad"}
-    said = {k: v for k, v in record.items() if k not in ("kind", "time", "verdict", "state", "word") and v is not None}
-    parts = [f"{key.replace('_', ' ')}: {value_text(value)}" for key, value in said.items()]
-    return paragraph(badge(word, colours.get(word.upper(), "calm")), text("; ".join(parts)))
 
 
 def facts(run: Run, start: Record) -> Html:
