@@ -1,4 +1,4 @@
-"""A clip's look as vectors, so that clips can be compared: a heuristic that needs no download, or an encoder by transformers.
+"""A clip's look as vectors, to compare clips by: a heuristic that needs no download, or an encoder by transformers.
 
 A frame becomes a unit vector. A clip that may have been copied is looked at in several views (whole, and cropped in
 several places), since a copy may show a part of it; a clip that is held against it is looked at as it is and mirrored.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def measures(frames: NDArray[Any]) -> Measures:
 def _gains(blocks: Tensor) -> Tensor:
     """Light of blocks (T, h, w) -> logarithm of the gain from each frame to the next (T - 1,); 0 where all is dark."""
     found = []
-    for before, after in zip(blocks[:-1], blocks[1:], strict=True):
+    for before, after in pairwise(blocks):
         lit = (before > DARK) & (after > DARK)
         ratios = torch.log(after[lit] / before[lit])
         found.append(torch.quantile(ratios, 0.5) if lit.any() else torch.zeros(()))

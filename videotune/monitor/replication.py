@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 MOST_WINDOWS = 256
-"""So many windows are compared with at most, evenly over the training windows."""
+"""So many windows are compared with at most."""
 
 MOST_FRAMES = 9
-"""So many frames of a window are kept, every second or third of a longer one."""
+"""So many frames of a window are kept, every second or third of a longer one; more where samples are short."""
+
+MOST_IN_ALL = 4608
+"""So many frames are kept at most of all windows together: 150 MB of the heuristic's vectors."""
 
 MOST_QUERIES = 64
 """So many clips say at most how near clips come that are no copies."""
@@ -31,7 +34,7 @@ least similar came to 0.79, of 200 unrelated clips the most similar to 0.67, wit
 
 @dataclass(frozen=True)
 class Known:
-    """A window that samples are compared with: its clip, the video that this was cut from, and its ``in_views`` (V, F, D)."""
+    """A window to compare samples with: its clip, the video that this was cut from, and its ``in_views`` (V, F, D)."""
 
     clip: str
     source: str
@@ -79,8 +82,7 @@ def similarities(seen: Tensor, views: Tensor) -> Tensor:
     cosines = torch.einsum("mtd,nvfd->mnvtf", seen[:, :length], views)
     frames = cosines.shape[3]
     starts = [
-        torch.stack([cosines[..., i, start + i] for i in range(frames)]).mean(0)
-        for start in range(length - frames + 1)
+        torch.stack([cosines[..., i, start + i] for i in range(frames)]).mean(0) for start in range(length - frames + 1)
     ]
     return torch.stack(starts).amax((0, 1, 3))
 
@@ -99,8 +101,8 @@ class Baselines:
     def line(self, base: Sequence[float] = ()) -> float | None:
         """The similarity above which a sample is a likely copy.
 
-        From the 99th percentile of both baselines a third of the way to 1. Where both are empty: from the nearest of the base
-        model's samples. None where there is nothing to compare with.
+        From the 99th percentile of both baselines a third of the way to 1; where both are empty, from the nearest of
+        ``base``, the base model's samples. None where there is nothing to compare with.
         """
         pool = [*self.held_out, *self.others]
         if not pool and not base:
@@ -113,7 +115,9 @@ class Baselines:
         return {name: _summary(values) for name, values in (("held_out", self.held_out), ("others", self.others))}
 
 
-def baselines(gallery: Gallery, held_out: Mapping[str, Sequence[Tensor]], training: Sequence[tuple[str, Tensor]]) -> Baselines:
+def baselines(
+    gallery: Gallery, held_out: Mapping[str, Sequence[Tensor]], training: Sequence[tuple[str, Tensor]]
+) -> Baselines:
     """Both baselines. ``held_out``: ``both_ways`` of held-out clips by source; ``training``: (source, ``both_ways``)."""
     first = [gallery.nearest(seen, but=source) for source, several in held_out.items() for seen in several]
     second = [gallery.nearest(seen, but=source) for source, seen in training]

@@ -26,6 +26,7 @@ from videotune.run.keeping import (
     when_there_is_room,
 )
 from videotune.run.plan import make_plan
+from videotune.run.probes import before_training_probe, probe
 from videotune.run.readings import before_training, due, measure, preview
 from videotune.run.remedies import NoRoom, another_try, no_room
 from videotune.run.resume import Opened, Resume, open_run, restore
@@ -92,6 +93,7 @@ def loop(trainer: Trainer) -> str:
     """Steps to the end. Records are read one step late; what has to happen between two steps happens here."""
     job, config, crew, asked = trainer.job, trainer.job.config, trainer.crew, trainer.asked
     before_training(trainer)
+    before_training_probe(trainer)
     if crew.agree(asked.stop)[0]:
         return "interrupted"
     records, late, step = make_records(trainer), None, trainer.first - 1
@@ -144,7 +146,13 @@ def loop(trainer: Trainer) -> str:
                 measure(trainer, step)
             if (samples or sampled) and crew.first:
                 preview(trainer, step)
-            if (rules or samples or sampled) and not end and crew.agree(asked.stop)[0]:
+            if (end or saves) and crew.first:
+                probe(trainer, step)
+            if (
+                (rules or samples or sampled or (saves and config.probe_budget))
+                and not end
+                and crew.agree(asked.stop)[0]
+            ):
                 save(trainer, step)
                 return "interrupted"
             trainer.pulse.tell("training", step)  # a step may take minutes, and nothing of the above is done any more

@@ -37,6 +37,8 @@ from videotune.run.models import (
 )
 from videotune.run.plan import make_plan, what_trains
 from videotune.run.previews import prompts_of, sample_settings, usual_shape
+from videotune.run.probe_plan import all_prompts
+from videotune.run.probes import Probes, open_probes
 from videotune.run.text import encoder_of, live_text, refuse_text
 from videotune.train.crew import Crew
 from videotune.types import Family
@@ -73,6 +75,7 @@ class Trainer:
     skipped_in_a_row: int = 0
     saved_at: float = field(default_factory=time.monotonic)
     paused_at: float | None = None
+    probes: Probes | None = None
 
     @property
     def net(self) -> nn.Module:
@@ -145,6 +148,7 @@ def prepare(
     loss = make_objective(job.spec, config)
     rota = make_rota(job.spec, config, loss)
     prompts = prompts_of(job)
+    probes = open_probes(job) if crew.first else None
     check_formats(config, family)
     if config.sample_after:
         sample_settings(config, job.spec, usual_shape(job))  # a shape that cannot be drawn is said before any work
@@ -157,13 +161,13 @@ def prepare(
     store = Store(job.cache, KEPT_IN_MEMORY)
     pulse.tell("encoding")
     if crew.first:
-        fill_cache(job, family, store, prompts)
+        fill_cache(job, family, store, all_prompts(job))
     crew.wait()
     if not crew.first:
         store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
     bench = open_bench(family, config, rota, job.steps, first)
     if crew.first:
-        say_cut_in_loop(job, family, prompts)
+        say_cut_in_loop(job, family, all_prompts(job))
     if next(bench.net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
     if config.init_from and first == 1:  # also a resume of a run that has saved nothing yet
@@ -183,6 +187,7 @@ def prepare(
         journal=Journal(run if crew.first else None),
         pulse=pulse,
         crew=crew,
+        probes=probes,
     )
 
 
