@@ -26,6 +26,7 @@ from videotune.report.markup import (
     text,
     value_text,
 )
+from videotune.report.probe import probe_section
 from videotune.report.read import Record, Run, items, last_of_kind, mapping, number, of_kind, read_run, setting
 from videotune.report.state import standing
 from videotune.report.style import CSS
@@ -36,6 +37,7 @@ PARTS = {
     "ruler": "Ruler",
     "exposure": "Views",
     "samples": "Samples",
+    "probe": "Measured",
     "clips": "Clips",
     "settings": "Settings",
     "files": "Files",
@@ -79,6 +81,7 @@ def page(run: Run) -> str:
         ruler_section(run),
         exposure_section(run),
         samples_section(run),
+        probe_section(run),
         clips_section(run),
         settings_section(run),
         files_section(run),

@@ -53,7 +53,7 @@ class Shown:
 
 
 def every_of(job: Job, plan: ProbePlan) -> int:
-    """Every how many frames are compared, so that of a usual window 9 are, and of a sample no fewer than 3."""
+    """Every how many frames are compared, so that of a usual window 18 are at most, and of a sample no fewer than 3."""
     longest = max(window.shape.frames for window in job.training_windows)
     return max(1, min(-(-longest // MOST_FRAMES), plan.settings.shape.frames // 2))
 
