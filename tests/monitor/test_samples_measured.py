@@ -151,8 +151,15 @@ def test_vectors_have_length_one_and_a_flat_frame_is_no_error() -> None:
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny checkpoints in transformers' own layout, with random weights."""
-    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, Dinov2Config, Dinov2Model
-    from transformers import SiglipConfig, SiglipModel
+    from transformers import (
+        CLIPImageProcessor,
+        CLIPVisionConfig,
+        CLIPVisionModel,
+        Dinov2Config,
+        Dinov2Model,
+        SiglipConfig,
+        SiglipModel,
+    )
 
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
     text = {
