@@ -110,7 +110,8 @@ def test_likeness_keeps_the_order_of_frames() -> None:
     forward, backward = (both_ways(EMBEDDING, frames) for frames in (film(2)[:5], film(2)[:5][::-1]))
     assert similarities(forward, whole)[0] == pytest.approx(1, abs=1e-4)
     assert similarities(backward, whole)[0] < 0.97
-    assert similarities(both_ways(EMBEDDING, film(2, 20)), whole)[0] == pytest.approx(1, abs=1e-4)
+    short = in_views(EMBEDDING, film(2)[:4])[None]
+    assert similarities(both_ways(EMBEDDING, film(2)), short)[0] == pytest.approx(1, abs=1e-4)
 
 
 def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> None:

@@ -1,4 +1,4 @@
-"""Samples that are measured while a run trains: what they cost, what they leave behind, and that nothing of the run moves."""
+"""Samples that are measured while a run trains: what they cost and leave behind, and that nothing of the run moves."""
 
 from __future__ import annotations
 
