@@ -29,8 +29,11 @@ from videotune.toy.shapes import COMBINATIONS, draw_clip
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-SIZE = (64, 104)
-"""Rows and columns of every clip but the toy's, which has 64 by 64."""
+SIZE = (128, 208)
+"""Rows and columns of every clip but the toy's, which has 64 by 64: half of what small training windows have."""
+
+SHORT = 64
+"""The shorter side of the known clips as they are compared, as in a run."""
 
 FRAMES = 17
 SAMPLE = 5
@@ -119,11 +122,22 @@ def seen(embedding: Embedding, frames: np.ndarray) -> torch.Tensor:
     return both_ways(embedding, frames[:SAMPLE:EVERY])
 
 
+def shrunk(frames: np.ndarray) -> np.ndarray:
+    """Frames as a run decodes known clips: the shorter side has 64 pixels."""
+    by = min(frames.shape[1:3]) // SHORT
+    count, height, width = (frames.shape[0], frames.shape[1] // by, frames.shape[2] // by)
+    cells = frames[:, : height * by, : width * by].reshape(count, height, by, width, by, 3)
+    small: np.ndarray = cells.mean((2, 4)).round().astype(np.uint8)
+    return small
+
+
 def measure(known: Sequence[Film], others: Sequence[Film], copies: int) -> dict[str, Any]:
     """Copies of known clips, and clips that are none, held against the known ones by the rule of a run."""
     embedding = default_embedding()
-    gallery = Gallery(Known(film.name, film.source, in_views(embedding, film.frames[::EVERY])) for film in known)
-    usual = baselines(gallery, {}, [(film.source, seen(embedding, film.frames)) for film in known])
+    gallery = Gallery(
+        Known(film.name, film.source, in_views(embedding, shrunk(film.frames[::EVERY]))) for film in known
+    )
+    usual = baselines(gallery, {}, [(film.source, seen(embedding, shrunk(film.frames))) for film in known])
     line = usual.line()
     assert line is not None
     chosen = [known[i * len(known) // copies] for i in range(copies)]

@@ -57,7 +57,7 @@ def test_so_many_denoising_steps_are_taken(lab: Lab) -> None:
 @pytest.mark.effect("probe.prompts")
 def test_prompts_are_those_that_are_named_or_captions(lab: Lab) -> None:
     captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
-    for prompts, wanted in ((["a cat", "a dog"], ["a cat", "a dog"]), (1, [captions[0]] * 2), (2, captions[::2])):
+    for prompts, wanted in ((["a cat", "a dog"], ["a cat", "a dog"]), (2, captions[::2])):
         line, calls, _ = probed(lab, prompts=prompts)
         assert [sample["prompt"] for sample in line["samples"]] == wanted
         assert all(
