@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from videotune.files import LATE, write_json
+from videotune.files import LATE, life, write_json
 
 EVERY = LATE / 6
 """Seconds between two beats."""

@@ -76,7 +76,7 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     )
     if len(readings) < ENOUGH:
         said = f"{len(readings)} reading{'s' * (len(readings) != 1)} of the ruler, {ENOUGH} are needed"
-        return Verdict(None, said, step, *found, ruler=name)
+        return Verdict(None, said, step, found[0], found[1], found[2], ruler=name)
     if overfits(readings, best):
         now, quantile = readings[-1], turned_first(readings, best)
         reason = (
@@ -85,8 +85,8 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
             f"row, while training clips fell from {readings[best]['train']['normalised']:.3f} to "
             f"{now['train']['normalised']:.3f}: the clips are being copied"
         )
-        return Verdict(OVERFITTING, reason, step, *found, quantile, name)
-    return Verdict(*_others(readings), step, *found, ruler=name)
+        return Verdict(OVERFITTING, reason, step, found[0], found[1], found[2], quantile, name)
+    return Verdict(*_others(readings), step, found[0], found[1], found[2], ruler=name)
 
 
 def in_a_row(lines: Iterable[Mapping[str, Any]], word: str) -> int:

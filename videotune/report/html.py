@@ -24,6 +24,7 @@ from videotune.report.markup import (
     value_text,
 )
 from videotune.report.media import gather
+from videotune.report.probe import probe_section
 from videotune.report.read import (
     Record,
     Run,
@@ -50,6 +51,7 @@ PARTS = {
     "exposure": "Views",
     "samples": "Samples",
     "compare": "Checkpoints",
+    "probe": "Measured",
     "clips": "Clips",
     "time": "Time",
     "use": "Use",
@@ -100,6 +102,7 @@ def page(run: Run) -> str:
         exposure_section(run),
         samples_section(run, media),
         compare_section(run, media),
+        probe_section(run),
         clips_section(run, media),
         time_section(run),
         use_section(run),

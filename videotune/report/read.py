@@ -15,7 +15,7 @@ from videotune.files import life
 
 Record = Mapping[str, Any]
 
-OF_A_STEP = ("step", "ruler", "verdict", "sample")
+OF_A_STEP = ("step", "ruler", "verdict", "sample", "probe")
 """Kinds that a resume from an earlier step supersedes; saves and warnings stay, since their files and causes do."""
 
 

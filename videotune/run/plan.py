@@ -17,7 +17,7 @@ from videotune.monitor.exposure import TARGETS, steps_for
 from videotune.run.console import bar, print_table, size
 from videotune.run.experts import trained
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
-from videotune.run.previews import prompts_of
+from videotune.run.probe_plan import all_prompts
 from videotune.run.takes import captions_of, takes_of
 from videotune.run.text import in_loop, text_size
 from videotune.types import FamilySpec
@@ -155,7 +155,7 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     views = {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}
     latents = sum(4 * spec.kept_numbers(window.shape) for window, _ in views)
     numbers = job.spec.text_tokens * job.spec.text_width + job.spec.told_by_text
-    texts = 4 * numbers * len(captions_of(job, prompts_of(job)))
+    texts = 4 * numbers * len(captions_of(job, all_prompts(job)))
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:
         out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]

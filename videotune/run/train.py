@@ -29,6 +29,7 @@ from videotune.run.keeping import (
 from videotune.run.pace import seconds_left, tell_pace
 from videotune.run.pictures import keep_pictures
 from videotune.run.plan import make_plan
+from videotune.run.probes import before_training_probe, probe
 from videotune.run.readings import before_training, due, measure, preview
 from videotune.run.remedies import NoRoom, another_try, no_room
 from videotune.run.resume import Opened, Resume, open_run, restore
@@ -116,6 +117,7 @@ def loop(trainer: Trainer) -> str:
     """Steps to the end. Records are read one step late; what has to happen between two steps happens here."""
     job, config, crew, asked = trainer.job, trainer.job.config, trainer.crew, trainer.asked
     before_training(trainer)
+    before_training_probe(trainer)
     if crew.agree(asked.stop)[0]:
         return "interrupted"
     records, late, step = make_records(trainer), None, trainer.first - 1
@@ -169,7 +171,9 @@ def loop(trainer: Trainer) -> str:
                 keep_if_best(trainer, step)
             if (samples or sampled) and crew.first:
                 preview(trainer, step)
-            if (rules or samples or sampled) and not end:
+            if (end or saves) and crew.first:
+                probe(trainer, step)
+            if (rules or samples or sampled or (saves and config.probe_budget)) and not end:
                 stop, early = crew.agree(asked.stop, rules and stops_early(trainer))
                 if stop or early:
                     save(trainer, step)

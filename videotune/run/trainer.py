@@ -40,6 +40,8 @@ from videotune.run.models import (
 )
 from videotune.run.plan import make_plan, what_trains
 from videotune.run.previews import prompts_of, sample_settings, usual_shape
+from videotune.run.probe_plan import all_prompts
+from videotune.run.probes import Probes, open_probes
 from videotune.run.text import encoder_of, live_text, refuse_text
 from videotune.train.crew import Crew
 from videotune.types import Family
@@ -84,6 +86,7 @@ class Trainer:
     pace: Pace = field(default_factory=Pace)
     waits: bool = False
     board: Board | None = None
+    probes: Probes | None = None
 
     @property
     def net(self) -> nn.Module:
@@ -156,6 +159,7 @@ def prepare(
     loss = make_objective(job.spec, config)
     rota = make_rota(job.spec, config, loss)
     prompts = prompts_of(job)
+    probes = open_probes(job) if crew.first else None
     check_formats(config, family)
     if config.tensorboard:
         refuse_missing()
@@ -170,14 +174,14 @@ def prepare(
     store = Store(job.cache, KEPT_IN_MEMORY)
     pulse.tell("encoding")
     if crew.first:
-        fill_cache(job, family, store, prompts)
+        fill_cache(job, family, store, all_prompts(job))
     pulse.tell("loading")
     crew.wait()
     if not crew.first:
         store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
     bench = open_bench(family, config, rota, job.steps, first)
     if crew.first:
-        say_cut_in_loop(job, family, prompts)
+        say_cut_in_loop(job, family, all_prompts(job))
     if next(bench.net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
     if config.init_from and first == 1:  # also a resume of a run that has saved nothing yet
@@ -197,6 +201,7 @@ def prepare(
         journal=Journal(run if crew.first else None),
         pulse=pulse,
         crew=crew,
+        probes=probes,
     )
 
 
