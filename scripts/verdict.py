@@ -96,7 +96,7 @@ def words_of(plan: Plan, case: str, seed: int) -> Words:
         "steps": plan.steps,
         "datasets": datasets,
         "validation_fraction": SHARE,
-        "cache_dir": str(plan.work / "cache"),
+        "cache_dir": str(plan.work / f"cache-{case}"),
         "save_every": plan.every if case == "four" else 0,
         "ruler_after": plan.every,
         "sample_after": 0,
@@ -112,7 +112,7 @@ class Dense:
     def __init__(self, plan: Plan) -> None:
         folder = clips_of(plan, "dense", DENSE, 4000)
         short = (f"{key}={value}" for key, value in SHORT.items())
-        sets = (*short, f"cache_dir={plan.work / 'cache'}", "validation_fraction=0")
+        sets = (*short, f"cache_dir={plan.work / 'cache-dense'}", "validation_fraction=0")
         self.job = open_job(*settle(Words(preset="toy", data=str(folder), sets=sets)))
         self.family: Family = open_models(self.job.spec, self.job.base, self.job.config)
         store, loss = Store(self.job.cache), make_objective(self.job.spec, self.job.config)
