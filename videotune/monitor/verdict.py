@@ -8,7 +8,7 @@ trusted. docs/monitor.md has the formulas, and how the constants were found.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any
 
@@ -68,25 +68,29 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
         return Verdict(None, why, step, ruler=name)
     held = [clips_of(reading, "held_out") for reading in readings]
     best = lowest(readings)
-    span = as_good(held, best)
-    found = (
-        int(readings[best]["step"]),
-        float(readings[best]["held_out"]["normalised"]),
-        (int(readings[span[0]]["step"]), int(readings[span[1]]["step"])),
+    first, last = as_good(held, best)
+    found = Verdict(
+        word=None,
+        reason=f"{len(readings)} reading{'s' * (len(readings) != 1)} of the ruler, {ENOUGH} are needed",
+        step=step,
+        best_step=int(readings[best]["step"]),
+        best=float(readings[best]["held_out"]["normalised"]),
+        as_good=(int(readings[first]["step"]), int(readings[last]["step"])),
+        ruler=name,
     )
     if len(readings) < ENOUGH:
-        said = f"{len(readings)} reading{'s' * (len(readings) != 1)} of the ruler, {ENOUGH} are needed"
-        return Verdict(None, said, step, found[0], found[1], found[2], ruler=name)
+        return found
     if overfits(readings, best):
-        now, quantile = readings[-1], turned_first(readings, best)
+        now = readings[-1]
         reason = (
-            f"held-out clips were best at step {found[0]} ({found[1]:.3f} of the base) and have risen to "
+            f"held-out clips were best at step {found.best_step} ({found.best:.3f} of the base) and have risen to "
             f"{now['held_out']['normalised']:.3f}, more than the scatter over {len(held[-1])} clips explains and twice in a "
             f"row, while training clips fell from {readings[best]['train']['normalised']:.3f} to "
             f"{now['train']['normalised']:.3f}: the clips are being copied"
         )
-        return Verdict(OVERFITTING, reason, step, found[0], found[1], found[2], quantile, name)
-    return Verdict(*_others(readings), step, found[0], found[1], found[2], ruler=name)
+        return replace(found, word=OVERFITTING, reason=reason, quantile=turned_first(readings, best))
+    word, reason = _others(readings)
+    return replace(found, word=word, reason=reason)
 
 
 def in_a_row(lines: Iterable[Mapping[str, Any]], word: str) -> int:

@@ -190,7 +190,7 @@ def clip_rows(run: Run, readings: list[Record], key: str, name: str) -> list[lis
     shares = clip_shares(readings, key)
     rows = []
     for clip, share in sorted(shares.items(), key=lambda pair: -pair[1]):
-        word, css = learnt(share)
+        word, css = learnt(share) if key == "train" else seen_anew(share)
         label = element("span", text(PurePath(paths.get(clip, clip)).name), attributes={"title": paths.get(clip, clip)})
         seen = text(plain(views.get(clip, 0)) if key == "train" else "–")
         rows.append([label, text(name), seen, text(f"{share:.0%}"), badge(word, css)])
@@ -202,6 +202,13 @@ def clip_shares(readings: list[Record], key: str) -> Mapping[str, float]:
     first, last = (mapping(mapping(readings[i].get(key)).get("clips")) for i in (0, -1))
     pairs = {str(clip): (number(first.get(clip)), number(value)) for clip, value in last.items()}
     return {clip: now / then for clip, (then, now) in pairs.items() if then and now is not None}
+
+
+def seen_anew(share: float) -> tuple[str, str]:
+    """What became of a clip that was never trained on, in a word, and its colour."""
+    if share > 1.02:
+        return "worse than the base", "bad"
+    return ("better than the base", "good") if share < LITTLE else ("as the base", "quiet")
 
 
 def learnt(share: float) -> tuple[str, str]:
