@@ -14,7 +14,7 @@ from videotune.errors import VideotuneError
 from videotune.report.html import write_report
 from videotune.report.read import of_kind, read_run
 
-SECTIONS = ["loss", "ruler", "exposure", "samples", "clips", "settings", "files", "warnings"]
+SECTIONS = ["loss", "ruler", "exposure", "samples", "probe", "clips", "settings", "files", "warnings"]
 
 
 class Tree(HTMLParser):
