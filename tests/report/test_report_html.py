@@ -21,6 +21,7 @@ SECTIONS = [
     "ruler",
     "exposure",
     "samples",
+    "probe",
     "clips",
     "time",
     "use",
