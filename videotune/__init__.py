@@ -1,3 +1,8 @@
 """videotune fine-tunes video diffusion models on your own clips, and tells the truth about the run."""
 
+from time import perf_counter
+
 __version__ = "0.1.0"
+
+BEGUN = perf_counter()
+"""When the program began, as near as it can say itself: the command line counts a run's time from here."""

@@ -139,7 +139,7 @@ def test_help_and_check_import_nothing_heavy(clips: Path) -> None:
 def test_each_command_has_help(videotune: Command) -> None:
     top = videotune("--help")
     assert top.code == 0
-    for command in ("check", "plan", "cache", "train", "sample", "export", "demo", "doctor", "presets"):
+    for command in ("check", "plan", "cache", "train", "sample", "compare", "export", "demo", "doctor", "presets"):
         assert command in top.out
         answer = videotune(command, "--help")
         assert answer.code == 0
@@ -161,7 +161,7 @@ def test_a_whole_run_ends_with_0_and_leaves_its_files(a_run: Path) -> None:
         ("video_config.learning_rate=1", "learning_rate' or 'text_encoder.learning_rate"),
         ("video_config.max_frame=9", "video_config.max_frames"),
         ("max_frame=9", "video_config.max_frames"),
-        ("video_config.steps=3", "sample.steps' or 'steps"),
+        ("video_config.steps=3", "probe.steps' or 'sample.steps' or 'steps"),
         ("frames=9", "sample.frames' or 'video_config.frames"),
         ("video_config.frame=9", "video_config.frames"),
         ("sample.step=3", "sample.steps"),

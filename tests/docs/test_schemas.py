@@ -75,7 +75,8 @@ def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_dataset(folder / "clips", concept_clips=12, reminder_clips=12)
     (folder / "run").mkdir()
     (folder / "run" / "control.json").write_text('{"stop": true}')
-    often = ("save_every=2", "sample_after=2", "ruler_after=1", "video_config.frames=5", "lora.dropout=0.1")
+    probed = ("probe_budget=100000", "probe.steps=1", "probe.samples=4")
+    often = (*probed, "save_every=2", "sample_after=2", "ruler_after=1", "video_config.frames=5", "lora.dropout=0.1")
     said = words(
         "steps=3", "batch_size=2", 'output_model_format=["diffusers", "comfyui"]', *often, data=folder / "clips"
     )
@@ -126,6 +127,11 @@ def test_what_the_two_runs_show(run: Path, blown_up: Path) -> None:
     assert all(line["held_out"] is not None for line in lines["ruler"])
     assert [line["step"] for line in lines["step"]] == [1, 2, 3]
     assert {line["step"] for line in lines["sample"]} == {0, 2, 3}
+    probed = [line for line in read_journal(run) if line["kind"] == "probe"]
+    assert [line["step"] for line in probed] == [0, 2, 3]
+    assert all(line["diversity"]["value"] is not None for line in probed)
+    (first, *_) = [line for line in read_journal(blown_up) if line["kind"] == "probe"]
+    assert first["not_measured"].startswith("budget")
     skipped = [line for line in read_journal(blown_up) if line.get("skipped")]
     assert skipped
     assert all(line["loss"] is None or line["grad_norm"] is None for line in skipped)

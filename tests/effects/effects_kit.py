@@ -37,6 +37,7 @@ BASE: dict[str, Any] = {
     "save_every": 0,
     "ruler_after": 0,
     "sample_after": 0,
+    "probe_budget": 0,
     "sample.steps": 1,
     "sample.guidance": 1,
 }

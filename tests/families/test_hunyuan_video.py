@@ -258,3 +258,11 @@ def test_presets_ask_for_what_the_checkpoint_takes(tiny_bases: Bases) -> None:
         assert preset["resolution"] % SPEC.rules.side_multiple == 0
         assert config.timestep_shift == 7.0
         assert "memory not measured" in preset_about(name)
+
+
+def test_gradients_reach_every_weight_that_trains(tiny_family: Open) -> None:
+    """Of all the network's weights: the text's side of the blocks and its refiner too, with captions of unequal length."""
+    family = tiny_family(NAME)
+    batch, net = batch_of(family, ["a red circle", ""]), family.denoiser().requires_grad_(True)
+    family.predict(net, torch.randn_like(batch.x0), torch.tensor([0.3, 0.8]), batch).square().mean().backward()
+    assert [name for name, p in net.named_parameters() if p.grad is None or not bool(p.grad.any())] == []

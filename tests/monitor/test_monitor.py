@@ -11,10 +11,10 @@ import torch
 from videotune.cache.schedule import Schedule, views
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.monitor.exposure import advice, band, exposure
+from videotune.monitor.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.monitor.journal import Journal, cut_journal, read_journal
 from videotune.monitor.probe import spread
-from videotune.monitor.ruler import Ruler, normalised, read_ruler
+from videotune.monitor.ruler import Ruler, normalised, read_ruler, related
 from videotune.types import Batch, ClipShape, Condition, Window
 
 SHAPE = ClipShape(5, 32, 32, 16.0)
@@ -172,6 +172,59 @@ def test_normalising_counts_every_noise_level_alike() -> None:
     first = {"by_quantile": [1.0] * 8 + [0.001]}
     now = {"by_quantile": [1.0] * 8 + [0.002]}
     assert normalised(now, first) == pytest.approx((8 + 2) / 9)
+
+
+def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> None:
+    first = {"mean": 1.0, "by_quantile": [2.0] * 4 + [4.0] * 5, "windows": 2, "clips": {"a": [1.0] * 9, "b": [3.0] * 9}}
+    rows = {"a": [1.0] * 4 + [2.0] * 5, "b": [2.0] * 4 + [4.0] * 5}
+    means = [(a + b) / 2 for a, b in zip(rows["a"], rows["b"], strict=True)]
+    told = related({"mean": 1.0, "by_quantile": means, "windows": 2, "clips": rows}, first, ["low"] * 4 + ["high"] * 5)
+    assert told is not None
+    assert told["clips"] == {"a": pytest.approx(0.5), "b": pytest.approx(1.0)}
+    assert told["normalised"] == pytest.approx(0.75)
+    assert told["experts"] == {"low": pytest.approx(0.75), "high": pytest.approx(0.75)}
+    assert "experts" not in (related(told | {"clips": rows}, first) or {})
+    assert related(None, first) is None
+
+
+def test_levels_that_are_read_together_read_as_one_by_one(
+    tiny_family: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = tiny_family("wan")
+    nets, loss, readings = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps()), []
+    for tokens in (1, 25, 4096):  # a clip of this size is 8 tokens: one level, three, all nine
+        monkeypatch.setattr("videotune.monitor.ruler.AT_ONCE", tokens)
+        readings.append(read_ruler(Ruler(windows(2), windows(1), 0), family, nets, loss, batch_of))
+    for other in readings[1:]:
+        assert other["held_out"]["by_quantile"] == pytest.approx(readings[0]["held_out"]["by_quantile"], rel=1e-5)
+        assert set(other["held_out"]["clips"]) == {window.clip_id[:12] for window in windows(2)}
+
+
+@pytest.mark.parametrize(("sizes", "batch", "past"), [((5,), 2, 0), ((3, 40), 4, 0), ((7,), 1, 20)])
+def test_the_steps_for_so_many_views_are_the_first_that_show_them(
+    sizes: tuple[int, ...], batch: int, past: int
+) -> None:
+    schedule = Schedule(0, sizes, (batch,) * len(sizes))
+    every = windows(sum(sizes))
+    buckets = [every[: sizes[0]], *([every[sizes[0] :]] if len(sizes) > 1 else [])]
+
+    def after(steps: int) -> Exposure:
+        shown = exposure(views(schedule, steps), buckets)
+        return shown.more({every[0].id: past}, every)
+
+    for wanted in (1, 10, 50):
+        steps = steps_for(wanted, after, sum(sizes) / batch)
+        assert most(after(steps)) >= wanted
+        assert steps == 0 or most(after(steps - 1)) < wanted
+
+
+def test_views_so_far_are_told_in_few_words() -> None:
+    counted = exposure(views(Schedule(0, (4,), (1,)), 10), [windows(4)])
+    line = counted.so_far()
+    assert line["per_window"] == {"min": 2, "mean": 2.5, "max": 3, "band": "conservative"}
+    assert line["windows"] == {"2": 2, "3": 2}
+    assert sum(line["clips"].values()) == 10
+    assert all(len(name) == 12 for name in line["clips"])
 
 
 def test_a_probe_is_spread_over_the_set() -> None:

@@ -14,7 +14,21 @@ from videotune.errors import VideotuneError
 from videotune.report.html import write_report
 from videotune.report.read import of_kind, read_run
 
-SECTIONS = ["loss", "ruler", "exposure", "samples", "clips", "settings", "files", "warnings"]
+SECTIONS = [
+    "verdict",
+    "before",
+    "loss",
+    "ruler",
+    "exposure",
+    "samples",
+    "probe",
+    "clips",
+    "time",
+    "use",
+    "settings",
+    "files",
+    "warnings",
+]
 
 
 class Tree(HTMLParser):
@@ -77,7 +91,7 @@ def test_the_page_has_its_sections_in_order_and_is_well_formed(run: Path) -> Non
     assert "my run & more" in top
     assert "359,424" in top
     assert "16 frames are no count the model takes: 17 are used" in top
-    assert "36 s (data 3%, forward 33%, backward 63%, optimizer 0%)" in top
+    assert "waiting for clips 1.2 s 3.3% forward 12 s 33.3% backward 22.8 s 63.3%" in part(page, "time")
 
 
 def test_the_page_needs_no_network_and_no_script(run: Path) -> None:
@@ -160,7 +174,7 @@ def test_without_held_out_clips_the_ruler_says_so(tmp_path: Path) -> None:
 def test_a_demo_shows_what_the_detector_saw(run: Path) -> None:
     shares = {"concept": {"before": 0.083, "after": 1, "n": 12}, "control": {"before": 1.0, "after": 0.917, "n": 12}}
     put(run, "demo.json", shares)
-    said = part(report(run), "ruler")
+    said = part(report(run), "before")
     assert "the new concept 8% 100% 12" in said
     assert "what the base knew 100% 92% 12" in said
 
@@ -228,7 +242,8 @@ def test_many_clips_are_all_on_the_page(tmp_path: Path) -> None:
 
 def test_samples_stand_in_a_grid_of_prompts_and_steps(run: Path) -> None:
     page = report(run)
-    videos = [attributes for tag, attributes in elements(page) if tag == "video"]
+    grid = page[page.index('<section id="samples">') : page.index('<section id="clips">')]
+    videos = [attributes for tag, attributes in elements(grid) if tag == "video"]
     assert len(videos) == 6
     assert all({"controls", "loop", "muted", "playsinline"} <= set(video) for video in videos)
     assert all(not str(video["src"]).startswith(("/", "file:")) for video in videos)
@@ -267,8 +282,8 @@ def test_every_clip_is_accounted_for(run: Path) -> None:
     assert "5 found = 3 used + 1 held out + 1 skipped." in said
     assert "short.mp4 skipped too_short 64×64, 17 frames, 16 fps 3 frames at 16 fps; 5 are needed" in said
     assert "held back.mp4 held out" in said
-    assert "two windows.mov used 64×64, 17 frames, 29.97 fps 2 windows, 34 frames of 17x64x64 0.19 s 120" in said
-    assert "42% 60 42 % of its frames repeat the one before <b>" in said
+    assert "two windows.mov used 64×64, 17 frames, 29.97 fps 2 windows, 34 frames of 17x64x64 0.19 s 120 high" in said
+    assert "42% 60 high 42 % of its frames repeat the one before <b>" in said
     assert said.index("short.mp4") < said.index("held back.mp4") < said.index("two windows.mov")
     assert "17x64x64 4 80" in said
 
@@ -357,7 +372,7 @@ def test_a_resume_and_a_verdict_are_told(tmp_path: Path) -> None:
     )
     said = words(report(tmp_path))
     assert "4 resumed from step" in said
-    assert "PLATEAU step: 6; reason: no change since step 4; best step: 4" in said
+    assert "PLATEAU It has come to rest. No change since step 4." in said
     assert "1 step after step 4 left behind" in said
 
 

@@ -24,6 +24,7 @@ def said(
             "lora.rank=2",
             "sample_after=0",
             "ruler_after=0",
+            "probe_budget=0",
             "dataloader_threads=0",
             "warmup_steps=0",
         )

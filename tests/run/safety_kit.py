@@ -25,7 +25,7 @@ from videotune.monitor.journal import read_journal
 from videotune.run.job import Words
 from videotune.train.state import Checkpoint, read_checkpoint
 
-QUIET = ("sample_after=0", "ruler_after=0", "dataloader_threads=0")
+QUIET = ("sample_after=0", "ruler_after=0", "probe_budget=0", "dataloader_threads=0")
 """Nothing happens between two steps that a test did not ask for."""
 
 SERVER = multiprocessing.get_context("forkserver")

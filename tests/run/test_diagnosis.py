@@ -28,7 +28,11 @@ def step(number: int, **changed: Any) -> dict[str, Any]:
 
 
 def ruler(number: int, held_out: float, train: float) -> dict[str, Any]:
-    parts = {"held_out": {"normalised": held_out}, "train": {"normalised": train}}
+    values = {"held_out": held_out, "train": train}
+    parts = {
+        part: {"normalised": x, "by_quantile": [x] * 9, "clips": {"a": 0.98 * x, "b": x, "c": 1.02 * x}}
+        for part, x in values.items()
+    }
     return {"kind": "ruler", "step": number, "ruler": "one"} | parts
 
 
@@ -82,7 +86,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Slow training: experts are loaded too often": {"journal": [*GOOD, step(31, seconds={"experts": 900.0})]},
     "Poor quality: the rate is too high": {"journal": [*GOOD, ruler(40, 0.7, 1.2)]},
     "Poor quality: nothing is learnt": {"journal": [*GOOD, ruler(40, 0.7, 0.99)]},
-    "Poor quality: overfitting": {"journal": [*GOOD, ruler(40, 0.9, 0.2)]},
+    "Poor quality: overfitting": {"journal": [*GOOD, ruler(40, 0.8, 0.3), ruler(50, 0.9, 0.2)]},
     "Poor quality: frame rates do not fit": {"clips": [clip(), clip(repeats_share=0.5, source_fps=8.0)]},
     "Poor quality: clips and captions": {"clips": [clip(warnings=["the caption tells a sequence"])]},
     "Poor quality: most gradients are clipped": {"config": {"max_grad_norm": 0.05}},

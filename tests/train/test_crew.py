@@ -74,7 +74,7 @@ def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
 def alone(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process with two samples a step."""
     run = tmp_path_factory.mktemp("alone") / "run"
-    sets = (*words.sets, "batch_size=2", "sample_after=0", "ruler_after=0", "save_every=2")
+    sets = (*words.sets, "batch_size=2", "sample_after=0", "ruler_after=0", "probe_budget=0", "save_every=2")
     assert train(Words(data=words.data, sets=sets), run) == DONE
     return run
 
@@ -120,7 +120,15 @@ def test_two_processes_with_one_sample_are_one_with_two(
 def test_a_resume_may_have_another_number_of_processes(words: Words, alone: Path, tmp_path: Path) -> None:
     """Begun by two, killed, gone on with by three, of which one has no sample; then by one, which has both."""
     run = tmp_path / "run"
-    quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "save_every=1", "warmup_steps=0", "warmup_steps=0")
+    quiet = (
+        "batch_size=1",
+        "sample_after=0",
+        "ruler_after=0",
+        "probe_budget=0",
+        "save_every=1",
+        "warmup_steps=0",
+        "warmup_steps=0",
+    )
     process = launch("torchrun", 2, "--out", str(run), *words_of(words, *quiet, "steps=100000"))
     while not (run / "checkpoints" / "step-2" / "COMPLETE").is_file():
         assert process.poll() is None, process.communicate()[0]
@@ -142,7 +150,7 @@ def test_a_resume_may_have_another_number_of_processes(words: Words, alone: Path
 def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: Words, tmp_path: Path) -> None:
     """SIGTERM to the launcher, which hands it on to each."""
     run = tmp_path / "run"
-    quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "save_every=0", "steps=100000")
+    quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "probe_budget=0", "save_every=0", "steps=100000")
     process = launch("torchrun", 2, "--out", str(run), *words_of(words, *quiet))
     while not (run / "journal.jsonl").is_file() or len(steps_of(run)) < 3:
         assert process.poll() is None, process.communicate()[0]
@@ -157,7 +165,7 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: 
 def test_each_window_is_shown_once_a_pass(words: Words, tmp_path: Path) -> None:
     """Two buckets of five windows and one, steps of two samples: over N steps each is drawn twice, however many run it."""
     run = tmp_path / "run"
-    quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "steps=6")
+    quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "probe_budget=0", "steps=6")
     process = launch("torchrun", 2, "--out", str(run), *words_of(words, *quiet))
     told, _ = process.communicate(timeout=120)
     assert process.returncode == DONE, told

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from videotune import __version__
+from videotune import BEGUN, __version__
 from videotune.errors import DONE, FAILED, VideotuneError
 
 if TYPE_CHECKING:
@@ -105,6 +105,10 @@ def plan(
         str | None,
         typer.Option("--card", help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"),
     ] = None,
+    views: Annotated[
+        list[int] | None,
+        typer.Option("--views", min=1, help="say the steps for so many views of a window (default: 10, 20, 50, 100)"),
+    ] = None,
     offline: Offline = False,
 ) -> None:
     """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
@@ -115,7 +119,9 @@ def plan(
         raise typer.Exit(show_levels(words, as_json=as_json))
     from videotune.run.plan import plan as run
 
-    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, vram=vram, card=card))
+    raise typer.Exit(
+        run(words, as_json=as_json, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
+    )
 
 
 @cache_app.callback(invoke_without_command=True)
@@ -229,7 +235,7 @@ def train(
             "--init-from begins a new run with a fresh optimizer; --resume goes on with an old one: which?"
         )
     how = Resume(step, override, allow_data_change, replan) if resume else None
-    raise typer.Exit(run(words, out, resume=how, allow_skips=allow_skips))
+    raise typer.Exit(run(words, out, resume=how, allow_skips=allow_skips, begun=BEGUN))
 
 
 @app.command()
@@ -269,6 +275,21 @@ def sample(
 
 
 @app.command()
+def compare(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    prompt: Annotated[str | None, typer.Option("--prompt", help="what to draw (default: the first preview's)")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="its seed (default: sample.seed)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for what is drawn (default: RUN/compare)")] = None,
+    image: Annotated[Path | None, typer.Option("--image", help="what the video begins with")] = None,
+    offline: Offline = False,
+) -> None:
+    """Draw one prompt with one seed at every checkpoint of a run, the base model first, side by side."""
+    from videotune.run.compare import compare as draw
+
+    raise typer.Exit(draw(run, prompt, seed, out, image))
+
+
+@app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     formats: Annotated[
@@ -290,11 +311,12 @@ def export(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="folder for everything the demo makes")] = Path("demo"),
+    seed: Annotated[int, typer.Option("--seed", min=0, help="of the clips and of the training")] = 0,
 ) -> None:
     """Fine-tune the toy base on a shape that it does not know, and show before and after."""
     from videotune.run.demo import demo as run
 
-    raise typer.Exit(run(out))
+    raise typer.Exit(run(out, seed))
 
 
 @app.command()

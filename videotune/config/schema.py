@@ -220,6 +220,20 @@ class Sample(Section):
     resolution: str | None = Field(None, description='"HxW" of a preview (default: the bucket with most windows)')
 
 
+class Probe(Section):
+    """Small samples that are measured, not looked at: how near they come to the clips, how diverse, how they move."""
+
+    samples: int = Field(8, ge=1, description="how many are drawn at a checkpoint, evenly over its prompts")
+    steps: int = Field(12, ge=1, description="denoising steps of each")
+    prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = Field(
+        2, description="prompts, or how many captions of training clips to take as prompts"
+    )
+    encoder: str | None = Field(
+        None,
+        description="an image encoder that transformers reads (folder or Hub id) to compare by (default: a heuristic)",
+    )
+
+
 def _ema(value: Any) -> Any:
     """``"ema": 0.999`` is short for ``{"decay": 0.999}``."""
     return {"decay": value} if isinstance(value, float) else value
@@ -376,6 +390,12 @@ class Config(Section):
         0.1, description="share of source videos held out, from 20 source videos up"
     )
     ruler_after: int = Field(250, ge=0, description="steps between readings of the ruler; 0: never")
+    early_stopping: int | None = Field(
+        None,
+        ge=1,
+        description="so many readings in a row that say OVERFITTING end the run, and the best checkpoint is exported "
+        "(default: never)",
+    )
     save_every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
     save_keep: int | None = Field(
         None, ge=1, description="so many of the newest checkpoints stay, and the best one (default: all)"
@@ -390,6 +410,15 @@ class Config(Section):
         2, description="prompts of the previews, or how many captions to take as prompts"
     )
     sample: Sample = Field(default_factory=Sample, description="how previews are drawn")
+    tensorboard: bool = Field(
+        False, description="curves, readings and previews for TensorBoard too, in RUN/tensorboard (needs its package)"
+    )
+    probe_budget: float = Field(
+        0.05,
+        ge=0,
+        description="share of the training time that probes may take; what does not fit is not measured; 0: never",
+    )
+    probe: Probe = Field(default_factory=Probe, description="small samples that are measured at checkpoints")
 
     output_model_destination: str | None = Field(None, description="folder of the exported LoRA (default: RUN/export)")
     output_model_format: str | Annotated[list[str], Field(min_length=1)] = Field(

@@ -29,20 +29,24 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written and read back; ``max_error`` is the largest relative difference of ΔW over the modules."""
+    """A file that was written and read back; ``max_error`` is the largest relative difference of ΔW over the modules.
+
+    ``use``: how it is used, in code.
+    """
 
     format: str
     path: Path
     modules: int
     max_error: float
     reader: str = "diffusers load_lora_weights"
+    use: str = ""
 
     def to_json(self, run: Path) -> dict[str, Any]:
         """A line of the run's ``exports.json``; the path is relative to the run folder where the file lies in it."""
         place, home = self.path.absolute(), run.absolute()
         path = place.relative_to(home).as_posix() if place.is_relative_to(home) else str(place)
         verified = {"max_error": self.max_error, "modules": self.modules, "reader": self.reader}
-        return {"format": self.format, "path": path, "verified": verified}
+        return {"format": self.format, "path": path, "use": self.use, "verified": verified}
 
 
 def export_lora(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,12 @@ from videotune.types import Window
 
 BANDS = ((10.0, "conservative"), (50.0, "moderate"), (100.0, "high"))
 """Half-open: [0, 10) conservative, [10, 50) moderate, [50, 100) high, and from 100 on risky."""
+
+TARGETS = (10, 20, 50, 100)
+"""Views for which a plan says the steps: where the bands begin, and the 20 of the low rate."""
+
+CLIP_DIGITS = 12
+"""So many digits of a clip's id name it, as in windows' ids."""
 
 LOW_RATE = 4e-5
 """At or below this learning rate, 20 to 30 views of a clip should still be safe."""
@@ -38,6 +46,19 @@ class Exposure:
         }
         aside = [views for name, views in self.windows.items() if name in self.regularization]
         return out | {"regularization": _range(aside)} if aside else out
+
+    def so_far(self) -> dict[str, Any]:
+        """The journal's line: ranges and band of the training windows, how many windows had how many views, and each clip's.
+
+        Clips by the first digits of their ids, as windows name them.
+        """
+        windows, clips = self._trained(self.windows), self._trained(self.clips)
+        return {
+            "per_window": _range(windows.values()) | {"band": band(max(windows.values(), default=0))},
+            "per_clip": _range(clips.values()),
+            "windows": {str(views): count for views, count in sorted(Counter(windows.values()).items())},
+            "clips": {name[:CLIP_DIGITS]: views for name, views in self.clips.items()},
+        }
 
     def less(self, other: Exposure) -> Exposure:
         """The views of both, subtracted: what came between two steps of one stream."""
@@ -82,6 +103,24 @@ def exposure(
             if window.clip_id in keeping:
                 aside |= {window.id, window.clip_id}
     return Exposure(windows, clips, frozenset(aside))
+
+
+def most(shown: Exposure) -> int:
+    """Views of the training window that is shown most."""
+    return max((views for name, views in shown.windows.items() if name not in shown.regularization), default=0)
+
+
+def steps_for(views: int, shown_after: Callable[[int], Exposure], guess: float) -> int:
+    """The first step after which the most shown training window has so many views, by what is shown after each step.
+
+    ``guess``: steps for one view, near which it is looked for first.
+    """
+    low, high = 0, max(1, round(views * guess) + 1)
+    while most(shown_after(high)) < views:
+        low, high = high, 2 * high
+    near = max(low, round((views - 2) * guess) - 1)
+    low = near if most(shown_after(near)) < views else low
+    return low + bisect_left(range(low, high), views, key=lambda step: most(shown_after(step)))
 
 
 def band(views: float) -> str:

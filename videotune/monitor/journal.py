@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ class Journal:
 
     Where the disk takes no more, lines wait in memory, in order, and go out with the first write that succeeds; ``waiting``
     says how many. What a failed write left of a line is cut off again, so the file always ends with a whole one.
+    ``followers`` are handed each line too.
     """
 
     def __init__(self, run: Path | None) -> None:
         """Without a run nothing is written: of several processes the first alone keeps the journal."""
         self._file = (run / "journal.jsonl").open("ab", buffering=0) if run else None
         self._waiting: list[bytes] = []
+        self.followers: list[Callable[[Mapping[str, Any]], None]] = []
 
     @property
     def waiting(self) -> int:
@@ -40,6 +42,8 @@ class Journal:
         """Append one line. NaN and infinity are written as null, since JSON has no word for them."""
         if self._file is None:
             return
+        for follower in self.followers:
+            follower(line)
         text = json.dumps(line, ensure_ascii=False, allow_nan=True)
         if "NaN" in text or "Infinity" in text:
             text = json.dumps(_finite(line), ensure_ascii=False)

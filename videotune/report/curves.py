@@ -135,9 +135,9 @@ def ruler_section(run: Run) -> Html:
     everything = of_kind(run, "ruler")
     readings = [record for record in everything if record.get("ruler") == everything[-1].get("ruler")]
     if not readings and number(setting(run, "ruler_after")) == 0:
-        return section("ruler", title, switched_off("ruler_after"), demo_part(run))
+        return section("ruler", title, switched_off("ruler_after"))
     if not readings:
-        return section("ruler", title, missing("readings of the ruler appear as the run makes them"), demo_part(run))
+        return section("ruler", title, missing("readings of the ruler appear as the run makes them"))
     sets = [("held_out", "held-out clips", "one"), ("train", "training clips", "two")]
     lines, rows, after = [], [], []
     for key, name, css in sets:
@@ -149,7 +149,7 @@ def ruler_section(run: Run) -> Html:
         rows.append([text(name), *map(text, _change(points))])
         head = ["clips", f"step {plain(points[0][0])}", f"step {plain(points[-1][0])}", "change", "lowest"]
     if not rows:
-        return section("ruler", title, missing("no reading has a number yet"), demo_part(run))
+        return section("ruler", title, missing("no reading has a number yet"))
     if left := len(everything) - len(readings):
         other = f"{counted(left, 'reading')} of an earlier ruler, which had other clips or noise levels, left out: "
         after.append(text(f"{other}they do not compare with these."))
@@ -167,7 +167,6 @@ def ruler_section(run: Run) -> Html:
             _by_quantile(readings),
             css="pair",
         ),
-        demo_part(run),
     )
 
 
@@ -201,18 +200,3 @@ def _by_quantile(readings: Sequence[Record]) -> Html:
 def _numbered(reading: Record) -> list[Record]:
     """A reading's quantiles as records with a place of their own."""
     return [{"step": place, "value": value} for place, value in enumerate(items(reading.get("by_quantile")), start=1)]
-
-
-def demo_part(run: Run) -> Html:
-    """What a detector saw in samples before and after, where the run is a demo."""
-    if run.demo is None:
-        return NOTHING
-    rows = []
-    for key, name in (
-        ("concept", "samples that show the new concept"),
-        ("control", "samples that show what the base knew"),
-    ):
-        part = mapping(run.demo.get(key))
-        shares = [number(part.get(when)) for when in ("before", "after")]
-        rows.append([text(name), *(text("–" if x is None else f"{x:.0%}") for x in shares), text(part.get("n", "–"))])
-    return join([element("h3", text("What a detector saw")), table(["", "before", "after", "of"], rows)])

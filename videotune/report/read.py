@@ -15,7 +15,7 @@ from videotune.files import life
 
 Record = Mapping[str, Any]
 
-OF_A_STEP = ("step", "ruler", "verdict", "sample")
+OF_A_STEP = ("step", "ruler", "verdict", "sample", "probe")
 """Kinds that a resume from an earlier step supersedes; saves and warnings stay, since their files and causes do."""
 
 
@@ -39,6 +39,7 @@ class Run:
     plan: Record | None
     demo: Record | None
     exports: tuple[Record, ...] | None
+    compared: tuple[Record, ...] = ()
 
 
 def read_run(folder: Path) -> Run:
@@ -58,6 +59,7 @@ def read_run(folder: Path) -> Run:
     records, torn = _parse(lines)
     journal, left = _without_left_branches(records)
     exports = _read_json(folder / "exports.json", list)
+    compared = _read_json(folder / "compare" / "compare.json", list) or []
     return Run(
         folder=folder,
         journal=journal,
@@ -70,6 +72,7 @@ def read_run(folder: Path) -> Run:
         plan=_read_json(folder / "plan.json", dict),
         demo=_read_json(folder / "demo.json", dict),
         exports=None if exports is None else tuple(entry for entry in exports if isinstance(entry, Mapping)),
+        compared=tuple(entry for entry in compared if isinstance(entry, Mapping)),
     )
 
 

@@ -18,7 +18,8 @@ def standing(run: Run, whole: bool) -> Standing:
     end, pulse = last_of_kind(run, "end"), mapping(run.life)
     if end and not (pulse.get("alive") and _after(pulse.get("started"), end.get("time"))):
         why = str(end.get("why"))
-        return why, "good" if whole else "care", f"ended: {why}"
+        told = "ended early: held-out clips had turned" if why == "early" else f"ended: {why}"
+        return why, "good" if whole or why == "early" else "care", told
     if not pulse:
         when = f" {moment(run.written)}" if run.written is not None else ""
         return "no end", "care", f"the journal, last written{when}, has no end: still going, or killed"

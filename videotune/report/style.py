@@ -71,7 +71,18 @@ min-width:100%}
 .samples .prompt{grid-column:1/-1;margin-top:10px}
 .samples .prompt span{position:sticky;left:0;display:inline-block;max-width:min(100%,calc(100vw - 70px));
 overflow-wrap:anywhere}
-figure{margin:0}
+figure{margin:0;min-width:0}
+.beside{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:16px 24px}
+.beside p{margin:0 0 6px}
+.beside video,.compared video{display:block;width:100%;border-radius:6px;background:#000}
+.compared video{max-width:720px}
+.names{display:grid;gap:4px;text-align:center;font-size:.87em;color:var(--soft)}
+table img{display:block;max-width:160px;height:auto;margin-top:4px;border-radius:4px}
+.inner{padding-left:1.4em;color:var(--soft)}
+pre{overflow-x:auto;background:var(--ground);border:1px solid var(--rule);border-radius:6px;padding:10px 12px;
+margin:0 0 12px;font-size:.9em}
+pre code{overflow-wrap:normal}
+ol{margin:0 0 10px;padding-left:1.4em}
 figure video{display:block;width:100%;border-radius:6px;background:#000}
 figcaption{font-size:.82em;color:var(--soft)}
 @media (max-width:640px){

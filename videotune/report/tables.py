@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
+from videotune.report.exposure import ClipViews, band, clip_views
 from videotune.report.markup import (
     NOTHING,
     Html,
@@ -25,6 +27,7 @@ from videotune.report.markup import (
     text,
     value_text,
 )
+from videotune.report.media import Media, picture_of
 from videotune.report.read import Record, Run, items, last_of_kind, mapping, number, of_kind
 
 ORIGINS = ("user", "preset", "family", "default")
@@ -34,7 +37,7 @@ SHOWN = 30
 """How many clips stand open on the page; the others open on a click."""
 
 
-def clips_section(run: Run) -> Html:
+def clips_section(run: Run, media: Media) -> Html:
     """Every file that was found and what became of it: skipped ones first, then held out, then used."""
     if run.check is None:
         return section("clips", "Clips", missing("check.json, the account of the clips"))
@@ -48,7 +51,8 @@ def clips_section(run: Run) -> Html:
     clips = [mapping(clip) for clip in items(run.check.get("clips"))]
     clips.sort(key=lambda clip: (bool(clip.get("used")), bool(clip.get("held_out")), not clip.get("warnings")))
     folder = common_folder([str(clip.get("path", "")) for clip in clips])
-    rows = [clip_row(clip, folder) for clip in clips]
+    views = {clip.name: clip for clip in clip_views(run)}
+    rows = [clip_row(clip, folder, media, views.get(str(clip.get("path")))) for clip in clips]
     head = ["clip", "state", "source", "used as", "cut", "repeats", "views", "notes"]
     rest = rows[SHOWN:]
     return section(
@@ -70,7 +74,7 @@ def common_folder(paths: list[str]) -> str:
     return "/".join(shared) + "/" if any(shared) and len(paths) > 1 else ""
 
 
-def clip_row(clip: Record, folder: str = "") -> list[Html]:
+def clip_row(clip: Record, folder: str, media: Media, seen: ClipViews | None) -> list[Html]:
     """One file's cells; what is not known, or is as it should be, stays empty."""
     if clip.get("used"):
         kind = " (regularization)" if clip.get("kind") == "regularization" else ""
@@ -88,16 +92,30 @@ def clip_row(clip: Record, folder: str = "") -> list[Html]:
     cut, repeats = number(clip.get("seconds_cut")), number(clip.get("repeats_share"))
     notes = [clip["detail"]] if clip.get("detail") else []
     notes += [f"plays at {plain(speed)}× its speed"] if speed not in (None, 1) else []
-    views = clip.get("views")
     cells = (
         ", ".join(part for part in (size, frames, rate) if part),
         used_as + shape,
         f"{cut:.2f}\N{NO-BREAK SPACE}s" if cut else "",
         f"{repeats:.0%}" if repeats else "",
-        "" if views is None else value_text(views),
     )
     told = bullets([text(note) for note in [*notes, *items(clip.get("warnings"))]])
-    return [text(str(clip.get("path", ""))[len(folder) :]), became, *map(text, cells), told]
+    name = [text(str(clip.get("path", ""))[len(folder) :])]
+    if source := media.carried.get(picture_of(clip)):
+        name.append(element("img", attributes={"src": source, "alt": "", "loading": "lazy"}))
+    if captions := items(clip.get("captions")):
+        name.append(element("div", text(shorten(str(captions[0]), 160, placeholder=" …")), css="soft"))
+    return [join(name), became, *map(text, cells), views_cell(clip, seen), told]
+
+
+def views_cell(clip: Record, seen: ClipViews | None) -> Html:
+    """How often a clip has been shown, will have been by the end, and the band of its windows; of other kinds the plan."""
+    if seen is None:
+        return text("" if clip.get("views") is None else value_text(clip["views"]))
+    name, css = band(seen.views / seen.windows)
+    amount = plain(seen.views)
+    if seen.so_far is not None and seen.planned is not None and seen.planned != seen.so_far:
+        amount += f" of {plain(seen.planned)}"
+    return join([text(f"{amount} "), badge(name, css)])
 
 
 def buckets(run: Run) -> Html:

@@ -13,7 +13,7 @@ from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.run.console import bar, print_table, say, size
 from videotune.run.job import CACHE_NAME, Job, Words, open_job, refuse_skips, settle
 from videotune.run.models import fill_cache, open_models
-from videotune.run.previews import prompts_of
+from videotune.run.probe_plan import all_prompts
 from videotune.run.takes import captions_of, takes_of
 
 
@@ -24,7 +24,7 @@ def cache(words: Words, *, allow_skips: str | None = None) -> int:
     for note in job.notes:
         say(f"note: {note}")
     family = open_models(job.spec, job.base, job.config)
-    fill_cache(job, family, Store(job.cache), prompts_of(job))
+    fill_cache(job, family, Store(job.cache), all_prompts(job))
     print(f"{len(job.library.windows) + len(job.library.held_out_windows)} windows are cached in {job.cache}")
     return DONE
 
@@ -93,7 +93,7 @@ def prune_cache(words: Words, *, yes: bool = False) -> int:
     if job.library.skipped:
         say(f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed")
     prints = open_models(job.spec, job.base, job.config).fingerprints()
-    captions = captions_of(job, prompts_of(job))
+    captions = captions_of(job, all_prompts(job))
     noisy = job.spec.image_noise
     names = wanted(prints, job.spec.text_tokens, captions, takes_of(job), job.config.seed, noisy)
     said = len(store.notes)

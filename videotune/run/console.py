@@ -61,19 +61,24 @@ class Bar:
         self._said = self._begun = time.monotonic()
         self._first: int | None = None
 
-    def update(self, done: int, total: int, text: str = "") -> None:
-        """``done`` of ``total`` are done; ``text`` is shown beside."""
-        if self._progress is not None:
-            if self._task is None:
-                self._task = self._progress.add_task(self._title, total=total, text=text, start=True, completed=done)
-            self._progress.update(self._task, completed=done, total=total, text=_escape(text))
-            return
+    def update(self, done: int, total: int, text: str = "", seconds_left: float | None = None) -> None:
+        """``done`` of ``total`` are done; ``text`` is shown beside. ``seconds_left``: None, by those done so far."""
         now = time.monotonic()
         if self._first is None:
             self._first = done
+        left = seconds_left
+        if left is None:
+            left = (now - self._begun) / max(1, done - self._first) * (total - done)
+        if self._progress is not None:
+            told = clock(left) if seconds_left is not None or done > self._first else "-:--"
+            if self._task is None:
+                self._task = self._progress.add_task(
+                    self._title, total=total, text=text, left=told, start=True, completed=done
+                )
+            self._progress.update(self._task, completed=done, total=total, text=_escape(text), left=told)
+            return
         if now - self._said >= QUIET_SECONDS or (done == total and now - self._begun > 2):
             self._said = now
-            left = (now - self._begun) / max(1, done - self._first) * (total - done)
             say(f"{self._title}: {done}/{total}  {text}  {clock(left)} left")
 
 
@@ -90,7 +95,6 @@ def bar(title: str) -> Iterator[Bar]:
         Progress,
         TextColumn,
         TimeElapsedColumn,
-        TimeRemainingColumn,
     )
 
     columns = [
@@ -98,7 +102,7 @@ def bar(title: str) -> Iterator[Bar]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]} left"),
         TextColumn("{task.fields[text]}"),
     ]
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:

@@ -1,23 +1,24 @@
 """``demo``: the main job on the toy base, from clips on disk to a LoRA that plain diffusers loads, with a measured result.
 
-The clips show a shape that the base model does not know, under a word that it does not know; half of them are of shapes it
-does know, so that it keeps them. Before and after are drawn by diffusers' own pipeline from the exported file.
+The clips show a shape that the base model does not know, under a word that it does not know. Beside them lies a
+regularization dataset of shapes that it does know, whose target is the base's own prediction: so it keeps them. Before and
+after are drawn by diffusers' own pipeline from the exported file.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.errors import DONE
+from videotune.errors import DONE, VideotuneError
 from videotune.families.find import find, place
 from videotune.files import read_json, write_json, write_whole
 from videotune.monitor.journal import read_journal
 from videotune.report.html import write_report
 from videotune.run.check import check
-from videotune.run.console import clock, say
+from videotune.run.console import bar, clock, print_table, say
 from videotune.run.folder import run_settings
 from videotune.run.job import Words
 from videotune.run.plan import plan
@@ -32,20 +33,43 @@ if TYPE_CHECKING:
     import numpy as np
 
 TRIGGER = "zorble"
-SEEDS = (100, 101, 102)
-CONTROLS = HELD_OUT[::2]
+
+CLIPS, REPEATS, KNOWN_CLIPS = 24, 2, 40
+"""Clips of the new concept, of which some are held out, how often each counts, and clips of what the base knows.
+
+So these are about half of each batch, and most of the 48 combinations that the base was taught are among them.
+"""
+
+STEPS, BATCH, SAMPLE_STEPS = 300, 8, 12
+"""Updates, samples of each, and denoising steps of what is drawn, which is half of the work: measured, see docs/toy.md."""
+
+SEEDS = (100, 101, 102, 103, 104, 105)
+"""The concept is drawn in each direction with each of these."""
+
+CONTROLS = HELD_OUT
 """What the base must still draw: combinations that neither the base's training nor the demo's clips contain."""
 
+PREVIEWS = ("left", "right", "up", "down")
+"""Directions in which the run's previews show the concept; as many show a control."""
 
-def demo(out: Path) -> int:
-    """Everything into ``out``; a second call continues what was cut off, or shows the finished result again."""
-    run, listed = out / "run", out / "demo.json"
+TOGETHER = 8
+"""Samples in one call of the pipeline."""
+
+
+def demo(out: Path, seed: int = 0) -> int:
+    """Everything into ``out``; a second call continues what was cut off, or shows the finished result again.
+
+    ``seed``: of the clips and of the training. Raises VideotuneError where ``out`` holds the demo of another seed.
+    """
+    run, listed, config = out / "run", out / "demo.json", out / "config.json"
+    refuse_other(config, seed)
     if not listed.is_file():
         begun = time.perf_counter()
-        clips = out / "clips"
-        say(f"1/5 writing clips into {clips}")
-        write_dataset(clips, trigger=TRIGGER)
-        words = Words(preset="toy", data=str(clips))
+        say(f"1/5 writing clips into {out / 'clips'}, and of what the base knows into {out / 'known'}")
+        write_dataset(out / "clips", concept_clips=CLIPS, reminder_clips=0, trigger=TRIGGER, seed=seed)
+        write_dataset(out / "known", concept_clips=0, reminder_clips=KNOWN_CLIPS, seed=seed)
+        write_json(config, settings_of(out, seed))
+        words = Words(preset="toy", config=config)
         say("2/5 checking and planning")
         check(words)
         plan(words)
@@ -57,12 +81,36 @@ def demo(out: Path) -> int:
         say("4/5 drawing before and after with diffusers' own pipeline")
         result = measure(run, out)
         result["seconds"] = round(time.perf_counter() - begun, 1)
-        write_json(listed, result)
         write_json(run / "demo.json", result)
+        write_json(listed, result)
         say("5/5 report")
-        write_report(run)
+    write_report(run)
     show(out, read_json(listed))
     return DONE
+
+
+def refuse_other(config: Path, seed: int) -> None:
+    """Raise VideotuneError where a config of another demo lies already."""
+    if config.is_file() and (other := read_json(config).get("seed")) != seed:
+        raise VideotuneError(f"{config.parent} holds the demo of seed {other}: name that one, or another --out")
+
+
+def settings_of(out: Path, seed: int) -> dict[str, Any]:
+    """The demo's config: two datasets, and previews of both the concept and what was known. The rest is the preset's."""
+    previews = [phrase(TRIGGER, way) for way in PREVIEWS] + [caption(*look) for look in CONTROLS[:: len(CONTROLS) // 4]]
+    return {
+        "datasets": [
+            {"path": str((out / "clips").absolute()), "repeats": REPEATS},
+            {"path": str((out / "known").absolute()), "kind": "regularization", "target": "base"},
+        ],
+        "steps": STEPS,
+        "batch_size": BATCH,
+        "save_every": STEPS // 3,
+        "sample_after": STEPS,
+        "samples": previews,
+        "sample": {"steps": SAMPLE_STEPS},
+        "seed": seed,
+    }
 
 
 def train_or_resume(words: Words, run: Path) -> int:
@@ -81,13 +129,21 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
     seeds = [seed for seed in SEEDS for _ in DIRECTIONS]
     controls = [caption(*look) for look in CONTROLS]
     settings, pipe = run_settings(run), open_pipeline(run)
-    before, kept = (draw(pipe, settings, words, seeds) for words in (prompts, controls))
     lora = run / exported["path"]
-    pipe.load_lora_weights(str(lora))
-    after, still = (draw(pipe, settings, words, seeds) for words in (prompts, controls))
-    drawn = (("base", prompts, before), ("LoRA", prompts, after), ("LoRA", controls, still))
-    rows = [(f"{who}: {words[i]}", clips[i]) for who, words, clips in drawn for i in range(len(DIRECTIONS))]
-    sheet(out / "before_after.png", rows)
+    with bar("samples") as progress:
+        whole, asked, shots = 2 * (len(prompts) + len(controls)), [*prompts, *controls], [*seeds, *seeds]
+        first = draw(pipe, settings, asked, shots, lambda done: progress.update(done, whole, "base"))
+        pipe.load_lora_weights(str(lora))
+        then = draw(pipe, settings, asked, shots, lambda done: progress.update(whole // 2 + done, whole, "LoRA"))
+    before, kept, after, still = (
+        first[: len(prompts)],
+        first[len(prompts) :],
+        then[: len(prompts)],
+        then[len(prompts) :],
+    )
+    picture(
+        out / "before_after.png", [*prompts[:4], *controls[::6]], [*before[:4], *kept[::6]], [*after[:4], *still[::6]]
+    )
     plan_facts, rulers = read_json(run / "plan.json"), [line for line in read_journal(run) if line["kind"] == "ruler"]
     return {
         "clips_used": plan_facts["clips"]["used"],
@@ -114,23 +170,29 @@ def open_pipeline(run: Path) -> Any:
     return pipe
 
 
-def draw(pipe: Any, settings: dict[str, Any], prompts: Sequence[str], seeds: Sequence[int]) -> list[np.ndarray]:
-    """float frames (T,H,W,3) in [0,1] for each prompt with its seed."""
+def draw(
+    pipe: Any, settings: dict[str, Any], prompts: Sequence[str], seeds: Sequence[int], on_done: Callable[[int], None]
+) -> list[np.ndarray]:
+    """float frames (T,H,W,3) in [0,1] for each prompt with its seed, some of them in each call."""
     import torch
 
-    sample = settings["sample"]
+    sample, frames = settings["sample"], []
     height, width = (int(side) for side in sample["resolution"].split("x"))
-    drawn = pipe(
-        prompt=list(prompts),
-        height=height,
-        width=width,
-        num_frames=sample["frames"],
-        num_inference_steps=sample["steps"],
-        guidance_scale=sample["guidance"],
-        generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds],
-        output_type="np",
-    )
-    return list(drawn.frames)
+    for begin in range(0, len(prompts), TOGETHER):
+        part = slice(begin, begin + TOGETHER)
+        drawn = pipe(
+            prompt=list(prompts[part]),
+            height=height,
+            width=width,
+            num_frames=sample["frames"],
+            num_inference_steps=sample["steps"],
+            guidance_scale=sample["guidance"],
+            generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds[part]],
+            output_type="np",
+        )
+        frames += list(drawn.frames)
+        on_done(len(frames))
+    return frames
 
 
 def to_bytes(clip: np.ndarray) -> np.ndarray:
@@ -157,40 +219,51 @@ def own_difference(run: Path, prompt: str, seed: int, theirs: np.ndarray) -> flo
     return int(abs(ours.astype("int16") - to_bytes(theirs).astype("int16")).max())
 
 
-def sheet(path: Path, rows: Sequence[tuple[str, np.ndarray]]) -> None:
-    """A picture: a row a clip, five of its frames, its prompt beside."""
+def picture(path: Path, words: Sequence[str], before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> None:
+    """A row a prompt: what the base draws on the left, and the LoRA on the right, three frames of each."""
     import numpy as np
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
-    height, width = rows[0][1].shape[1:3]
-    picture = Image.new("RGB", (180 + 5 * (width + 2), len(rows) * (height + 2)), "white")
-    pen = ImageDraw.Draw(picture)
-    for row, (words, clip) in enumerate(rows):
-        pen.text((4, row * (height + 2) + height // 2 - 6), words, fill="black")
-        for column, index in enumerate(np.linspace(0, len(clip) - 1, 5).round().astype(int)):
-            picture.paste(Image.fromarray(to_bytes(clip[index])), (180 + column * (width + 2), row * (height + 2)))
-    write_whole(path, lambda aside: picture.save(aside, format="PNG"), durable=False)
+    height, width = before[0].shape[1:3]
+    label, gap, top, frames = 200, 3, 22, 3
+    half = frames * (width + gap) + 12
+    drawn = Image.new("RGB", (label + 2 * half, top + len(words) * (height + gap)), "white")
+    pen, font = ImageDraw.Draw(drawn), ImageFont.load_default(13)
+    for side, name in enumerate(("base", f"with the LoRA of {TRIGGER}")):
+        pen.text((label + side * half, 3), name, fill="black", font=font)
+    for row, (prompt, *clips) in enumerate(zip(words, before, after, strict=True)):
+        place = top + row * (height + gap)
+        pen.text((4, place + height // 2), prompt, fill="black", font=font, anchor="lm")
+        for side, clip in enumerate(clips):
+            for column, index in enumerate(np.linspace(1, len(clip) - 2, frames).round().astype(int)):
+                left = label + side * half + column * (width + gap)
+                drawn.paste(Image.fromarray(to_bytes(clip[index])), (left, place))
+    write_whole(path, lambda aside: drawn.save(aside, format="PNG"), durable=False)
 
 
 def show(out: Path, result: dict[str, Any]) -> None:
-    """The result in words, and where everything is."""
+    """The result as a table, and where everything is."""
     concept, control, ruler = result["concept"], result["control"], result["ruler"]
-    print(f"\n{result['clips_used']} clips, {result['steps']} steps, {clock(result['seconds'])} in all")
-    print(
-        f'"{TRIGGER}" is drawn as an {" ".join(CONCEPT)} in {concept["before"]:.0%} of {concept["n"]} samples'
-        f" before, {concept['after']:.0%} after"
-    )
-    print(
-        f"what it knew is still right in {control['after']:.0%} of {control['n']} samples (before: {control['before']:.0%})"
-    )
-    print(f"error on held-out clips: {ruler['before']:.3f} before, {ruler['after']:.3f} after")
+    rows = [
+        [f'"{TRIGGER}" is drawn as an {" ".join(CONCEPT)}', *shares(concept), concept["n"]],
+        ["what the base knew is drawn right", *shares(control), control["n"]],
+        ["error on held-out clips", f"{ruler['before']:.3f}", f"{ruler['after']:.3f}", ""],
+    ]
+    print()
+    print_table("before and after", ["", "before", "after", "samples"], rows, right=(1, 2, 3))
+    print(f"{result['clips_used']} clips, {result['steps']} steps, {clock(result['seconds'])} in all")
     print(
         f"our frames and diffusers' with the exported file differ by {result['same_frames']['max_difference']} of 255"
     )
     for name, path in (
-        ("picture", out / "before_after.png"),
         ("report", out / "run" / "report.html"),
+        ("picture", out / "before_after.png"),
         ("LoRA", Path(result["lora"])),
         ("figures", out / "demo.json"),
     ):
         print(f"{name + ':':9} {path}")
+
+
+def shares(part: dict[str, Any]) -> tuple[str, str]:
+    """Before and after in percent."""
+    return f"{part['before']:.0%}", f"{part['after']:.0%}"

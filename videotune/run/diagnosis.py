@@ -11,6 +11,7 @@ from typing import Any
 
 from videotune.config.load import flatten
 from videotune.errors import DONE
+from videotune.monitor.verdict import OVERFITTING, judge
 from videotune.report.read import Record, Run, read_run
 
 
@@ -28,9 +29,6 @@ WAITING = 0.2
 
 FLAT = 0.98
 """A ruler that has not come below this share of its first reading has learnt next to nothing."""
-
-RISEN = 1.03
-"""Held-out readings this far above their best have turned."""
 
 ENOUGH = 3
 """So many readings of one ruler, before anything is said of their course."""
@@ -144,16 +142,13 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
 
 
 def _overfitting(run: Run) -> Iterator[Finding]:
-    held, train = _readings(run, "held_out"), _readings(run, "train")
-    if len(held) >= ENOUGH:
-        best = min(held, key=lambda pair: pair[1])
-        if held[-1][1] > RISEN * best[1] and train[-1][1] < 1:
-            yield Finding(
-                "Poor quality: overfitting",
-                f"held-out clips were best at step {best[0]} ({best[1]:.3f}) and are {held[-1][1]:.3f} at step "
-                f"{held[-1][0]}, while training clips fell to {train[-1][1]:.3f}",
-                f"use the checkpoint of step {best[0]}; then more clips, fewer steps, or a smaller lora.rank",
-            )
+    found = judge(run.journal)
+    if found is not None and found.word == OVERFITTING:
+        yield Finding(
+            "Poor quality: overfitting",
+            found.reason,
+            f"use the checkpoint of step {found.best_step}; then more clips, fewer steps, or a smaller lora.rank",
+        )
     views = (run.plan or {}).get("views", {})
     if views.get("per_window", {}).get("band") in ("high", "risky"):
         most = views["per_window"]["max"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,8 @@ def export_run(
         if config.training_method == "EMBEDDING":
             path = folder / f"{name}-step-{step}{'' if format == 'diffusers' else f'-{format}'}"
             facts = _facts(run, family, step, resolved, None) | _use(run, family, config, None, format)
-            done += export_embedding(family, format, of_expert(state, ROWS), config.embedding.token, path, facts)
+            files = export_embedding(family, format, of_expert(state, ROWS), config.embedding.token, path, facts)
+            done += [replace(file, use=facts["use"]) for file in files]
             continue
         for expert in trained(family.spec, config) if config.transformer.train else (None,):
             own = of_expert(state, prefix(family.spec, expert) if expert else "")
@@ -123,12 +125,13 @@ def export_run(
             if config.training_method == "FINE_TUNE":
                 net, text = by_part(family, own)
                 first = expert or family.spec.experts[0].name
-                done.append(export_full(family, first, net, _folder(family, resolved), path, facts, text))
+                whole = export_full(family, first, net, _folder(family, resolved), path, facts, text)
+                done.append(replace(whole, use=facts["use"]))
                 continue
             assert expert is not None, "an adapter is of a denoiser"
             scale = lora_settings(config).scale
             file = path.with_name(f"{path.name}.safetensors")
-            done.append(export_lora(family, format, own, scale, file, facts, expert))
+            done.append(replace(export_lora(family, format, own, scale, file, facts, expert), use=facts["use"]))
     _list(run, done)
     return done
 
@@ -147,7 +150,8 @@ def merge_run(
     }
     adapters = {expert: of_expert(state, prefix(spec, expert)) for expert in experts}
     scale, base = lora_settings(config).scale, _folder(family, resolved)
-    done = export_merged(family, adapters, scale, base, folder / f"{name}-step-{step}-merged", facts)
+    whole = export_merged(family, adapters, scale, base, folder / f"{name}-step-{step}-merged", facts)
+    done = replace(whole, use=facts["use"])
     _list(run, [done])
     return done
 

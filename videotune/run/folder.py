@@ -20,6 +20,7 @@ from videotune.data.account import to_json
 from videotune.errors import INTERRUPTED, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.run.job import Job, with_views
+from videotune.run.pictures import copy_pictures
 from videotune.train.optimizers import default_warmup
 
 CONTROL_WORDS = ("stop", "save", "sample")
@@ -66,6 +67,7 @@ def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any
     """Create a run folder; its ``config.json`` comes last, so that a folder that has one has all."""
     refuse_run(run)
     run.mkdir(parents=True, exist_ok=True)
+    copy_pictures(job, run)
     write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
     write_json(run / "plan.json", plan)
     write_config(run, job, prints, train_dtype)

@@ -49,9 +49,10 @@ def set_aside(run: Path, step: int) -> Path | None:
     write_whole(branch / "journal.jsonl", lambda aside: _copy(run / "journal.jsonl", aside))
     for folder in later:
         _move(folder, branch / "checkpoints")
-    for path, number in numbered(run / "samples", r"step-(\d+)-.*"):
-        if number > step:
-            _move(path, branch / "samples")
+    for name in ("samples", "probe"):
+        for path, number in numbered(run / name, r"step-(\d+)-.*"):
+            if number > step:
+                _move(path, branch / name)
     _set_exports_aside(run, branch, step)
     changed = changed_after(run, step)
     for name in FACTS if changed else ():  # the run is again what it was at that step

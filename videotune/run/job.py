@@ -152,6 +152,13 @@ def anchored(layer: dict[str, Any]) -> dict[str, Any]:
     if isinstance(transformer, dict) and (file := transformer.get("file")):
         many = [absolute(one) if isinstance(one, str) else one for one in (file if isinstance(file, list) else [file])]
         out["transformer"] = {**transformer, "file": many if isinstance(file, list) else many[0]}
+    probe = out.get("probe")
+    if (
+        isinstance(probe, dict)
+        and isinstance(probe.get("encoder"), str)
+        and Path(probe["encoder"]).expanduser().is_dir()
+    ):
+        out["probe"] = {**probe, "encoder": absolute(probe["encoder"])}
     return out
 
 

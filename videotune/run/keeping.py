@@ -18,6 +18,7 @@ from videotune.run.console import say, size
 from videotune.run.folder import look
 from videotune.run.models import lora_settings
 from videotune.run.trainer import Trainer
+from videotune.run.verdicts import write_views
 from videotune.train.optimizers import optimizer_state, without_state
 from videotune.train.state import (
     Checkpoint,
@@ -85,6 +86,7 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
     place = saved.folder.relative_to(trainer.run).as_posix()
     backup = {"backup": True} if saved.kind == "backup" else {}
     trainer.journal.event("save", step=step, path=place, **backup, seconds=round(time.perf_counter() - begun, 3))
+    write_views(trainer, step)
     retire(trainer)
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import by_module
 from videotune.adapters.patterns import grouped
+from videotune.cache.schedule import steps_a_pass
 from videotune.config.schema import Config
 from videotune.data.account import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.families.find import find
+from videotune.monitor.exposure import TARGETS, steps_for
 from videotune.run.console import bar, print_table, size
 from videotune.run.experts import trained
 from videotune.run.job import Job, Words, open_job, refuse_skips, settle
-from videotune.run.previews import prompts_of
+from videotune.run.probe_plan import all_prompts
 from videotune.run.takes import captions_of, takes_of
 from videotune.run.text import in_loop, text_size
 from videotune.types import FamilySpec
@@ -31,16 +33,18 @@ def plan(
     allow_skips: str | None = None,
     vram: float | None = None,
     card: str | None = None,
+    views: Sequence[int] = (),
 ) -> int:
     """Print the plan of a run on a card with ``vram`` GB of memory, or of that name (neither: this machine's, if any).
 
-    Exit code 2 where it does not fit.
+    ``views``: for how many views of a window the steps are said, instead of the usual ones. Exit code 2 where it does not
+    fit.
     """
     resolved, spec, base = settle(words)
     with bar("reading clips") as progress:
         job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
     refuse_skips(job, allow_skips)
-    facts = make_plan(job)
+    facts = make_plan(job, views or TARGETS)
     if job.base is not None:
         from videotune.run.fitting import asked_card, fit, planned_dtype, to_json
 
@@ -58,8 +62,8 @@ def plan(
     return SKIPPED if facts["fits"] is False else DONE
 
 
-def make_plan(job: Job) -> dict[str, Any]:
-    """The plan as ``plan --json`` prints it and ``plan.json`` keeps it.
+def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
+    """The plan as ``plan --json`` prints it and ``plan.json`` keeps it; ``targets``: views for which it says the steps.
 
     ``fits``, ``hours``, ``device``, ``host`` and ``chosen`` are null here: memory and time are ``run/fitting.py``'s.
     """
@@ -88,7 +92,7 @@ def make_plan(job: Job) -> dict[str, Any]:
         "clips": totals(job.library),
         "windows": total,
         "held_out_windows": len(job.library.held_out_windows),
-        "views": job.exposure(job.steps).to_json(config.learning_rate),
+        "views": job.exposure(job.steps).to_json(config.learning_rate) | {"steps_for": steps_for_views(job, targets)},
         "buckets": buckets,
         "adapter": adapter,
         "experts": experts_of(job),
@@ -96,6 +100,15 @@ def make_plan(job: Job) -> dict[str, Any]:
         "notes": list(job.notes),
         "settings": config.model_dump(mode="json"),
     }
+
+
+def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
+    """The steps after which the most shown training window has had so many views, by their number."""
+    if not any(window.clip_id not in job.library.regularization for window in job.library.windows):
+        return {}
+    repeats = max(clip.repeats for clip in job.library.clips if not clip.held_out)
+    guess = float(steps_a_pass(job.schedule)) / repeats
+    return {str(views): steps_for(views, job.exposure, guess) for views in sorted(targets)}
 
 
 def adapter_size(job: Job) -> dict[str, Any] | None:
@@ -142,7 +155,7 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     views = {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}
     latents = sum(4 * spec.kept_numbers(window.shape) for window, _ in views)
     numbers = job.spec.text_tokens * job.spec.text_width + job.spec.told_by_text
-    texts = 4 * numbers * len(captions_of(job, prompts_of(job)))
+    texts = 4 * numbers * len(captions_of(job, all_prompts(job)))
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:
         out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]
@@ -198,6 +211,9 @@ def show(job: Job, facts: dict[str, Any]) -> None:
         f"views a window: {window['min']} to {window['max']} ({window['band']}); a clip: {clip['min']} to {clip['max']}"
     )
     print(f"  {views['advice']}")
+    if views["steps_for"]:
+        each = ", ".join(f"{count} in {steps} steps" for count, steps in views["steps_for"].items())
+        print(f"  views of the window that is shown most: {each}")
     if facts["adapter"]:
         whole = job.config.training_method == "FINE_TUNE"
         what = "weights" if whole else "adapter" if job.config.lora.variant == "LORA" else job.config.lora.variant

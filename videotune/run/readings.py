@@ -8,12 +8,14 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from videotune.monitor.journal import read_journal
-from videotune.monitor.ruler import normalised, read_ruler
+from videotune.monitor.ruler import owners, read_ruler, related
 from videotune.run.console import bar, say
 from videotune.run.folder import Interrupted
+from videotune.run.frozen import freeze
 from videotune.run.models import plain_batch
 from videotune.run.previews import first_frames_of, sample_settings, usual_shape
 from videotune.run.trainer import Trainer
+from videotune.run.verdicts import write_verdict, write_views
 from videotune.sampling.preview import decode, draw, file_name, write_video
 from videotune.train.step import condition, of_memory
 
@@ -35,11 +37,15 @@ def before_training(trainer: Trainer) -> None:
     if not trainer.crew.first:
         return
     config, step, last = trainer.job.config, trainer.first - 1, trainer.job.steps
-    journal, name = read_journal(trainer.run), trainer.ruler.name(trainer.source.objective)
-    read_at = {line["step"] for line in journal if line["kind"] == "ruler" and line.get("ruler") == name}
-    # a ruler that is another one since the resume is read before anything is learnt: later readings compare with this one
-    if config.ruler_after and step not in read_at and (due(step, config.ruler_after, last) or not read_at):
-        measure(trainer, step)
+    journal = read_journal(trainer.run)
+    if config.ruler_after:
+        name = ruler_name(trainer)
+        read_at = {line["step"] for line in journal if line["kind"] == "ruler" and line.get("ruler") == name}
+        # a ruler that is another one since the resume is read before anything is learnt: later readings compare with it
+        if step not in read_at and (due(step, config.ruler_after, last) or not read_at):
+            measure(trainer, step)
+        else:  # of a reading that was made before a kill
+            write_verdict(trainer, step)
     here = [line for line in journal if line.get("step") == step]
     drawn = {line["prompt"] for line in here if line["kind"] == "sample"}
     failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
@@ -65,34 +71,46 @@ def averaged(trainer: Trainer) -> Iterator[None]:
 def measure(trainer: Trainer, step: int) -> None:
     """Read the ruler; normalised by the first reading of the same ruler. Given up where the person asks to stop."""
     trainer.pulse.tell("measuring", step)
-    begun = time.perf_counter()
+    begun, name = time.perf_counter(), ruler_name(trainer)
     try:
-        reading = read(trainer)
+        with averaged(trainer), trainer.asked.breaking():  # in this order: weights are put back whatever is given up
+            reading = read(trainer)
+        with trainer.asked.breaking():
+            live = read(trainer) if trainer.averages else None
     except Interrupted:
         return
     lines = [line for line in read_journal(trainer.run) if line["kind"] == "ruler"]
-    name = trainer.ruler.name(trainer.source.objective)
     before: dict[str, Any] = next((line for line in lines if line.get("ruler") == name), reading)
     if lines and before is reading:
-        text = f"the ruler is another one: readings from step {step} on compare with each other, not with earlier ones"
+        what = f" ({trainer.ruler_differs} differ)" if trainer.ruler_differs else ""
+        text = f"the ruler is another one{what}: readings from step {step} on compare with each other, not with earlier ones"
         trainer.journal.event("warning", step=step, text=text)
         say(f"warning: {text}")
-    for part, value in reading.items():
-        if value is not None:
-            value["normalised"] = normalised(value, before[part])
-    trainer.journal.event("ruler", step=step, ruler=name, **reading, seconds=round(time.perf_counter() - begun, 3))
+    whose = owners(trainer.family, trainer.source.objective)
+    told = {part: related(value, before[part], whose) for part, value in reading.items()}
+    if live is not None:
+        told["live"] = {part: related(value, before[part], whose) for part, value in live.items()}
+    trainer.journal.event("ruler", step=step, ruler=name, **told, seconds=round(time.perf_counter() - begun, 3))
+    write_views(trainer, step)
+    write_verdict(trainer, step)
+
+
+def ruler_name(trainer: Trainer) -> str:
+    """The ruler's name; the first asking freezes it."""
+    if trainer.ruler_name is None:
+        trainer.ruler_name = freeze(trainer)
+    return trainer.ruler_name
 
 
 def read(trainer: Trainer) -> dict[str, Any]:
-    """{"held_out", "train"}: of the weights, or of their average where the run keeps one."""
-    with averaged(trainer), trainer.asked.breaking():  # in this order: weights are put back whatever is given up
-        return read_ruler(
-            trainer.ruler,
-            trainer.family,
-            trainer.bench,
-            trainer.source.objective,
-            lambda window: condition(trainer.family, trainer.text, plain_batch(trainer.source, window)),
-        )
+    """{"held_out", "train"} of the weights as the network has them now."""
+    return read_ruler(
+        trainer.ruler,
+        trainer.family,
+        trainer.bench,
+        trainer.source.objective,
+        lambda window: condition(trainer.family, trainer.text, plain_batch(trainer.source, window)),
+    )
 
 
 def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 class SampleWords:
     """What to draw: prompts and the first seed (None: the config's), from ``run`` or from ``base``.
 
-    A run is drawn from at its newest checkpoint or at ``step``; a base model with ``loras``, a file for each expert, with
-    ``embeddings``, files of new tokens, or alone. ``images``: what the videos begin with, one for all prompts or one each.
+    A run is drawn from at its newest checkpoint or at ``step`` (0: its base model alone, drawn as the run draws); a base
+    model with ``loras``, a file for each expert, with ``embeddings``, files of new tokens, or alone. ``images``: what the
+    videos begin with, one for all prompts or one each.
     """
 
     prompts: tuple[str, ...]
@@ -128,7 +130,14 @@ def open_sampler(words: SampleWords) -> Sampler:
     family, step = open_models(spec, base, config), 0
     adapt: Callable[[str, nn.Module], None]
     teach: Callable[[], Callable[[str], str]]
-    if words.run is not None:
+    if words.run is not None and words.step == 0:
+
+        def adapt(name: str, net: nn.Module) -> None:
+            pass
+
+        def teach() -> Callable[[str], str]:
+            return str
+    elif words.run is not None:
         checkpoint = pick(words.run, words.step)
         step, weights = checkpoint.step, checkpoint.load("ema" if checkpoint.has_ema else "weights")
         if words.strength != 1.0 and config.training_method != "LORA":
@@ -260,9 +269,17 @@ def shape_of(run: Path | None, fps: float, config: Config, spec: FamilySpec) -> 
 
 
 def render(
-    sampler: Sampler, prompts: Sequence[str], seeds: Sequence[int], batch: int = 1, images: Sequence[Path] = ()
+    sampler: Sampler,
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    batch: int = 1,
+    images: Sequence[Path] = (),
+    title: str | None = "sampling",
 ) -> list[np.ndarray]:
-    """uint8 frames (T,H,W,3) of each prompt: encoders, transformer and VAE one after the other."""
+    """uint8 frames (T,H,W,3) of each prompt: encoders, transformer and VAE one after the other.
+
+    ``title``: of the progress bar; None: whoever calls shows one.
+    """
     family, told = sampler.family, None
     try:
         texts = list(dict.fromkeys([*prompts, ""]))
@@ -273,7 +290,7 @@ def render(
     if images:
         first = encode_images(family, images, sampler.settings.shape)
         told = first if len(first) == len(prompts) else first * len(prompts)
-    with bar("sampling") as progress:
+    with bar(title) if title else nullcontext() as progress:
         latents = draw(
             family,
             sampler.nets,
@@ -282,7 +299,7 @@ def render(
             prompts,
             seeds,
             batch,
-            on_done=lambda done: progress.update(done, len(prompts)),
+            on_done=lambda done: progress.update(done, len(prompts)) if progress else None,
             told=told,
         )
     return decode(family, latents)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from videotune.monitor.probe import spread
 from videotune.run.job import Job
 from videotune.run.previews import first_frames_of
+from videotune.run.probe_plan import probe_told
 from videotune.run.text import in_loop
 from videotune.types import PLAIN, Window
 
@@ -22,7 +23,7 @@ def takes_of(job: Job) -> list[tuple[Window, int]]:
         varies = window.varies or job.spec.image_noise
         pairs += [(window, variant) for variant in (range(variants) if varies else (0,))]
     told = dict.fromkeys(first_frames_of(job).values()) if job.config.sample_after else ()
-    plain = (*spread(job.training_windows), *job.library.held_out_windows, *told)
+    plain = (*spread(job.training_windows), *job.library.held_out_windows, *told, *probe_told(job))
     return [*pairs, *((window, PLAIN) for window in plain)]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +26,40 @@ from videotune.run.keeping import (
     save_what_is_good,
     when_there_is_room,
 )
+from videotune.run.pace import seconds_left, tell_pace
+from videotune.run.pictures import keep_pictures
 from videotune.run.plan import make_plan
+from videotune.run.probes import before_training_probe, probe
 from videotune.run.readings import before_training, due, measure, preview
 from videotune.run.remedies import NoRoom, another_try, no_room
 from videotune.run.resume import Opened, Resume, open_run, restore
 from videotune.run.trainer import Trainer, announce, prepare
+from videotune.run.verdicts import is_new_best, stops_early, take, write_verdict
 from videotune.train.crew import Crew, join
 from videotune.train.engine import run_steps
-from videotune.train.state import complete_checkpoints
+from videotune.train.state import complete_checkpoints, pick
 from videotune.train.step import OutOfMemory, StepRecord, StepSettings, finite
 
 MOST_SKIPPED = 5
 """So many non-finite steps in a row end the run."""
 
 
-def train(words: Words, run: Path, *, resume: Resume | None = None, allow_skips: str | None = None) -> int:
+def train(
+    words: Words,
+    run: Path,
+    *,
+    resume: Resume | None = None,
+    allow_skips: str | None = None,
+    begun: float | None = None,
+) -> int:
     """Train to the end, or until asked to stop; exit code 130 where it was interrupted and saved.
 
     A step that had no room is tried once more where the config allows it, with a setting that needs less and is the same.
+    ``begun``: the ``time.perf_counter()`` at which the program began, where its time counts as the run's.
     """
+    begun = time.perf_counter() if begun is None else begun
     try:
-        return train_once(words, run, resume=resume, allow_skips=allow_skips)
+        return train_once(words, run, resume=resume, allow_skips=allow_skips, begun=begun)
     except NoRoom as error:
         if not error.remedy:
             raise
@@ -54,17 +68,26 @@ def train(words: Words, run: Path, *, resume: Resume | None = None, allow_skips:
     return train_once(Words(sets=sets), run, resume=Resume())
 
 
-def train_once(words: Words, run: Path, *, resume: Resume | None = None, allow_skips: str | None = None) -> int:
+def train_once(
+    words: Words,
+    run: Path,
+    *,
+    resume: Resume | None = None,
+    allow_skips: str | None = None,
+    begun: float | None = None,
+) -> int:
     """``train``, without another try."""
     with join() as crew:
         opened = crew.in_turn(lambda: open_run(words, run, resume, crew.size))
+        if resume is None and crew.first:
+            keep_pictures(opened.job)
         close_default_workers()  # a training opens no more files for hours
         if resume is None:  # a resume trains on exactly what was allowed at the start
             refuse_skips(opened.job, allow_skips)
             refuse_small_disk(run, make_plan(opened.job)["disk"])
         if not crew.first:
             return work(opened, run, resume, crew, Heartbeat(run))
-        with only_process(run), heartbeat(run) as pulse:
+        with only_process(run), heartbeat(run, begun, goes_on=resume is not None) as pulse:
             return work(opened, run, resume, crew, pulse)
 
 
@@ -85,13 +108,16 @@ def work(opened: Opened, run: Path, resume: Resume | None, crew: Crew, pulse: He
         crew.wait()
     finally:
         trainer.journal.close()
-    return DONE if why == "done" else INTERRUPTED
+        if trainer.board is not None:
+            trainer.board.close()
+    return DONE if why in ("done", "early") else INTERRUPTED
 
 
 def loop(trainer: Trainer) -> str:
     """Steps to the end. Records are read one step late; what has to happen between two steps happens here."""
     job, config, crew, asked = trainer.job, trainer.job.config, trainer.crew, trainer.asked
     before_training(trainer)
+    before_training_probe(trainer)
     if crew.agree(asked.stop)[0]:
         return "interrupted"
     records, late, step = make_records(trainer), None, trainer.first - 1
@@ -142,11 +168,16 @@ def loop(trainer: Trainer) -> str:
                 return "interrupted" if asked.stop else "stopped"
             if rules and crew.first:
                 measure(trainer, step)
+                keep_if_best(trainer, step)
             if (samples or sampled) and crew.first:
                 preview(trainer, step)
-            if (rules or samples or sampled) and not end and crew.agree(asked.stop)[0]:
-                save(trainer, step)
-                return "interrupted"
+            if (end or saves) and crew.first:
+                probe(trainer, step)
+            if (rules or samples or sampled or (saves and config.probe_budget)) and not end:
+                stop, early = crew.agree(asked.stop, rules and stops_early(trainer))
+                if stop or early:
+                    save(trainer, step)
+                    return "interrupted" if stop else "early"
             trainer.pulse.tell("training", step)  # a step may take minutes, and nothing of the above is done any more
 
 
@@ -183,8 +214,20 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
         trainer.skipped_in_a_row = 0
     if trainer.journal.waiting:
         flush_or_wait(trainer, record.step)
-    views = trainer.job.views_at(record.step)
-    progress.update(record.step, trainer.job.steps, f"loss {line['loss']:.4f}  {views:.1f} views a window")
+    tell_pace(trainer, record.step, line)
+    progress.update(
+        record.step, trainer.job.steps, progress_text(trainer, record.step, line), seconds_left(trainer, record.step)
+    )
+
+
+def progress_text(trainer: Trainer, step: int, line: Mapping[str, Any]) -> str:
+    """What stands beside the bar: the loss, the views so far, the verdict, and whether the run waits for data."""
+    parts = [f"loss {line['loss']:.4f}", f"{trainer.job.views_at(step):.1f} views a window"]
+    if trainer.verdict is not None and trainer.verdict.word:
+        parts.append(trainer.verdict.word)
+    if waits := trainer.pace.waiting():
+        parts.append(f"waiting for data {waits:.0%}")
+    return "  ".join(parts)
 
 
 def clips_of(trainer: Trainer, window_ids: tuple[str, ...]) -> str:
@@ -211,15 +254,28 @@ def caption_numbers(trainer: Trainer, record: StepRecord) -> list[int | None]:
     return [own.index(text) if text in own else None for own, text in zip(texts, record.captions, strict=True)]
 
 
+def keep_if_best(trainer: Trainer, step: int) -> None:
+    """With early_stopping: what read best so far is kept, so that it is there to be taken."""
+    if trainer.job.config.early_stopping is not None and is_new_best(read_journal(trainer.run), step):
+        save(trainer, step, "backup")
+
+
 def step_of(trainer: Trainer) -> int:
     """The last step that is done."""
     steps = [line["step"] for line in read_journal(trainer.run) if line["kind"] == "step"]
     return max(steps, default=0)
 
 
-def export_of(trainer: Trainer) -> list[Exported]:
-    """The run's result in its formats."""
-    return export_run(trainer.run, trainer.family, trainer.result, trainer.job.steps, trainer.job.resolved)
+def export_of(trainer: Trainer, why: str) -> list[Exported]:
+    """The run's result in its formats: of its last step, or with early_stopping of the checkpoint that is to be taken."""
+    run, job, step = trainer.run, trainer.job, trainer.job.steps
+    if job.config.early_stopping is not None:
+        best = take(run, step)["step"]
+        if best != step or why == "early":
+            checkpoint = pick(run, best)
+            state = checkpoint.load("ema" if checkpoint.has_ema else "weights")
+            return export_run(run, trainer.family, state, best, job.resolved)
+    return export_run(run, trainer.family, trainer.result, step, job.resolved)
 
 
 def finish(trainer: Trainer, why: str) -> None:
@@ -228,9 +284,11 @@ def finish(trainer: Trainer, why: str) -> None:
 
     run, job = trainer.run, trainer.job
     flush_or_wait(trainer, job.steps if why == "done" else step_of(trainer))
-    if why == "done":
-        trainer.pulse.tell("exporting", job.steps)
-        for exported in when_there_is_room(trainer, job.steps, lambda: export_of(trainer)):
+    if job.config.ruler_after:
+        write_verdict(trainer, step_of(trainer), at_the_end=True)
+    if why in ("done", "early"):
+        trainer.pulse.tell("exporting", step_of(trainer))
+        for exported in when_there_is_room(trainer, job.steps, lambda: export_of(trainer, why)):
             say(f"{exported.format}: {exported.path}  (read back by {exported.reader}: {exactly(exported.max_error)})")
     else:
         saved = "saved" if complete_checkpoints(run) else "nothing to save yet"
@@ -239,8 +297,11 @@ def finish(trainer: Trainer, why: str) -> None:
     if held is not None:
         planned = f", planned {size(held['planned_bytes'])}" if held["planned_bytes"] else ""
         say(f"memory at the peak: {size(held['allocated_bytes'] or 0)} allocated{planned}")
-    trainer.journal.event("end", step=step, why=why, **({"memory": held} if held else {}))
+    spent, taken = trainer.pulse.seconds(), take(run, step)
+    if taken["step"] != step:
+        say(f"take step {taken['step']}: {taken['why']}; videotune export {run} --step {taken['step']}")
+    more = {"memory": held} if held else {}
+    trainer.journal.event("end", step=step, why=why, take=taken, seconds=spent, **more)
     when_there_is_room(trainer, step, trainer.journal.sync)
     report = when_there_is_room(trainer, step, lambda: write_report(run))
-    took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
-    say(f"report: {report}  ({clock(took)} of training)")
+    say(f"report: {report}  ({clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all)")

@@ -16,10 +16,13 @@ from videotune.cache.store import Store
 from videotune.data.account import totals
 from videotune.errors import VideotuneError
 from videotune.memory.host import keep_freed_memory
+from videotune.monitor.board import Board, refuse_missing
 from videotune.monitor.heartbeat import Heartbeat
 from videotune.monitor.journal import Journal, read_journal
 from videotune.monitor.probe import spread
 from videotune.monitor.ruler import Ruler
+from videotune.monitor.speed import Pace
+from videotune.monitor.verdict import Verdict
 from videotune.run.begin_from import begin_from
 from videotune.run.bench import Bench, make_rota, open_bench, shares
 from videotune.run.console import say
@@ -37,6 +40,8 @@ from videotune.run.models import (
 )
 from videotune.run.plan import make_plan, what_trains
 from videotune.run.previews import prompts_of, sample_settings, usual_shape
+from videotune.run.probe_plan import all_prompts
+from videotune.run.probes import Probes, open_probes
 from videotune.run.text import encoder_of, live_text, refuse_text
 from videotune.train.crew import Crew
 from videotune.types import Family
@@ -54,7 +59,9 @@ KEPT_IN_MEMORY = 256 << 20
 class Trainer:
     """Everything the loop holds. ``first`` is the first step to do; ``saved_at`` when a checkpoint was last written.
 
-    ``paused_at``: since when the run waits for room on its disk; None while it does not.
+    ``paused_at``: since when the run waits for room on its disk; None while it does not. ``ruler_name`` once it is frozen;
+    ``ruler_differs``: in what from the one that the run had before, in words. ``verdict``: the latest; ``pace``: how
+    fast steps go; ``waits``: it was said that they wait for data.
     """
 
     run: Path
@@ -73,6 +80,13 @@ class Trainer:
     skipped_in_a_row: int = 0
     saved_at: float = field(default_factory=time.monotonic)
     paused_at: float | None = None
+    ruler_name: str | None = None
+    ruler_differs: str = ""
+    verdict: Verdict | None = None
+    pace: Pace = field(default_factory=Pace)
+    waits: bool = False
+    board: Board | None = None
+    probes: Probes | None = None
 
     @property
     def net(self) -> nn.Module:
@@ -145,7 +159,10 @@ def prepare(
     loss = make_objective(job.spec, config)
     rota = make_rota(job.spec, config, loss)
     prompts = prompts_of(job)
+    probes = open_probes(job) if crew.first else None
     check_formats(config, family)
+    if config.tensorboard:
+        refuse_missing()
     if config.sample_after:
         sample_settings(config, job.spec, usual_shape(job))  # a shape that cannot be drawn is said before any work
     if crew.first:
@@ -157,13 +174,14 @@ def prepare(
     store = Store(job.cache, KEPT_IN_MEMORY)
     pulse.tell("encoding")
     if crew.first:
-        fill_cache(job, family, store, prompts)
+        fill_cache(job, family, store, all_prompts(job))
+    pulse.tell("loading")
     crew.wait()
     if not crew.first:
         store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
     bench = open_bench(family, config, rota, job.steps, first)
     if crew.first:
-        say_cut_in_loop(job, family, prompts)
+        say_cut_in_loop(job, family, all_prompts(job))
     if next(bench.net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
     if config.init_from and first == 1:  # also a resume of a run that has saved nothing yet
@@ -183,6 +201,7 @@ def prepare(
         journal=Journal(run if crew.first else None),
         pulse=pulse,
         crew=crew,
+        probes=probes,
     )
 
 
@@ -194,6 +213,9 @@ def captions_by_window(job: Job) -> dict[str, tuple[str, ...]]:
 
 def announce(trainer: Trainer, changes: list[str] | None) -> None:
     """The journal's first line of this process, and the run in a sentence. ``changes``: of a resume; None: it is none."""
+    if trainer.job.config.tensorboard:
+        trainer.board = Board(trainer.run, trainer.first)
+        trainer.journal.followers.append(trainer.board.tell)
     job, count = trainer.job, sum(p.numel() for p in trainer.parameters.values())
     if changes is not None:
         more = {"processes": trainer.crew.size} if trainer.crew.size > 1 else {}

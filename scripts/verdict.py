@@ -1,0 +1,278 @@
+"""How well the verdict tells when to stop: the toy trained on four clips until it copies them, and on fresh clips alone.
+
+    python scripts/verdict.py [--four 10] [--endless 20] [--first-seed 0] [--steps 160] [--every 20]
+                              [--work runs/verdict] [--out docs/verdict.json] [--table]
+
+four: four clips, each shown 80 times. The best step by the verdict, which reads 8 held-out clips, is compared with that of
+an independent dense ruler: 64 clips of its own, noise of its own, a reading for each checkpoint, each noise level on a third
+of the clips.
+endless: as many steps, and every sample is of a clip that was never shown before: a call of OVERFITTING is a false one.
+Runs that are done are kept: a second call goes on with what is missing, and then prints the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from videotune.cache.batches import Source, assemble
+from videotune.cache.store import Store
+from videotune.diffusion.loss import denoising_loss
+from videotune.errors import DONE
+from videotune.files import hash_file, read_json, write_json
+from videotune.monitor.journal import read_journal
+from videotune.monitor.ruler import QUANTILES
+from videotune.monitor.verdict import OVERFITTING, judge
+from videotune.randomness import draws
+from videotune.run.bench import attach, put_weights
+from videotune.run.demo import train_or_resume
+from videotune.run.job import Words, open_job, settle
+from videotune.run.models import fill_cache, make_objective, make_source, open_models
+from videotune.toy.dataset import write_dataset
+from videotune.train.state import complete_checkpoints
+from videotune.types import Family, Window
+
+VALIDATION = 16
+"""Held-out clips of a run of four clips; the ruler reads 8 of them."""
+
+DENSE = 64
+"""Clips of the dense ruler."""
+
+POOL, SHARE = 340, 0.04
+"""The endless clips, of which a run sees each at most once, and the share of them that is held out: 14 at each seed."""
+
+SHORT = {"video_config.frames": 9, "video_config.windows": "head", "batch_size": 2}
+"""Half a second of each clip, one window each, two clips a step: a quarter of the preset's work."""
+
+THIRD = 3
+"""The dense ruler reads each of its clips at every third noise level, each level on a third of the clips."""
+
+
+RATE = 2e-3
+"""Twice the preset's, so that four clips are copied within so few steps."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all runs share: steps, steps from reading to reading, further ``--set`` words, and where things are put."""
+
+    steps: int
+    every: int
+    sets: tuple[str, ...]
+    work: Path
+
+    def folder(self, case: str, seed: int) -> Path:
+        """A run's own folder."""
+        return self.work / "-".join([case, str(seed), f"steps-{self.steps}", *self.sets])
+
+
+def clips_of(plan: Plan, name: str, count: int, seed: int) -> Path:
+    """A folder of so many drawn clips of the concept, made once."""
+    folder = plan.work / "clips" / f"{name}-{count}-{seed}"
+    if not (folder / "whole").exists():
+        write_dataset(folder, concept_clips=count, reminder_clips=0, seed=seed)
+        (folder / "whole").touch()
+    return folder
+
+
+def words_of(plan: Plan, case: str, seed: int) -> Words:
+    """The toy preset, a checkpoint and a reading every so many steps, no previews."""
+    if case == "four":
+        own = clips_of(plan, "four", 4, 1000 + seed)
+        fresh = clips_of(plan, "validation", VALIDATION, 2000 + seed)
+        datasets = [{"path": str(own)}, {"path": str(fresh), "kind": "validation"}]
+    else:
+        datasets = [{"path": str(clips_of(plan, "endless", POOL, 3000))}]
+    knobs = SHORT | {
+        "seed": seed,
+        "steps": plan.steps,
+        "datasets": datasets,
+        "validation_fraction": SHARE,
+        "cache_dir": str(plan.work / f"cache-{case}"),
+        "save_every": plan.every if case == "four" else 0,
+        "ruler_after": plan.every,
+        "sample_after": 0,
+        "learning_rate_scheduler": "CONSTANT",
+        "learning_rate": RATE,
+    }
+    return Words(preset="toy", sets=(*(f"{key}={json.dumps(value)}" for key, value in knobs.items()), *plan.sets))
+
+
+class Dense:
+    """An independent ruler: 64 clips that no run has, read at the same nine noise levels with noise of their own."""
+
+    def __init__(self, plan: Plan) -> None:
+        folder = clips_of(plan, "dense", DENSE, 4000)
+        short = (f"{key}={value}" for key, value in SHORT.items())
+        sets = (*short, f"cache_dir={plan.work / 'cache-dense'}", "validation_fraction=0")
+        self.job = open_job(*settle(Words(preset="toy", data=str(folder), sets=sets)))
+        self.family: Family = open_models(self.job.spec, self.job.base, self.job.config)
+        store, loss = Store(self.job.cache), make_objective(self.job.spec, self.job.config)
+        fill_cache(self.job, self.family, store)
+        self.family.free("text_encoder")
+        self.family.free("vae")
+        self.source: Source = make_source(self.job, self.family, store, loss)
+        self.windows: list[Window] = list(self.job.library.windows)
+        assert len(self.windows) == DENSE
+        self.net = self.family.denoiser()
+        self.parameters = attach(self.net, self.job.spec, self.job.config)
+        self.base = {name: value.detach().clone() for name, value in self.parameters.items()}
+
+    def read(self, weights: Mapping[str, torch.Tensor] | None) -> list[float]:
+        """The mean error at each of the nine levels under a checkpoint's adapter, or (None) the base's."""
+        put_weights(self.parameters, weights or self.base, self.job.config, "here")
+        self.net.eval()
+        means = []
+        for number, level in enumerate(self.source.objective.timesteps.quantiles(QUANTILES)):
+            some = self.windows[number % THIRD :: THIRD]
+            captions = [self.source.clips[window.clip_id].captions[0] for window in some]
+            told = [self.source.tells_first_frame] * len(some)
+            batch = assemble(self.source, some, captions, [self.source.plain(w) for w in some], told)
+            shape = tuple(batch.x0.shape)
+            noise = torch.from_numpy(draws(4000, "dense", number).standard_normal(shape, "float32"))
+            with torch.no_grad():
+                t = level.float().expand(len(some))
+                out = denoising_loss(self.family, self.net, self.source.objective, batch, t, noise)
+            means.append(out.mse.double().mean().item())
+        return means
+
+
+@cache
+def dense_of(plan: Plan) -> Dense:
+    """Opened once a process."""
+    return Dense(plan)
+
+
+def one_run(plan: Plan, case: str, seed: int) -> dict[str, Any]:
+    """Train, or go on with, a run; its readings, and those of the dense ruler."""
+    run, begun = plan.folder(case, seed), time.perf_counter()
+    if train_or_resume(words_of(plan, case, seed), run) != DONE:
+        raise SystemExit("stopped; the same command goes on")
+    kept = ("step", "ruler", "kind", "held_out", "train")
+    readings = [{key: line[key] for key in kept} for line in read_journal(run) if line["kind"] == "ruler"]
+    views = read_json(run / "plan.json")["views"]["per_window"]
+    out = {"case": case, "seed": seed, "views": views, "readings": readings}
+    if case == "four":
+        dense = dense_of(plan)
+        found = {0: dense.read(None)}
+        found |= {one.step: dense.read(one.load("weights")) for one in complete_checkpoints(run)}
+        out["dense"] = found
+    return out | {"seconds": round(time.perf_counter() - begun, 1)}
+
+
+def asset_hash() -> str:
+    """The toy base's weights by their bytes."""
+    import videotune
+
+    folder = Path(videotune.__file__).parent / "assets" / "toy" / "transformer"
+    return hash_file(next(folder.glob("*.safetensors")))
+
+
+def course(readings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the verdict said as the readings came: where it first said OVERFITTING, and its last word and best step."""
+    said = [judge(readings[: end + 1]) for end in range(len(readings))]
+    called = [one.step for one in said if one is not None and one.word == OVERFITTING]
+    last = said[-1]
+    assert last is not None
+    return {
+        "words": [one.word if one else None for one in said],
+        "called_at": called[0] if called else None,
+        "best_step": last.best_step,
+        "as_good": last.as_good,
+        "quantile": last.quantile,
+        "held_out": [round(one["held_out"]["normalised"], 4) for one in readings],
+        "train": [round(one["train"]["normalised"], 4) for one in readings],
+        "plain": [round(one["held_out"]["mean"], 5) for one in readings],
+    }
+
+
+def dense_course(dense: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The dense ruler's normalised readings by step, and where they are lowest."""
+    base = next(iter(dense.values()))
+    values = {
+        int(step): sum(now / then for now, then in zip(row, base, strict=True)) / 9 for step, row in dense.items()
+    }
+    low = min(values, key=lambda step: values[step])
+    return {"dense": [round(value, 4) for value in values.values()], "dense_best": low}
+
+
+def row_of(plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as the table has it."""
+    row = {"case": result["case"], "seed": result["seed"], "most_views": result["views"]["max"]} | course(
+        result["readings"]
+    )
+    if "dense" in result:
+        row |= dense_course(result["dense"])
+        row["off_by"] = round(abs(row["best_step"] - row["dense_best"]) / plan.every)
+        at = row["dense"][row["best_step"] // plan.every]
+        row["loss_of_it"] = round(at - min(row["dense"]), 4)
+    return row
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many runs of each case were called, and how near the best step was to the dense ruler's."""
+    found: dict[str, Any] = {}
+    for case in ("four", "endless"):
+        own = [row for row in rows if row["case"] == case]
+        found[case] = {"runs": len(own), "overfitting": sum(row["called_at"] is not None for row in own)}
+        if case == "four":
+            found[case]["within_one_reading"] = sum(row["off_by"] <= 1 for row in own)
+    return found
+
+
+def show(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    """The table as a person reads it."""
+    print("case     seed  called at  best step  dense best  off by  held out  end    train")
+    for row in rows:
+        low, end = min(row["held_out"]), row["held_out"][-1]
+        print(
+            f"{row['case']:<8} {row['seed']:>4}  {row['called_at'] or '-':>9}  {row['best_step']:>9}  "
+            f"{row.get('dense_best', '-'):>10}  {row.get('off_by', '-'):>6}  {low:.3f}     {end:.3f}  {row['train'][-1]:.3f}"
+        )
+    print(json.dumps(facts))
+
+
+def main() -> None:
+    """Do what is missing, then print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--four", type=int, default=10)
+    parser.add_argument("--endless", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--every", type=int, default=20)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--work", type=Path, default=Path("runs/verdict"))
+    parser.add_argument("--out", type=Path, help="a file for the table and the summary, as docs/verdict.json")
+    parser.add_argument("--table", action="store_true", help="of the runs that are done; train none")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    plan = Plan(args.steps, args.every, tuple(args.set), args.work.absolute())
+    wanted = [("four", args.first_seed + i) for i in range(args.four)]
+    wanted += [("endless", args.first_seed + i) for i in range(args.endless)]
+    rows = []
+    for number, (case, seed) in enumerate(wanted, 1):
+        path = plan.folder(case, seed) / "result.json"
+        if args.table and not path.is_file():
+            continue
+        if not path.is_file():
+            result = one_run(plan, case, seed)
+            write_json(path, result)
+            print(f"{number}/{len(wanted)} {case} {seed}: {result['seconds']} s", flush=True)
+        rows.append(row_of(plan, read_json(path)))
+    facts = summary(rows)
+    show(rows, facts)
+    if args.out:
+        settings = {"steps": plan.steps, "every": plan.every, "rate": RATE, "frames": 9, "sets": plan.sets}
+        write_json(args.out, {"toy": asset_hash(), "settings": settings, "summary": facts, "runs": rows})
+
+
+if __name__ == "__main__":
+    main()

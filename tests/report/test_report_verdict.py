@@ -1,0 +1,96 @@
+"""The report tells a stranger when to have stopped, which file to take, and which clips are learnt."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from report_kit import CLIPS, account, config, put, reading, start, step, write_journal
+
+from videotune.report.html import write_report
+
+WHY = "held-out clips were best at step 20 and have risen to 0.520 while training clips fell to 0.300"
+
+
+def report(folder: Path) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def words(markup: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", markup)).split())
+
+
+def ruled(number: int, held: float, train: float) -> dict[str, Any]:
+    """A reading in which the first clip is learnt as the mean is and the second not at all."""
+    line = reading(number, held, train) | {"ruler": "aaaaaaaa"}
+    first, second, *_ = CLIPS
+    line["held_out"] |= {"normalised": held, "clips": {"cccccccccccc": held}}
+    line["train"] |= {"normalised": train, "clips": {first[:12]: train, second[:12]: 1.0}}
+    return line
+
+
+def told(word: str | None, number: int, **more: Any) -> dict[str, Any]:
+    line = {"kind": "verdict", "time": 1.0, "step": number, "verdict": word, "reason": WHY, "best_step": 20}
+    return line | {"best": 0.5, "as_good": [10, 20], "quantile": 2, "ruler": "aaaaaaaa"} | more
+
+
+def overfitted(folder: Path) -> Path:
+    course = [(0, 1.0, 1.0), (10, 0.6, 0.6), (20, 0.5, 0.45), (30, 0.51, 0.35), (40, 0.52, 0.3)]
+    lines = [start(), *(step(n) for n in range(1, 41)), *(ruled(*each) for each in course)]
+    lines += [told("LEARNING", 20, reason="both fell"), told("OVERFITTING", 40)]
+    take = {"step": 20, "why": "held-out clips were best there"}
+    write_journal(folder, [*lines, {"kind": "end", "step": 40, "why": "early", "take": take}])
+    put(folder, "check.json", account())
+    put(folder, "config.json", config())
+    return folder
+
+
+def test_a_stranger_is_told_when_to_have_stopped_and_which_file_to_take(tmp_path: Path) -> None:
+    said = words(report(overfitted(tmp_path)))
+    assert "OVERFITTING It should have stopped at step 20 (steps 10 to 20 cannot be told apart)." in said
+    assert "noise level 2 of 9, where the model decides fine detail" in said
+    assert (
+        f"Take the state after step 20, which is not exported yet: videotune export {tmp_path.name} --step 20" in said
+    )
+    assert "ended early: held-out clips had turned" in said
+    assert "More steps on these clips make it worse." in said
+
+
+def test_the_file_is_named_where_it_was_exported(tmp_path: Path) -> None:
+    put(overfitted(tmp_path), "exports.json", [{"path": f"export/run-step-{n}.safetensors"} for n in (200, 20)])
+    assert "Take export/run-step-20.safetensors (the state after step 20)." in words(report(tmp_path))
+
+
+def test_each_change_stands_there_with_its_step_and_reason(tmp_path: Path) -> None:
+    said = words(report(overfitted(tmp_path)))
+    assert "20 LEARNING Both fell." in said
+    assert f"40 OVERFITTING {WHY[:1].upper()}{WHY[1:]}." in said
+
+
+def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
+    said = words(report(overfitted(tmp_path)))
+    assert "training" in said
+    assert "30% learnt" in said
+    assert "100% not learnt" in said
+    assert "52% better than the base" in said, "a held-out clip"
+
+
+def test_a_run_that_learns_or_rests_is_told_so(tmp_path: Path) -> None:
+    base = [start(), step(1), *(ruled(n, 1 - n / 100, 1 - n / 100) for n in (0, 10, 20))]
+    for word, sentence in (
+        ("LEARNING", "It was still learning at step 20."),
+        ("PLATEAU", "It has come to rest."),
+        (None, "no verdict No validation possible."),
+    ):
+        reason = {} if word else {"reason": "no validation possible", "best_step": None, "as_good": None}
+        write_journal(tmp_path, [*base, told(word, 20, quantile=None, **reason)])
+        said = words(report(tmp_path))
+        assert sentence in said
+        assert "should have stopped" not in said
+
+
+def test_without_readings_it_says_what_a_verdict_takes(tmp_path: Path) -> None:
+    write_journal(tmp_path, [start(), step(1)])
+    assert "Not there yet: a verdict, which takes three readings of the ruler." in words(report(tmp_path))

@@ -1,0 +1,117 @@
+"""TensorBoard: what the journal says, once more as event files, for those who watch many runs there.
+
+The journal stays what counts: the board follows it line by line and is read by nothing here. A resumed run writes a further
+file whose start tells TensorBoard to drop what came after the step that it goes on from.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from videotune.errors import VideotuneError
+
+FOLDER = "tensorboard"
+
+
+def refuse_missing() -> None:
+    """Raise VideotuneError where TensorBoard's package is not installed."""
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError as error:
+        raise VideotuneError(
+            'tensorboard: its package is not installed: pip install "videotune[tensorboard]", or set tensorboard=false'
+        ) from error
+
+
+class Board:
+    """Event files in the run's folder ``tensorboard``; ``tell`` takes each line of the journal."""
+
+    def __init__(self, run: Path, first: int) -> None:
+        """``first``: the first step to come; what earlier files say of it and of later ones is dropped by TensorBoard."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._run = run
+        self._writer = EventFileWriter(str(run / FOLDER))
+        self._add(first, time.time(), session_log=SessionLog(status=SessionLog.START))
+
+    def _add(self, step: int, when: float, **what: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(wall_time=when, step=step, **what))
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """A line of the journal; kinds that TensorBoard has no place for are left out."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
+        if line["kind"] == "verdict":
+            values.append(text_value("verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"))
+        if line["kind"] == "sample":
+            values.append(gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"]))
+        if values:
+            self._add(int(line["step"]), float(line.get("time", time.time())), summary=Summary(value=values))
+        if line["kind"] != "step":
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write what waits, and close the file."""
+        self._writer.close()
+
+
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a journal's line by their tags; what was not finite is left out, as a gap in the curve."""
+    found: dict[str, float | None] = {}
+    match line["kind"]:
+        case "step":
+            found = {"train/loss": line["loss"], "train/mse": line["mse"], "train/grad_norm": line["grad_norm"]}
+            bands = enumerate(line["by_t"])
+            found |= {f"mse_by_t/{i / 9:.2f}-{(i + 1) / 9:.2f}": value for i, value in bands}
+            found |= {f"lr/{group}": value for group, value in line["lr"].items()}
+            found |= {f"seconds/{phase}": value for phase, value in line["seconds"].items()}
+        case "ruler":
+            for name, parts in (("ruler", line), ("ruler_live", line.get("live") or {})):
+                for part in ("held_out", "train"):
+                    if parts.get(part):
+                        found[f"{name}/{part}"] = parts[part]["normalised"]
+                        found[f"{name}/{part}_mean"] = parts[part]["mean"]
+        case "views":
+            found = {f"views/{key}_window": line["per_window"][key] for key in ("min", "mean", "max")}
+        case "save" | "sample":
+            found = {f"seconds/{line['kind']}": line["seconds"]}
+    return {tag: float(value) for tag, value in found.items() if value is not None and abs(value) < float("inf")}
+
+
+def text_value(tag: str, words: str) -> Any:
+    """Words in markdown as TensorBoard's text page shows them."""
+    from tensorboard.plugins.text.summary_v2 import text_pb
+
+    return text_pb(tag, words).value[0]
+
+
+def gif_value(tag: str, path: Path) -> Any:
+    """A video file as an animated GIF, which TensorBoard's image page plays."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    frames, seconds = film(path)
+    content = io.BytesIO()
+    frames[0].save(
+        content, "GIF", save_all=True, append_images=frames[1:], duration=max(20, round(1000 * seconds)), loop=0
+    )
+    width, height = frames[0].size
+    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content.getvalue())
+    return Summary.Value(tag=tag, image=image)
+
+
+def film(path: Path) -> tuple[list[Any], float]:
+    """A video's frames as pictures, and the seconds from one to the next."""
+    import av
+
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        rate = float(stream.average_rate or 16)
+        return [frame.to_image() for frame in container.decode(stream)], 1 / rate

@@ -1,0 +1,70 @@
+"""What is said of a reading: the views so far, the verdict, whether the run stops for it, and which file to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.monitor.best import best_step
+from videotune.monitor.journal import read_journal
+from videotune.monitor.verdict import OVERFITTING, Verdict, in_a_row, judge
+from videotune.run.console import say
+from videotune.train.state import complete_checkpoints
+
+if TYPE_CHECKING:
+    from videotune.run.trainer import Trainer
+
+
+def write_views(trainer: Trainer, step: int) -> None:
+    """How often everything has been shown until a step, into the journal, once."""
+    lines = read_journal(trainer.run)
+    if any(line["kind"] == "views" and line["step"] == step for line in lines):
+        return
+    trainer.journal.event("views", step=step, **trainer.job.exposure(step).so_far())
+
+
+def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
+    """The verdict on the readings so far; into the journal where its word is another one than before, or at the end."""
+    lines = read_journal(trainer.run)
+    found = judge(lines)
+    trainer.verdict = found
+    if found is None:
+        return None
+    told = [line for line in lines if line["kind"] == "verdict"]
+    last: Mapping[str, Any] = told[-1] if told else {}
+    is_new = found.word != last.get("verdict") or (at_the_end and last.get("step") != found.step)
+    if is_new and (found.word is not None or at_the_end):
+        trainer.journal.event("verdict", **found.to_json())
+        say(f"{found.word or 'no verdict'} at step {found.step}: {found.reason}")
+    return found
+
+
+def stops_early(trainer: Trainer) -> bool:
+    """Whether the person has asked the run to end at so many readings that say OVERFITTING, and there are so many."""
+    patience = trainer.job.config.early_stopping
+    return patience is not None and trainer.crew.first and in_a_row(read_journal(trainer.run), OVERFITTING) >= patience
+
+
+def is_new_best(lines: Iterable[Mapping[str, Any]], step: int) -> bool:
+    """Whether the reading of a step is the lowest of its ruler so far."""
+    lines = list(lines)
+    steps = {line["step"] for line in lines if line["kind"] == "ruler"}
+    return step > 0 and best_step(lines, steps) == step
+
+
+def take(run: Path, step: int) -> dict[str, Any]:
+    """Which checkpoint a person should take of a run that is at ``step``, and why, in words.
+
+    The best one by the held-out clips where the run overfits; else the last one, since nothing speaks against it.
+    """
+    lines = read_journal(run)
+    found, there = judge(lines), [one.step for one in complete_checkpoints(run)]
+    best = best_step(lines, set(there))
+    if found is None or found.word != OVERFITTING or best is None:
+        why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
+        return {"step": max(there, default=step), "why": why}
+    why = "held-out clips were best there"
+    if found.best_step not in there:
+        why = f"the best of the checkpoints that were kept; held-out clips were best at step {found.best_step}"
+    return {"step": best, "why": why}
