@@ -1,0 +1,38 @@
+"""Print the table of families that the README holds, from their specs alone; no torch, no weights.
+
+python scripts/write_families.py
+"""
+
+from __future__ import annotations
+
+from videotune.data.windows import frame_rule
+from videotune.families.find import find, names
+from videotune.types import FamilySpec
+
+PATHS = {"flow": "flow matching", "v": "v-prediction"}
+
+
+def row(spec: FamilySpec) -> str:
+    """What a family takes, by its usual checkpoint; other checkpoints may say otherwise in their configs."""
+    rules = spec.rules
+    cells = (
+        f"`{spec.name}`",
+        ", ".join(f"`{name}`" for name in spec.known_as if "Pipeline" not in name),
+        PATHS[spec.path],
+        frame_rule(rules).replace(" frames", "", 1) if rules.most_frames != 1 else "1",
+        f"{rules.fps:g}",
+        f"multiples of {rules.side_multiple}",
+        spec.licence,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def table() -> str:
+    """The whole table, a row a family."""
+    head = ("family", "also known as", "learns by", "frames", "fps", "sides", "licence of the weights")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return "\n".join([*lines, *(row(find(name).SPEC) for name in names())])
+
+
+if __name__ == "__main__":
+    print(table())
