@@ -56,11 +56,16 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
     frames, _ = read_video(a_run / entry["video"], 512)
     assert (len(frames), frames[0].shape) == (5, (18 + 32, 3 * 32 + 2 * 4, 3))
     # the same as each alone, as sample draws it
+    shown = []
     for place, step in enumerate((0, 20)):
         assert sample(SampleWords((PROMPT,), 3, a_run, step), tmp_path / str(step)) == DONE
         alone = read_video(next((tmp_path / str(step)).glob("*.mp4")), 512)[0][2].astype(int)
+        kept = read_video(next((a_run / "compare").glob(f"*-step-{step:06d}.mp4")), 512)[0][2].astype(int)
+        assert np.abs(kept - alone).mean() < 0.1
         left = 36 * (0, 2)[place]
-        assert np.abs(frames[2][18:, left : left + 32].astype(int) - alone).mean() < 4
+        assert np.abs(frames[2][18:, left : left + 32].astype(int) - alone).mean() < 8  # encoded twice
+        shown.append(kept)
+    assert np.abs(shown[0] - shown[1]).mean() > 0.2
     page = (a_run / "report.html").read_text(encoding="utf-8")
     assert "In rows, from the left: base, step 10, step 20." in re.sub(r"<[^>]+>", "", page)
 
