@@ -34,7 +34,7 @@ def a_run(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
         "resolution=32x32",
         "save_every=10",
     )
-    rest = ("sample_after=0", "ruler_after=0", "learning_rate=0.003", "warmup_steps=0", "dataloader_threads=0", *SIZE)
+    rest = ("sample_after=0", "ruler_after=0", "learning_rate=0.03", "warmup_steps=0", "dataloader_threads=0", *SIZE)
     begun = time.perf_counter()
     assert train(Words(data=str(small_clips), sets=(*sets, *rest, "steps=10")), folder / "run") == DONE
     assert train(Words(sets=("steps=20",)), folder / "run", resume=Resume(override=True)) == DONE
@@ -61,11 +61,11 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
         assert sample(SampleWords((PROMPT,), 3, a_run, step), tmp_path / str(step)) == DONE
         alone = read_video(next((tmp_path / str(step)).glob("*.mp4")), 512)[0][2].astype(int)
         kept = read_video(next((a_run / "compare").glob(f"*-step-{step:06d}.mp4")), 512)[0][2].astype(int)
-        assert np.abs(kept - alone).mean() < 0.1
+        assert np.abs(kept - alone).mean() < 2  # of so small a picture x264 makes other bytes from call to call
         left = 36 * (0, 2)[place]
         assert np.abs(frames[2][18:, left : left + 32].astype(int) - alone).mean() < 8  # encoded twice
         shown.append(kept)
-    assert np.abs(shown[0] - shown[1]).mean() > 0.2
+    assert np.abs(shown[0] - shown[1]).mean() > 4
     page = (a_run / "report.html").read_text(encoding="utf-8")
     assert "In rows, from the left: base, step 10, step 20." in re.sub(r"<[^>]+>", "", page)
 
