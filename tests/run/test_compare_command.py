@@ -120,7 +120,7 @@ def test_the_phases_sum_to_the_wall_time_over_all_processes(a_run: Path) -> None
     seconds = read_json(a_run / "heartbeat.json")["seconds"]
     assert seconds.keys() >= {"starting", "encoding", "loading", "training", "saving", "exporting"}
     assert "ended" not in seconds
-    assert 0.8 * wall < sum(seconds.values()) <= wall
+    assert 0.8 * wall < sum(seconds.values()) <= wall + 0.01  # rounded to milliseconds
     end = read_journal(a_run)[-1]
     assert end["kind"] == "end"
     assert sum(end["seconds"].values()) == pytest.approx(sum(seconds.values()), rel=0.2)
