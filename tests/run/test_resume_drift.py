@@ -244,7 +244,10 @@ def test_other_held_out_clips_are_another_ruler_in_the_journal_and_on_the_screen
         (held / folder).mkdir(parents=True)
         (library / folder / f"{clip}{ending}").rename(held / folder / f"{clip}{ending}")
     rows = json.dumps([{"path": str(library)}, {"path": str(held), "kind": "validation"}])
-    told = "the ruler is another one: readings from step 2 on compare with each other, not with earlier ones"
+    told = (
+        "the ruler is another one (its held-out clips, its training clips differ): readings from step 2 on compare with "
+        "each other, not with earlier ones"
+    )
     assert told not in capfd.readouterr().err
     assert going_on(run, f"datasets={rows}", "steps=4", data_change=True) == DONE
     assert f"warning: {told}" in " ".join(capfd.readouterr().err.split())
