@@ -2,7 +2,7 @@
 
 A pure function of the readings so far. What is compared are pairs: the same held-out clip at two readings, so that what
 makes one clip harder than another falls out, and the scatter of the differences over clips says how far their mean can be
-trusted. docs/monitor.md has the formulas, and how the constants were found.
+trusted. docs/monitor.md has the formulas, and what the constants rest on.
 """
 
 from __future__ import annotations
