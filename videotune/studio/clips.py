@@ -87,7 +87,9 @@ def rows(project: Project) -> list[dict[str, Any]]:
         out.append(_row(project, part, clip, told.get(str(clip.path)), since))
     for path, row in told.items():
         if path not in seen and not Path(path).is_relative_to(project.folder):
-            out.append(_of_account(path, row) | {"path": path, "fixed": "it lies elsewhere: change it there", "part": ""})
+            out.append(
+                _of_account(path, row) | {"path": path, "fixed": "it lies elsewhere: change it there", "part": ""}
+            )
     return out
 
 
@@ -162,7 +164,9 @@ def move(project: Project, relative: str, to: str) -> str:
     """Move a clip with its caption to another part of the project: held out, back to the clips, or out of the data."""
     part, clip = find(project, relative)
     if clip.listed:
-        raise VideotuneError(f"{relative} is listed in {clip.listed}: take it out of that list, and move the file yourself")
+        raise VideotuneError(
+            f"{relative} is listed in {clip.listed}: take it out of that list, and move the file yourself"
+        )
     if to not in (CLIPS, HELD_OUT, REMOVED):
         raise VideotuneError(f"clips are moved to {CLIPS}, {HELD_OUT} or {REMOVED}, not to {to!r}")
     if to == part:

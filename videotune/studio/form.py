@@ -68,7 +68,12 @@ def fields() -> list[Field]:
 
 def _field(key: str, field: Any) -> Field:
     kind, choices = _kind(field.annotation)
-    bounds = {name: getattr(item, name) for item in _metadata(field) for name in ("ge", "gt", "le", "lt") if hasattr(item, name)}
+    bounds = {
+        name: getattr(item, name)
+        for item in _metadata(field)
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(item, name)
+    }
     said, ours = GUIDE.get(key, ("", ""))
     why = f": {REASONS[key]}" if key in REASONS else ""
     return Field(

@@ -75,7 +75,9 @@ def named(root: Path, name: str) -> Project:
     try:
         facts = read_json(folder / BOOK)
     except ValueError as error:
-        raise VideotuneError(f"{folder / BOOK} is not JSON ({error}): mend it, or remove it and make it anew") from error
+        raise VideotuneError(
+            f"{folder / BOOK} is not JSON ({error}): mend it, or remove it and make it anew"
+        ) from error
     return Project(folder, facts if isinstance(facts, dict) else {})
 
 

@@ -78,7 +78,9 @@ def refusal(scope: Scope, host: str) -> str | None:
     if origin is not None and (origin == "null" or urlsplit(origin).netloc.lower() != asked.lower()):
         return "A page of another site may not ask this studio for anything."
     changes = scope["type"] == "websocket" or scope.get("method") not in SAFE
-    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and (changes or headers.get("sec-fetch-mode") != "navigate"):
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and (
+        changes or headers.get("sec-fetch-mode") != "navigate"
+    ):
         return "A page of another site may not ask this studio for anything."
     return None
 
@@ -90,7 +92,9 @@ def _with_headers(send: Send) -> Send:
         if message["type"] == "http.response.start":
             extra = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"same-origin")]
             there = {key.lower() for key, _ in message["headers"]}
-            extra += [] if b"content-security-policy" in there else [(b"content-security-policy", b"frame-ancestors 'self'")]
+            extra += (
+                [] if b"content-security-policy" in there else [(b"content-security-policy", b"frame-ancestors 'self'")]
+            )
             message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in there)]
         await send(message)
 

@@ -54,7 +54,7 @@ def sniff(path: Path) -> str:
         if head[place : place + len(mark)] == mark:
             if kind != "stream":
                 return kind
-            if len(head) > 192 + place and head[188 + place] == 0x47 or len(head) > 196 and head[196] == 0x47:
+            if (len(head) > 192 + place and head[188 + place] == 0x47) or (len(head) > 196 and head[196] == 0x47):
                 return "video"
     if b"\0" not in head:
         return "text"
@@ -73,7 +73,9 @@ def refusal(path: Path, name: str) -> str | None:
     if suffix in TEXT_SUFFIXES:
         if kind != "text":
             return "it is named like a text, but its content is none: save the caption as plain text (UTF-8)"
-        return None if path.stat().st_size <= MOST_TEXT else f"a text of more than {MOST_TEXT // 10**6} MB is no caption"
+        return (
+            None if path.stat().st_size <= MOST_TEXT else f"a text of more than {MOST_TEXT // 10**6} MB is no caption"
+        )
     if kind == "archive":
         return None
     if kind in ("video", "picture"):
@@ -89,7 +91,7 @@ def safe_name(name: str) -> str:
     """
     last = unicodedata.normalize("NFC", name).replace("\\", "/").rpartition("/")[2]
     plain = re.sub(r"[\x00-\x1f\x7f<>:\"|?*]", "_", last).strip().strip(".")
-    if not plain or plain != plain.lstrip("._") and not plain.lstrip("._"):
+    if not plain or (plain != plain.lstrip("._") and not plain.lstrip("._")):
         raise VideotuneError(f"{name!r} is no name for a file")
     plain = plain.lstrip(".")
     stem, suffix = os.path.splitext(plain)
@@ -132,7 +134,11 @@ def _accept_archive(path: Path, name: str, home: Path) -> list[Taken]:
             why = refusal(file, file.name)
             if why is None and sniff(file) == "archive":
                 why = "an archive within an archive is not unpacked"
-            got = Taken(f"{name}: {relative}", False, why) if why else _put(file, home / stem / relative, f"{name}: {relative}")
+            got = (
+                Taken(f"{name}: {relative}", False, why)
+                if why
+                else _put(file, home / stem / relative, f"{name}: {relative}")
+            )
             taken += got.taken
             refused += [] if got.taken else [got]
         return [Taken(name, taken > 0, f"{taken} files unpacked into {CLIPS}/{stem}"), *refused]
