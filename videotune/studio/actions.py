@@ -1,4 +1,4 @@
-"""What a person can ask for on any page: each asking is a function of the root and its words, and answers in a sentence."""
+"""What a person can ask for on any page: functions of the root and some words, which answer in a sentence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_folder(project: Project, name: str) -> Path:
 def create(root: Path, words: Mapping[str, Any]) -> Answer:
     """A new project, and on to its data."""
     project = projects.create(root, _text(words, "title"))
-    return {"say": f"{project.title} is made", "go": f"?project={quote(project.name)}&page=data"}
+    return {"say": f"{project.title} is made", "go": f"?project={quote(project.name)}&tab=data"}
 
 
 def rename(root: Path, words: Mapping[str, Any]) -> Answer:
@@ -221,7 +221,7 @@ def resume(root: Path, words: Mapping[str, Any]) -> Answer:
 
 
 def _address(project: Project, run: Path) -> str:
-    return f"?project={quote(project.name)}&page=train&run={quote(run.name)}"
+    return f"?project={quote(project.name)}&tab=train&run={quote(run.name)}"
 
 
 def _refuse_running(project: Project, run: Path) -> None:
@@ -307,6 +307,7 @@ def export(root: Path, words: Mapping[str, Any]) -> Answer:
 ACTIONS: Mapping[str, Callable[[Path, Mapping[str, Any]], Answer]] = {
     "create": create, "rename": rename, "archive": archive, "check": check, "caption": caption, "move": move,
     "drop-source": drop_source, "split": split, "set": set_key, "fact": fact, "reset": reset, "plan": plan, "train": train,
-    "resume": resume, "stop": stop, "control": control, "stop-job": stop_job, "doctor": doctor, "draw": draw, "export": export,
+    "resume": resume, "stop": stop, "control": control, "stop-job": stop_job, "doctor": doctor, "draw": draw,
+    "export": export,
 }  # fmt: skip
 """Every asking by its name in an address; ``source`` alone has to know who asks."""

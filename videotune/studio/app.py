@@ -31,7 +31,8 @@ def serve(root: Path, host: str, port: int) -> int:
     import uvicorn
 
     _refuse_taken(host, port)
-    print(f"The studio is at http://{'127.0.0.1' if host == 'localhost' else host}:{port}  (Ctrl-C ends it; what is training goes on)", flush=True)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"The studio is at http://{shown}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3)
     return DONE
 
@@ -44,7 +45,9 @@ def _refuse_taken(host: str, port: int) -> None:
         try:
             trial.bind((host, port))
         except OSError as error:
-            raise VideotuneError(f"{host}:{port} cannot be listened on ({error.strerror}): give another --port") from error
+            raise VideotuneError(
+                f"{host}:{port} cannot be listened on ({error.strerror}): give another --port"
+            ) from error
 
 
 def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
@@ -70,19 +73,32 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
 
     @app.get("/studio.js")
     def script() -> FileResponse:
-        return FileResponse(routes.STATIC / "studio.js", media_type="text/javascript", headers={"Cache-Control": "no-cache"})
+        return FileResponse(
+            routes.STATIC / "studio.js", media_type="text/javascript", headers={"Cache-Control": "no-cache"}
+        )
 
     app.include_router(routes.router(root, may))
 
     def login(name: str, word: str) -> bool:
-        return secrets.compare_digest(name.encode(), NAME.encode()) & secrets.compare_digest(word.encode(), str(password).encode())
+        return secrets.compare_digest(name.encode(), NAME.encode()) & secrets.compare_digest(
+            word.encode(), str(password).encode()
+        )
 
     app = gr.mount_gradio_app(
-        app, blocks(root, is_local(host)), path="/", server_name=host, server_port=port, footer_links=[],
-        auth=login if password else None, auth_message="The videotune studio: log in as studio." if password else None,
-        max_file_size=uploads.MOST, ssr_mode=False, theme=style.theme(), css=style.CSS,
+        app,
+        blocks(root, is_local(host)),
+        path="/",
+        server_name=host,
+        server_port=port,
+        footer_links=[],
+        auth=login if password else None,
+        auth_message="The videotune studio: log in as studio." if password else None,
+        max_file_size=uploads.MOST,
+        ssr_mode=False,
+        theme=style.theme(),
+        css=style.css(),
         head='<script src="/studio.js" defer></script><meta name="viewport" content="width=device-width, initial-scale=1">',
-    )  # fmt: skip
+    )
     holder.append(next(route.app for route in reversed(app.routes) if hasattr(getattr(route, "app", None), "tokens")))
     return Guard(app, host)
 
@@ -99,16 +115,31 @@ def blocks(root: Path, local: bool) -> Any:
 
     from videotune.studio.pages import data, export, project, samples, setup, train
 
-    with gr.Blocks(title="videotune studio", analytics_enabled=False, delete_cache=(3600, 86400), fill_width=True) as made:
+    with gr.Blocks(
+        title="videotune studio", analytics_enabled=False, delete_cache=(3600, 86400), fill_width=True
+    ) as made:
         chosen = gr.Textbox(visible=False)
         gr.HTML('<div class="vt head" data-live="head" data-every="5000"></div>')
         with gr.Tabs(overflow_behavior="wrap", elem_id="pages") as tabs:
             for number, name in enumerate(PAGES, 1):
                 with gr.Tab(f"{number} {name.capitalize()}", id=name, elem_id=f"page-{name}"):
-                    page = {"project": project, "setup": setup, "train": train, "samples": samples, "export": export}.get(name)
+                    page = {
+                        "project": project,
+                        "setup": setup,
+                        "train": train,
+                        "samples": samples,
+                        "export": export,
+                    }.get(name)
                     if page is None:
                         data.build(root, chosen, local)
                     else:
                         page.build(root, chosen)
-        made.load(lambda page: gr.Tabs(selected=page if page in PAGES else "project"), [chosen], [tabs], js="() => [videotune.page()]", show_progress="hidden", api_visibility="private")
+        made.load(
+            lambda page: gr.Tabs(selected=page if page in PAGES else "project"),
+            [chosen],
+            [tabs],
+            js="() => [videotune.page()]",
+            show_progress="hidden",
+            api_visibility="private",
+        )
     return made

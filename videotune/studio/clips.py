@@ -77,7 +77,7 @@ def find(project: Project, relative: str) -> tuple[str, ClipFile]:
 
 
 def rows(project: Project) -> list[dict[str, Any]]:
-    """The table: path, state (used, warned, held out, skipped, new), why, caption, picture, length, size, views, warnings."""
+    """The table: each clip with its state (used, warned, held out, skipped, new), why, caption, picture and size."""
     last = last_account(project)
     told = {row["path"]: row for row in last[1]["clips"]} if last else {}
     since = last[0].started if last else 0.0
@@ -100,9 +100,12 @@ def _row(project: Project, part: str, clip: ClipFile, told: Mapping[str, Any] | 
         row |= {"state": "new", "why": "changed since the last check"}
     fixed = f"its caption stands in {clip.listed}: change it there" if clip.listed else odd
     return row | {
-        "path": str(clip.path.relative_to(project.folder)), "caption": caption, "fixed": fixed, "part": part,
+        "path": str(clip.path.relative_to(project.folder)),
+        "caption": caption,
+        "fixed": fixed,
+        "part": part,
         "hints": lint(caption, clip.path.stem) if caption else [],
-    }  # fmt: skip
+    }
 
 
 def _changed(clip: ClipFile, since: float) -> bool:
@@ -137,11 +140,17 @@ def _of_account(path: str, row: Mapping[str, Any]) -> dict[str, Any]:
     state = "warned" if state == "used" and warned else state
     why = f"{WORDS.get(row['reason'], row['reason'])}: {row['detail']}" if row["reason"] else "; ".join(warned)
     return {
-        "state": state, "why": why.replace(str(Path(path).parent) + "/", ""), "caption": "\n".join(row["captions"]),
-        "id": (row["id"] or "")[:16], "seconds": row["source_seconds"],
+        "state": state,
+        "why": why.replace(str(Path(path).parent) + "/", ""),
+        "caption": "\n".join(row["captions"]),
+        "id": (row["id"] or "")[:16],
+        "seconds": row["source_seconds"],
         "size": f"{row['width']}×{row['height']}" if row["width"] else "",
-        "shape": row["shape"], "windows": row["windows"], "views": row["views"], "hints": [],
-    }  # fmt: skip
+        "shape": row["shape"],
+        "windows": row["windows"],
+        "views": row["views"],
+        "hints": [],
+    }
 
 
 def save_caption(project: Project, relative: str, text: str) -> str:

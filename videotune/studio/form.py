@@ -1,4 +1,4 @@
-"""The form of settings, made from the config's schema: each key with its help, what it may be, its default and its bounds."""
+"""The form of settings, made from the config's schema: each key with its help, its bounds and its default."""
 
 from __future__ import annotations
 
@@ -16,19 +16,35 @@ from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
 
 BASIC = (
-    "base_model_name", "training_method", "steps", "learning_rate", "batch_size", "resolution", "video_config.frames",
-    "lora.rank", "sample_after", "save_every", "samples", "validation_fraction",
-)  # fmt: skip
+    "base_model_name",
+    "training_method",
+    "steps",
+    "learning_rate",
+    "batch_size",
+    "resolution",
+    "video_config.frames",
+    "lora.rank",
+    "sample_after",
+    "save_every",
+    "samples",
+    "validation_fraction",
+)
 """The keys that nearly everyone looks at."""
 
 ELSEWHERE = ("cache_dir", "output_model_destination")
 """Keys that the studio sets itself: files go into the project."""
 
 TITLES = {
-    "": "General", "video_config": "Frames", "lora": "Adapter (LoRA)", "transformer": "The denoiser",
-    "text_encoder": "Text encoder", "embedding": "New tokens", "optimizer": "Optimizer", "ema": "Average of the weights",
+    "": "General",
+    "video_config": "Frames",
+    "lora": "Adapter (LoRA)",
+    "transformer": "The denoiser",
+    "text_encoder": "Text encoder",
+    "embedding": "New tokens",
+    "optimizer": "Optimizer",
+    "ema": "Average of the weights",
     "sample": "How previews are drawn",
-}  # fmt: skip
+}
 """Names of the parts of the form."""
 
 Kind = Literal["choice", "switch", "whole", "number", "text", "json"]
@@ -77,10 +93,18 @@ def _field(key: str, field: Any) -> Field:
     said, ours = GUIDE.get(key, ("", ""))
     why = f": {REASONS[key]}" if key in REASONS else ""
     return Field(
-        key, key.rpartition(".")[0], kind, choices, bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt")),
-        str(field.description), values(field).replace("`", ""), default(field).strip("`") + why, UNITS.get(key, ""),
+        key,
+        key.rpartition(".")[0],
+        kind,
+        choices,
+        bounds.get("ge", bounds.get("gt")),
+        bounds.get("le", bounds.get("lt")),
+        str(field.description),
+        values(field).replace("`", ""),
+        default(field).strip("`") + why,
+        UNITS.get(key, ""),
         f"{said} {ours}".strip(),
-    )  # fmt: skip
+    )
 
 
 def _metadata(field: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 """Jobs: ``videotune`` commands as processes of their own, known by what they left on the disk alone.
 
-So they outlive the page and the server, and a server that begins again finds them as they are: running, done, failed or dead.
+So they outlive the page and the server, and a server that begins again finds them as they are.
 """
 
 from __future__ import annotations
@@ -198,8 +198,7 @@ def why(job: Job) -> str:
         by = f" by signal {-job.code}" if job.code is not None and job.code < 0 else ""
         return f"its process was killed{by}, or the computer went off"
     told = [line for line in log_tail(job, 12) if line.startswith("videotune: ")]
-    last = told[-1].removeprefix("videotune: ") if told else (log_tail(job, 1) or ["it said nothing"])[-1]
-    return last
+    return told[-1].removeprefix("videotune: ") if told else (log_tail(job, 1) or ["it said nothing"])[-1]
 
 
 def sweep(project: Path, kind: str) -> None:

@@ -23,7 +23,6 @@ from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside, named
 STATIC = Path(__file__).parent / "static"
 
 
-
 def head(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
     """The top of every page: which project is open, and what is at work in it."""
     name = element("h1", text(project.title if project else "videotune studio"))
@@ -35,9 +34,17 @@ def head(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
 
 
 PARTS: Mapping[str, Callable[[Path, Project | None, Mapping[str, str]], Html]] = {
-    "head": head, "project": project.part, "data": data.part, "setup": setup.part, "plan": setup.plan_part, "train": train.part,
-    "charts": train.charts_part, "samples": samples.part, "tries": samples.tries_part, "export": export.part,
-}  # fmt: skip
+    "head": head,
+    "project": project.part,
+    "data": data.part,
+    "setup": setup.part,
+    "plan": setup.plan_part,
+    "train": train.part,
+    "charts": train.charts_part,
+    "samples": samples.part,
+    "tries": samples.tries_part,
+    "export": export.part,
+}
 
 OPEN = (CLIPS, HELD_OUT, "sheet", "runs", "tries")
 """Folders of a project whose files are given out."""
@@ -95,7 +102,9 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
         if path.split("/")[0] not in OPEN or suffix not in GIVEN or not found.is_file():
             raise HTTPException(404, "no such file")
         kind = mimetypes.guess_type(found.name)[0] or "application/octet-stream"
-        headers = {"Content-Security-Policy": "sandbox; default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'"}
+        headers = {
+            "Content-Security-Policy": "sandbox; default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'"
+        }
         if suffix == ".html":
             return _page(found, project, headers)
         headers = {} if suffix in SHOWN else headers
@@ -106,7 +115,9 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
     async def do(action: str, request: Request) -> JSONResponse:
         if action not in ACTIONS:
             return JSONResponse({"error": "there is no such thing to ask for"}, 404)
-        if not request.headers.get("content-type", "").startswith("application/json"):  # no form of another site sends it
+        if not request.headers.get("content-type", "").startswith(
+            "application/json"
+        ):  # no form of another site sends it
             return JSONResponse({"error": "ask in JSON"}, 415)
         words = await request.json()
         from starlette.concurrency import run_in_threadpool

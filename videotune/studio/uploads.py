@@ -69,7 +69,8 @@ def refusal(path: Path, name: str) -> str | None:
     if suffix in CLIP_SUFFIXES:
         if kind in ("video", "picture"):
             return None
-        return f"it is named like a clip, but its content is {'text' if kind == 'text' else 'no video or picture'}: export it again"
+        what = "text" if kind == "text" else "no video or picture"
+        return f"it is named like a clip, but its content is {what}: export it again"
     if suffix in TEXT_SUFFIXES:
         if kind != "text":
             return "it is named like a text, but its content is none: save the caption as plain text (UTF-8)"
@@ -80,7 +81,8 @@ def refusal(path: Path, name: str) -> str | None:
         return None
     if kind in ("video", "picture"):
         known = ", ".join(CLIP_SUFFIXES[:6])
-        return f"it looks like a {kind}, but files ending in {suffix or 'nothing'} are not read; rename or convert it ({known} …)"
+        ending = suffix or "nothing"
+        return f"it looks like a {kind}, but files ending in {ending} are not read; convert it ({known} …)"
     return "it is no video, picture, caption (.txt, .csv, .jsonl) or archive (.zip, .tar)"
 
 

@@ -27,7 +27,9 @@ def live(part: str, seconds: float = 0) -> gr.HTML:
     return gr.HTML(f'<div class="vt" data-live="{part}"{every}></div>')
 
 
-def button(words: str, action: str, body: Mapping[str, Any], *, confirm: str = "", css: str = "", title: str = "") -> Html:
+def button(
+    words: str, action: str, body: Mapping[str, Any], *, confirm: str = "", css: str = "", title: str = ""
+) -> Html:
     """A button that asks for an action, after a question where it takes something away."""
     given: dict[str, object] = {"type": "button", "data-ask": action, "data-body": json.dumps(dict(body))}
     given |= {"data-confirm": confirm} if confirm else {}
@@ -58,7 +60,12 @@ def log(job: Job | None, lines: int = 25) -> Html:
     if job is None:
         return NOTHING
     said = "\n".join(log_tail(job, lines)) or "nothing yet"
-    return element("details", element("summary", text("What it said")), element("pre", text(said)), attributes={"id": f"log-{job.folder.name}"})
+    return element(
+        "details",
+        element("summary", text("What it said")),
+        element("pre", text(said)),
+        attributes={"id": f"log-{job.folder.name}"},
+    )
 
 
 def at_work(job: Job | None, what: str, kind: str = "") -> Html:
@@ -68,13 +75,26 @@ def at_work(job: Job | None, what: str, kind: str = "") -> Html:
     if job.running:
         last = (log_tail(job, 1) or [""])[-1]
         stop = button("stop", "stop-job", {"kind": kind}) if kind else NOTHING
-        return element("p", element("span", css="spin"), text(f"{what} … {last}"), stop, css="working", attributes={"role": "status"})
-    return element("div", paragraph(text(f"{what} ended: {why(job)}"), css="care" if job.state == "stopped" else "bad"), log(job))
+        return element(
+            "p",
+            element("span", css="spin"),
+            text(f"{what} … {last}"),
+            stop,
+            css="working",
+            attributes={"role": "status"},
+        )
+    return element(
+        "div", paragraph(text(f"{what} ended: {why(job)}"), css="care" if job.state == "stopped" else "bad"), log(job)
+    )
 
 
 def facts(pairs: Mapping[str, object]) -> Html:
     """Figures, each with its name below it."""
-    shown = [element("div", element("b", text(value)), element("span", text(name))) for name, value in pairs.items() if value is not None]
+    shown = [
+        element("div", element("b", text(value)), element("span", text(name)))
+        for name, value in pairs.items()
+        if value is not None
+    ]
     return element("div", *shown, css="facts")
 
 

@@ -31,14 +31,23 @@ def build(root: Path, project: gr.Textbox) -> None:
         prompt = gr.Textbox(label="What the video should show", lines=2, elem_id="try-prompt")
         with gr.Row(equal_height=True):
             step = gr.Textbox(label="Checkpoint (step)", placeholder="the newest", max_lines=1)
-            strength = gr.Slider(0, 2, value=1, step=0.05, label="Strength", info="how strongly what was learnt acts; 0: the base model alone")
+            strength = gr.Slider(
+                0,
+                2,
+                value=1,
+                step=0.05,
+                label="Strength",
+                info="how strongly what was learnt acts; 0: the base model alone",
+            )
             seed = gr.Textbox(label="Seed", placeholder="42", max_lines=1, info="another number, another video")
             go = gr.Button("Draw", variant="primary", scale=0, min_width=120, elem_id="try-draw")
         run = gr.Textbox(visible=False)
         told = gr.HTML(elem_classes="told")
     js = "(...v) => [videotune.project(), document.querySelector('[data-run]')?.dataset.run || '', ...v.slice(2)]"
     act = asking(root, "draw", ("run", "prompt", "step", "strength", "seed"))
-    go.click(act, [project, run, prompt, step, strength, seed], told, js=js, show_progress="hidden", api_visibility="private").then(None, js=THEN)
+    go.click(
+        act, [project, run, prompt, step, strength, seed], told, js=js, show_progress="hidden", api_visibility="private"
+    ).then(None, js=THEN)
     live("tries", 2)
 
 
@@ -52,24 +61,44 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
     run = read_live(run_folder(project, name))
     rows: dict[tuple[str, int], dict[int, str]] = {}
     for record in of_kind(run, "sample"):
-        rows.setdefault((str(record.get("prompt", "")), int(record.get("seed") or 0)), {})[int(record.get("step") or 0)] = str(record.get("path", ""))
+        rows.setdefault((str(record.get("prompt", "")), int(record.get("seed") or 0)), {})[
+            int(record.get("step") or 0)
+        ] = str(record.get("path", ""))
     mark = element("span", attributes={"data-run": name})
     if not rows:
-        return join([mark, tabs(project, query, "samples"), empty(paragraph(text(f"{name} has drawn nothing yet; previews come at step 0 and every so many steps.")))])
+        return join(
+            [
+                mark,
+                tabs(project, query, "samples"),
+                empty(
+                    paragraph(text(f"{name} has drawn nothing yet; previews come at step 0 and every so many steps."))
+                ),
+            ]
+        )
     steps = sorted({step for cells in rows.values() for step in cells})
     parts: list[Html] = []
     for (prompt, seed), cells in rows.items():
         words = element("div", element("b", text(prompt)), text(f" seed {seed}"), css="prompt")
-        parts += [words, _nearest(project, run, prompt), *(_cell(project, name, step, cells.get(step)) for step in steps)]
+        parts += [
+            words,
+            _nearest(project, run, prompt),
+            *(_cell(project, name, step, cells.get(step)) for step in steps),
+        ]
     grid = element("div", *parts, css="samples", attributes={"style": f"--columns:{len(steps) + 1}"})
     play = element("button", text("Play all in step"), attributes={"type": "button", "data-play": ".samples video"})
-    return join([mark, tabs(project, query, "samples"), element("p", play, css="row"), element("div", grid, css="grid-scroll")])
+    return join(
+        [mark, tabs(project, query, "samples"), element("p", play, css="row"), element("div", grid, css="grid-scroll")]
+    )
 
 
 def media(project: Project, path: str, caption: str) -> Html:
     """A video of the project with a line below it."""
     where = f"/studio/file?project={quote(project.name)}&path={quote(path)}"
-    video = element("video", attributes={"src": where, "preload": "metadata", "aria-label": caption}, flags="controls loop muted playsinline")
+    video = element(
+        "video",
+        attributes={"src": where, "preload": "metadata", "aria-label": caption},
+        flags="controls loop muted playsinline",
+    )
     return element("figure", video, element("figcaption", text(caption)))
 
 
@@ -83,14 +112,24 @@ def _cell(project: Project, name: str, step: int, path: str | None) -> Html:
 def _nearest(project: Project, run: Run, prompt: str) -> Html:
     """The training clip whose caption shares most words with the prompt."""
     clips = [clip for clip in (run.check or {}).get("clips", ()) if clip.get("used")]
-    best = max(clips, key=lambda clip: max((alike(prompt, one) for one in clip.get("captions", ())), default=0.0), default=None)
+    best = max(
+        clips, key=lambda clip: max((alike(prompt, one) for one in clip.get("captions", ())), default=0.0), default=None
+    )
     if best is None:
         return element("figure")
     path, words = Path(best["path"]), "training clip with the nearest caption"
-    if path.is_relative_to(project.folder) and path.is_file() and path.suffix.lower() in (".mp4", ".webm", ".mov", ".m4v"):
+    if (
+        path.is_relative_to(project.folder)
+        and path.is_file()
+        and path.suffix.lower() in (".mp4", ".webm", ".mov", ".m4v")
+    ):
         return media(project, path.relative_to(project.folder).as_posix(), f"{words}: {path.name}")
     thumb = f"/studio/thumb?project={quote(project.name)}&id={str(best.get('id'))[:16]}"
-    return element("figure", element("img", attributes={"src": thumb, "alt": ""}), element("figcaption", text(f"{words}: {path.name}")))
+    return element(
+        "figure",
+        element("img", attributes={"src": thumb, "alt": ""}),
+        element("figcaption", text(f"{words}: {path.name}")),
+    )
 
 
 def alike(one: str, other: str) -> float:
@@ -106,7 +145,9 @@ def tries_part(root: Path, project: Project | None, query: Mapping[str, str]) ->
         return NOTHING
     home = project.folder / "tries" / name
     found = sorted(home.glob("*.mp4"), key=lambda path: -path.stat().st_mtime)[:TRIES] if home.is_dir() else []
-    told: dict[str, Any] = {path.name: path.stem.partition("-step-")[0] if "strength" in path.stem else "" for path in found}
+    told: dict[str, Any] = {
+        path.name: path.stem.partition("-step-")[0] if "strength" in path.stem else "" for path in found
+    }
     job = latest(project.folder, "sample", name)
     cells = [media(project, f"tries/{name}/{path.name}", f"{told[path.name]} {path.stem}".strip()) for path in found]
     return join([at_work(job, "drawing", "sample"), element("div", *cells, css="tries")])

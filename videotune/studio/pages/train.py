@@ -12,22 +12,60 @@ import gradio as gr
 from videotune.report.curves import loss_section, ruler_section
 from videotune.report.exposure import exposure_section
 from videotune.report.html import verdict, warnings_section
-from videotune.report.markup import NOTHING, Html, badge, bullets, duration, element, join, moment, paragraph, plain, text
+from videotune.report.markup import (
+    NOTHING,
+    Html,
+    badge,
+    bullets,
+    duration,
+    element,
+    join,
+    moment,
+    paragraph,
+    plain,
+    text,
+)
 from videotune.report.read import Run, last_of_kind, of_kind
 from videotune.report.state import standing
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, log_tail, result, why
 from videotune.studio.pages.data import choose
-from videotune.studio.pages.kit import FIRST, THEN, asking, at_work, bar, button, empty, entry, facts, link, live, log, tip
+from videotune.studio.pages.kit import (
+    FIRST,
+    THEN,
+    asking,
+    at_work,
+    bar,
+    button,
+    empty,
+    entry,
+    facts,
+    link,
+    live,
+    log,
+    tip,
+)
 from videotune.studio.projects import Project
 from videotune.studio.status import Progress, progress, read_live
 
 DOING = {
-    "starting": "beginning: the model is loaded", "encoding": "encoding the clips", "training": "training", "saving": "saving",
-    "measuring": "measuring itself", "sampling": "drawing previews", "paused": "waiting for room on the disk",
-    "exporting": "writing the result", "ended": "ended",
-}  # fmt: skip
+    "starting": "beginning: the model is loaded",
+    "encoding": "encoding the clips",
+    "training": "training",
+    "saving": "saving",
+    "measuring": "measuring itself",
+    "sampling": "drawing previews",
+    "paused": "waiting for room on the disk",
+    "exporting": "writing the result",
+    "ended": "ended",
+}
 """What a run's heartbeat says, in words."""
+
+HOW_TO_READ = (
+    "The error of single steps jumps, since each has other clips and other noise. The ruler below measures the same clips "
+    "with the same noise each time: falling means learning; where held-out clips rise while training clips fall, it "
+    "copies."
+)
 
 _charts: dict[Path, tuple[object, float, float, Html]] = {}
 """The charts of a run: what they were drawn from, when, how long that took, and they."""
@@ -36,10 +74,19 @@ _charts: dict[Path, tuple[object, float, float, Html]] = {}
 def build(root: Path, project: gr.Textbox) -> None:
     """The page's blocks."""
     with gr.Row(equal_height=True):
-        name = gr.Textbox(label="Begin a run", placeholder="a name, or leave it to be numbered", max_lines=1, elem_id="run-name")
+        name = gr.Textbox(
+            label="Begin a run", placeholder="a name, or leave it to be numbered", max_lines=1, elem_id="run-name"
+        )
         begin = gr.Button("Start training", variant="primary", scale=0, min_width=160, elem_id="run-start")
     told = gr.HTML(elem_classes="told")
-    begin.click(asking(root, "train", ("run",)), [project, name], told, js=FIRST, show_progress="hidden", api_visibility="private").then(None, js=THEN)
+    begin.click(
+        asking(root, "train", ("run",)),
+        [project, name],
+        told,
+        js=FIRST,
+        show_progress="hidden",
+        api_visibility="private",
+    ).then(None, js=THEN)
     live("train", 2)
     live("charts", 5)
 
@@ -64,7 +111,15 @@ def chosen(project: Project, query: Mapping[str, str]) -> str | None:
 def tabs(project: Project, query: Mapping[str, str], page: str) -> Html:
     """Links to the other runs."""
     there, now = runs(project), chosen(project, query)
-    return element("nav", *(link(name, "on" if name == now else "", project=project.name, page=page, run=name) for name in there), css="runs") if len(there) > 1 else NOTHING
+    return (
+        element(
+            "nav",
+            *(link(name, "on" if name == now else "", project=project.name, tab=page, run=name) for name in there),
+            css="runs",
+        )
+        if len(there) > 1
+        else NOTHING
+    )
 
 
 def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
@@ -76,10 +131,18 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
         return empty(paragraph(text("No run yet. Look at the plan on the page Setup, then start one above.")))
     job, run = latest(project.folder, "train", name), read_live(run_folder(project, name))
     far = progress(run)
-    return join([
-        tabs(project, query, "train"), element("h2", text(name)), _standing(run, job, far), _bar(far, run), _asked(run, job, name),
-        *(verdict(record) for record in of_kind(run, "verdict")[-1:]), _doctor(project, name, run), _log(job),
-    ])  # fmt: skip
+    return join(
+        [
+            tabs(project, query, "train"),
+            element("h2", text(name)),
+            _standing(run, job, far),
+            _bar(far, run),
+            _asked(run, job, name),
+            *(verdict(record) for record in of_kind(run, "verdict")[-1:]),
+            _doctor(project, name, run),
+            _log(job),
+        ]
+    )
 
 
 def is_alive(run: Run, job: Job | None) -> bool:
@@ -98,19 +161,43 @@ def _standing(run: Run, job: Job | None, far: Progress) -> Html:
         beat = run.life or {}
         doing = DOING.get(str(beat.get("state")), "beginning") if beat.get("alive") else "beginning: the program starts"
         word = badge("paused", "care") if beat.get("state") == "paused" else badge("running", "good")
-        return paragraph(word, text(f"{doing}, since {moment(beat.get('since') or (job.started if job else time.time()))}"), css="state", )
+        return paragraph(
+            word,
+            text(f"{doing}, since {moment(beat.get('since') or (job.started if job else time.time()))}"),
+            css="state",
+        )
     if not run.journal and job is not None:
         word = "done" if job.state == "done" else job.state
-        return element("div", paragraph(badge(word, "care" if job.state == "stopped" else "bad"), text(f"It ended before its first step: {why(job)}"), css="state"))
+        return element(
+            "div",
+            paragraph(
+                badge(word, "care" if job.state == "stopped" else "bad"),
+                text(f"It ended before its first step: {why(job)}"),
+                css="state",
+            ),
+        )
     word, css, told = standing(run, whole)
     if word in ("dead", "no end") or (job is not None and job.state == "dead" and not last_of_kind(run, "end")):
         saves = [record.get("step") for record in of_kind(run, "save")]
-        kept = f"Nothing later than step {plain(saves[-1])} is saved; it can go on from there." if saves else "Nothing had been saved; it begins again at step 0."
+        kept = (
+            f"Nothing later than step {plain(saves[-1])} is saved; it can go on from there."
+            if saves
+            else "Nothing had been saved; it begins again at step 0."
+        )
         how = why(job) if job is not None and job.state == "dead" else "its process is gone"
-        return join([paragraph(badge("dead", "bad"), text(f"It died at step {plain(far.done)}: {how}."), css="state"), paragraph(text(kept))])
+        return join(
+            [
+                paragraph(badge("dead", "bad"), text(f"It died at step {plain(far.done)}: {how}."), css="state"),
+                paragraph(text(kept)),
+            ]
+        )
     if word == "failed":
         return paragraph(badge("failed", "bad"), text(why(job) if job is not None else told), css="state")
-    say = {"done": "all steps are done", "interrupted": "stopped and saved; it can go on", "stopped": "stopped as you asked, and saved; it can go on"}
+    say = {
+        "done": "all steps are done",
+        "interrupted": "stopped and saved; it can go on",
+        "stopped": "stopped as you asked, and saved; it can go on",
+    }
     return paragraph(badge("done" if word == "done" else word, css), text(say.get(word, told)), css="state")
 
 
@@ -121,11 +208,14 @@ def _bar(far: Progress, run: Run) -> Html:
     left = None if far.left is None or far.done >= far.total else duration(far.left)
     memory = next((record.get("memory") for record in reversed(run.journal[-200:]) if record.get("memory")), None)
     shown: dict[str, Any] = {
-        "step": f"{plain(far.done)} of {plain(far.total)}", "time left in steps": left,
-        "seconds a step": None if far.pace is None else f"{far.pace:.3g}", "error, mean of the last steps": None if far.loss is None else plain(far.loss),
+        "step": f"{plain(far.done)} of {plain(far.total)}",
+        "time left in steps": left,
+        "seconds a step": None if far.pace is None else f"{far.pace:.3g}",
+        "error, mean of the last steps": None if far.loss is None else plain(far.loss),
         "memory": f"{memory / 1e9:.1f} GB" if isinstance(memory, (int, float)) else None,
-        "samples a step": plan.get("effective_batch"), "device": last_of_kind(run, "start").get("device"),
-    }  # fmt: skip
+        "samples a step": plan.get("effective_batch"),
+        "device": last_of_kind(run, "start").get("device"),
+    }
     return join([bar(far.done / far.total, "calm", f"{far.done} of {far.total} steps"), facts(shown)])
 
 
@@ -134,9 +224,20 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
     body = {"run": name}
     if is_alive(run, job):
         asked = (run.folder / "control.json").exists()
-        return element("div", button("Stop and save", "stop", body, confirm=f"Stop {name}? It finishes its step and saves; you can go on later.", css="stop"),
-                       button("Save now", "control", {**body, "word": "save"}), button("Draw previews now", "control", {**body, "word": "sample"}),
-                       text("asked; it answers after its step") if asked else NOTHING, css="row")  # fmt: skip
+        return element(
+            "div",
+            button(
+                "Stop and save",
+                "stop",
+                body,
+                confirm=f"Stop {name}? It finishes its step and saves; you can go on later.",
+                css="stop",
+            ),
+            button("Save now", "control", {**body, "word": "save"}),
+            button("Draw previews now", "control", {**body, "word": "sample"}),
+            text("asked; it answers after its step") if asked else NOTHING,
+            css="row",
+        )
     saves = [str(record.get("step")) for record in of_kind(run, "save")]
     steps = (run.config or {}).get("steps")
     if steps is None:
@@ -144,15 +245,38 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
     options = [element("option", text(f"step {step}"), attributes={"value": step}) for step in reversed(saves)]
     start = element("option", text("step 0"), attributes={"value": "0"})
     branch = element(
-        "details", element("summary", text("Go back to an earlier step, or train longer")),
+        "details",
+        element("summary", text("Go back to an earlier step, or train longer")),
         paragraph(text("What came after that step is kept whole in the run's folder branches."), css="soft"),
-        element("div", element("label", element("span", text("from")), element("select", element("option", text("the newest"), attributes={"value": ""}), *options, start, attributes={"name": "from"}), css="entry"),
-                entry("steps", "steps in all", "", "number", f"{steps} now"),
-                button("Go on like this", "resume", body, confirm=f"Go on with {name} like this?"), css="row", attributes={"data-form": "1"}),
+        element(
+            "div",
+            element(
+                "label",
+                element("span", text("from")),
+                element(
+                    "select",
+                    element("option", text("the newest"), attributes={"value": ""}),
+                    *options,
+                    start,
+                    attributes={"name": "from"},
+                ),
+                css="entry",
+            ),
+            entry("steps", "steps in all", "", "number", f"{steps} now"),
+            button("Go on like this", "resume", body, confirm=f"Go on with {name} like this?"),
+            css="row",
+            attributes={"data-form": "1"},
+        ),
         attributes={"id": "branch"},
-    )  # fmt: skip
+    )
     done = any(record.get("why") == "done" for record in of_kind(run, "end"))
-    go_on = NOTHING if done else button("Resume", "resume", body, css="go", title="Goes on from the newest checkpoint as if it had never stopped")
+    go_on = (
+        NOTHING
+        if done
+        else button(
+            "Resume", "resume", body, css="go", title="Goes on from the newest checkpoint as if it had never stopped"
+        )
+    )
     return element("div", element("div", go_on, button("Look for what is wrong", "doctor", body), css="row"), branch)
 
 
@@ -167,7 +291,16 @@ def _doctor(project: Project, name: str, run: Run) -> Html:
         return NOTHING  # it speaks of an earlier state
     if not found:
         return paragraph(text("Nothing that its files show is wrong."), css="soft")
-    rows = [join([element("b", text(one["line"])), text(f": {one['found']} "), element("i", text(f"What helps: {one['do']}"))]) for one in found]
+    rows = [
+        join(
+            [
+                element("b", text(one["line"])),
+                text(f": {one['found']} "),
+                element("i", text(f"What helps: {one['do']}")),
+            ]
+        )
+        for one in found
+    ]
     return element("div", element("h3", text("What the run's files show")), bullets(rows))
 
 
@@ -191,9 +324,14 @@ def charts_part(root: Path, project: Project | None, query: Mapping[str, str]) -
     if len(_charts) > 8:
         _charts.clear()
     begun = time.process_time()
-    drawn = join([
-        loss_section(run), paragraph(tip("How to read this", "The error of single steps jumps, since each has other clips and other noise. The ruler below measures the same clips with the same noise each time: falling means learning; where held-out clips rise while training clips fall, the model copies."), css="soft"),
-        ruler_section(run), exposure_section(run), warnings_section(run),
-    ])  # fmt: skip
+    drawn = join(
+        [
+            loss_section(run),
+            paragraph(tip("How to read this", HOW_TO_READ), css="soft"),
+            ruler_section(run),
+            exposure_section(run),
+            warnings_section(run),
+        ]
+    )
     _charts[folder] = mark, now, time.process_time() - begun, drawn
     return drawn

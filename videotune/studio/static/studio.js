@@ -50,7 +50,7 @@ const videotune = (() => {
     state.busy = true;
     try {
       const headers = state.tag ? { "If-None-Match": state.tag } : {};
-      const words = query(); words.delete("page");
+      const words = query(); words.delete("tab");
       const response = await fetch(`/studio/part/${element.dataset.live}?${words}`, { headers, cache: "no-store" });
       if (response.status === 200) {
         const text = await response.text();
@@ -223,7 +223,7 @@ const videotune = (() => {
       if (!tab) return;
       const name = names.find((one) => tab.textContent.trim().toLowerCase().endsWith(one));
       if (!name) return;
-      const words = query(); words.set("page", name);
+      const words = query(); words.set("tab", name);
       history.replaceState(history.state, "", `?${words}`);
       setTimeout(look, 30);
     });
@@ -231,6 +231,6 @@ const videotune = (() => {
   watchTabs();
   setInterval(look, 400);
   document.addEventListener("visibilitychange", look);
-  return { project, refresh, tell, first: (...values) => [project(), ...values.slice(1)], page: () => query().get("page") || (project() ? "data" : "project") };
+  return { project, refresh, tell, first: (...values) => [project(), ...values.slice(1)], page: () => query().get("tab") || (project() ? "data" : "project") };
 })();
 window.videotune = videotune;
