@@ -27,6 +27,11 @@ from videotune.studio.jobs import latest
 from videotune.studio.pages.kit import FIRST, THEN, asking, at_work, button, empty, live, said, tip
 from videotune.studio.projects import Project, datasets, named
 
+FIRST_WORDS = (
+    "Put in your clips: some ten to a hundred, of a few seconds each, and with each one a text file of the same name that "
+    "says what it shows (cat.mp4 and cat.txt). You can also write the captions here."
+)
+
 
 def build(root: Path, project: gr.Textbox, local: bool) -> None:
     """The page's blocks."""
@@ -129,19 +134,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
         ]
     )
     if last is None:
-        first = (
-            NOTHING
-            if datasets(project)
-            else empty(
-                paragraph(
-                    text(
-                        "Put in your clips: some ten to a hundred, of a few seconds each, and with each one a text file of the "
-                        "same name that says "
-                        "what it shows (cat.mp4 and cat.txt). You can also write the captions here."
-                    )
-                )
-            )
-        )
+        first = NOTHING if datasets(project) else empty(paragraph(text(FIRST_WORDS)))
         return join([*work, first, named_ones])
     account = last[1]
     return join(
