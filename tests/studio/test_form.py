@@ -19,11 +19,13 @@ def test_every_key_of_the_config_has_a_field() -> None:
 def test_controls_fit_what_a_key_may_be() -> None:
     kinds = {field.key: field for field in form.fields()}
     assert kinds["training_method"].choices == ("LORA", "FINE_TUNE", "EMBEDDING")
-    assert (
-        kinds["shuffle"].kind == "switch" and kinds["steps"].kind == "whole" and kinds["learning_rate"].kind == "number"
-    )
-    assert kinds["steps"].low == 1 and kinds["caption_dropout"].high == 1
-    assert kinds["samples"].kind == "json" and kinds["resize"].kind == "choice"
+    assert kinds["shuffle"].kind == "switch"
+    assert kinds["steps"].kind == "whole"
+    assert kinds["learning_rate"].kind == "number"
+    assert kinds["steps"].low == 1
+    assert kinds["caption_dropout"].high == 1
+    assert kinds["samples"].kind == "json"
+    assert kinds["resize"].kind == "choice"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,9 @@ def test_settings_are_on_the_disk_as_soon_as_they_are_said(tmp_path: Path) -> No
     actions.fact(tmp_path, {"project": "one", "key": "vram", "value": "24"})
     actions.fact(tmp_path, {"project": "one", "key": "allow_skips", "value": "true"})
     again = projects.named(tmp_path, "one")
-    assert projects.draft(again) == {"lora": {"rank": 4}} and again.facts["vram"] == 24
-    assert projects.skips(again) == ["--allow-skips", "all"] and projects.skips(one) == []
+    assert projects.draft(again) == {"lora": {"rank": 4}}
+    assert again.facts["vram"] == 24
+    assert projects.skips(again) == ["--allow-skips", "all"]
+    assert projects.skips(one) == []
     with pytest.raises(VideotuneError, match="did you mean"):
         actions.fact(tmp_path, {"project": "one", "key": "preset", "value": "toi"})

@@ -32,7 +32,8 @@ def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
     ended = jobs.read(job.folder)
     assert (ended.state, ended.code) == ("failed", 1)
     assert "nonsense" in jobs.why(ended)
-    assert jobs.latest(tmp_path, "check") == ended and jobs.latest(tmp_path, "plan") is None
+    assert jobs.latest(tmp_path, "check") == ended
+    assert jobs.latest(tmp_path, "plan") is None
 
 
 def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.Job, int]:
@@ -65,7 +66,8 @@ def test_a_job_is_asked_to_end(tmp_path: Path) -> None:
     job, pid = sleeper(tmp_path)
     assert jobs.stop(job)
     until(lambda: not jobs.read(job.folder).running)
-    assert not jobs.stop(job) and not psutil.pid_exists(pid)
+    assert not jobs.stop(job)
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +144,18 @@ def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(tmp_path: Path)
     write_json(run / "config.json", {"steps": 30, "settings": {}})
     beat(run, os.getpid())
     shown = train.part(tmp_path, project, {})
-    assert ">running<" in shown and "Stop and save" in shown and "Resume" not in shown
+    assert ">running<" in shown
+    assert "Stop and save" in shown
+    assert "Resume" not in shown
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     beat(run, gone.pid)
     shown = train.part(tmp_path, project, {})
-    assert ">dead<" in shown and "It died at step 3" in shown and "Nothing had been saved" in shown
-    assert "Resume" in shown and "Stop and save" not in shown
+    assert ">dead<" in shown
+    assert "It died at step 3" in shown
+    assert "Nothing had been saved" in shown
+    assert "Resume" in shown
+    assert "Stop and save" not in shown
     with (run / "journal.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "end", "step": 3, "time": time.time(), "why": "stopped"}) + "\n")
     assert "stopped as you asked, and saved" in train.part(tmp_path, project, {})

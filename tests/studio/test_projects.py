@@ -52,7 +52,7 @@ def test_no_link_leads_out_of_a_project(tmp_path: Path, cats: projects.Project) 
         projects.inside(cats.folder, "clips/out/x")
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", "", "nothing", ".."])
+@pytest.mark.parametrize("name", ["..", "a/b", "", "nothing"])
 def test_a_name_that_is_no_project_is_refused(tmp_path: Path, cats: projects.Project, name: str) -> None:
     with pytest.raises(VideotuneError):
         projects.named(tmp_path, name)
@@ -78,8 +78,10 @@ def test_files_are_taken_by_what_they_are_and_not_by_their_names(tmp_path: Path,
 def test_what_is_there_is_never_written_over(tmp_path: Path, cats: projects.Project) -> None:
     uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4)])
     same, other = (uploads.accept(cats, [sent(tmp_path, "a.mp4", content)])[0] for content in (MP4, MP4 + b"x"))
-    assert same.taken and "already" in same.told
-    assert not other.taken and "another file" in other.told
+    assert same.taken
+    assert "already" in same.told
+    assert not other.taken
+    assert "another file" in other.told
     assert (cats.folder / "clips" / "a.mp4").read_bytes() == MP4
 
 
@@ -94,7 +96,8 @@ def packed(*members: tuple[str, bytes]) -> bytes:
 def test_an_archive_is_unpacked_and_each_file_looked_at(tmp_path: Path, cats: projects.Project) -> None:
     content = packed(("in/a.mp4", MP4), ("in/a.txt", b"a cat"), ("in/run.sh", b"#!/bin/sh"))
     got = uploads.accept(cats, [sent(tmp_path, "pets.zip", content)])
-    assert got[0].taken and got[0].told == "2 files unpacked into clips/pets"
+    assert got[0].taken
+    assert got[0].told == "2 files unpacked into clips/pets"
     assert [one.name for one in got[1:]] == ["pets.zip: in/run.sh"]
     assert (cats.folder / "clips/pets/in/a.mp4").read_bytes() == MP4
     assert not (cats.folder / ".unpacking").exists()
@@ -102,7 +105,8 @@ def test_an_archive_is_unpacked_and_each_file_looked_at(tmp_path: Path, cats: pr
 
 def test_an_archive_cannot_escape(tmp_path: Path, cats: projects.Project) -> None:
     got = uploads.accept(cats, [sent(tmp_path, "evil.zip", packed(("../../evil.mp4", MP4)))])
-    assert not got[0].taken and "leads out" in got[0].told
+    assert not got[0].taken
+    assert "leads out" in got[0].told
     assert not list(tmp_path.rglob("evil.mp4"))
 
 
@@ -133,7 +137,8 @@ def test_a_clip_is_held_out_and_taken_out_with_its_caption(tmp_path: Path, cats:
     assert projects.datasets(cats) == [{"path": str(cats.folder / "held-out"), "kind": "validation"}]
     assert clips.rows(cats)[0]["caption"] == "a cat"
     clips.move(cats, "held-out/a.mp4", "removed")
-    assert projects.datasets(cats) == [] and (cats.folder / "removed/a.txt").read_text() == "a cat"
+    assert projects.datasets(cats) == []
+    assert (cats.folder / "removed/a.txt").read_text() == "a cat"
     with pytest.raises(VideotuneError, match="no clips yet"):
         projects.words(cats)
 

@@ -116,7 +116,7 @@ def blocks(root: Path, local: bool) -> Any:
     from videotune.studio.pages import data, export, project, samples, setup, train
 
     with gr.Blocks(
-        title="videotune studio", analytics_enabled=False, delete_cache=(3600, 86400), fill_width=True
+        title="videotune studio", analytics_enabled=False, delete_cache=(3600, 86400)
     ) as made:
         chosen = gr.Textbox(visible=False)
         gr.HTML('<div class="vt head" data-live="head" data-every="5000"></div>')

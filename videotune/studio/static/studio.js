@@ -57,6 +57,7 @@ const videotune = (() => {
         if (!element.contains(document.activeElement) || !document.activeElement.matches("input, textarea, select")) {
           state.tag = response.headers.get("ETag");
           put(element, text);
+          if (element.dataset.live === "data") for (const table of document.querySelectorAll("[data-clips]")) table.reload?.();
         }
       } else if (response.status !== 304) put(element, `<p class="bad">${escape(await response.text())}</p>`);
       element.classList.remove("lost");
