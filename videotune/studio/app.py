@@ -115,12 +115,10 @@ def blocks(root: Path, local: bool) -> Any:
 
     from videotune.studio.pages import data, export, project, samples, setup, train
 
-    with gr.Blocks(
-        title="videotune studio", analytics_enabled=False, delete_cache=(3600, 86400)
-    ) as made:
+    with gr.Blocks(title="videotune studio", analytics_enabled=False, delete_cache=(3600, 86400)) as made:
         chosen = gr.Textbox(visible=False)
         gr.HTML('<div class="vt head" data-live="head" data-every="5000"></div>')
-        with gr.Tabs(overflow_behavior="wrap", elem_id="pages") as tabs:
+        with gr.Tabs(overflow_behavior="wrap", elem_id="pages"):
             for number, name in enumerate(PAGES, 1):
                 with gr.Tab(f"{number} {name.capitalize()}", id=name, elem_id=f"page-{name}"):
                     page = {
@@ -134,12 +132,4 @@ def blocks(root: Path, local: bool) -> Any:
                         data.build(root, chosen, local)
                     else:
                         page.build(root, chosen)
-        made.load(
-            lambda page: gr.Tabs(selected=page if page in PAGES else "project"),
-            [chosen],
-            [tabs],
-            js="() => [videotune.page()]",
-            show_progress="hidden",
-            api_visibility="private",
-        )
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,9 +158,16 @@ def datasets(project: Project) -> list[dict[str, Any]]:
     return rows + [dict(row) for row in project.facts.get("sources", ())]
 
 
+def seen_files(folder: Path) -> Iterator[Path]:
+    """Files at any depth that are not hidden and lie in no hidden folder, as the trainer's cache does."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            yield path
+
+
 def any_file(folder: Path) -> bool:
-    """Whether a folder holds a file, at any depth, that is not hidden."""
-    return any(path.is_file() and not path.name.startswith((".", "_")) for path in folder.rglob("*"))
+    """Whether a folder holds a file that is not hidden."""
+    return any(True for _ in seen_files(folder))
 
 
 def words(project: Project) -> list[str]:

@@ -10,7 +10,7 @@ import gradio as gr
 from videotune.report.markup import NOTHING, Html, badge, counted, details, element, join, moment, paragraph, text
 from videotune.studio.jobs import all_jobs
 from videotune.studio.pages.kit import FIRST, THEN, asking, button, empty, entry, link, live
-from videotune.studio.projects import CLIPS, Project, projects
+from videotune.studio.projects import CLIPS, Project, projects, seen_files
 
 
 def build(root: Path, project: gr.Textbox) -> None:
@@ -61,7 +61,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
 
 def _card(one: Project, chosen: bool) -> Html:
     home = one.folder / CLIPS
-    files = sum(1 for path in home.rglob("*") if path.is_file() and path.suffix not in (".txt", ".csv", ".jsonl"))
+    files = sum(1 for path in seen_files(home) if path.suffix not in (".txt", ".csv", ".jsonl"))
     runs = [path for path in (one.folder / "runs").glob("*") if (path / "config.json").is_file()]
     busy = [job for job in all_jobs(one.folder)[:12] if job.running]
     gone = bool(one.facts.get("archived"))

@@ -80,6 +80,7 @@ const videotune = (() => {
     for (const table of document.querySelectorAll("[data-clips]")) if (shown(table)) table.reload?.();
   }
   function look() {
+    if (!opened) { openPage(); if (!opened) return; }
     for (const element of document.querySelectorAll("[data-live]")) {
       if (!lives.has(element)) lives.set(element, { every: Number(element.dataset.every) || Infinity, next: 0 });
       const state = lives.get(element);
@@ -229,9 +230,17 @@ const videotune = (() => {
       setTimeout(look, 30);
     });
   }
+  let opened = false;  // the page of the address is opened here, without asking the server: no other one is seen before it
+  function openPage() {
+    const wanted = query().get("tab") || (project() ? "data" : "project");
+    const tab = [...document.querySelectorAll('#pages [role="tab"]')].find((one) => one.textContent.trim().toLowerCase().endsWith(wanted));
+    if (tab) { opened = true; if (tab.getAttribute("aria-selected") !== "true") tab.click(); }
+    if (tab || Date.now() - begun > 60000) opened = true;
+  }
+  const begun = Date.now();
   watchTabs();
-  setInterval(look, 400);
+  setInterval(look, 200);
   document.addEventListener("visibilitychange", look);
-  return { project, refresh, tell, first: (...values) => [project(), ...values.slice(1)], page: () => query().get("tab") || (project() ? "data" : "project") };
+  return { project, refresh, tell, first: (...values) => [project(), ...values.slice(1)] };
 })();
 window.videotune = videotune;
