@@ -69,3 +69,18 @@ def test_settings_are_on_the_disk_as_soon_as_they_are_said(tmp_path: Path) -> No
     assert projects.skips(one) == []
     with pytest.raises(VideotuneError, match="did you mean"):
         actions.fact(tmp_path, {"project": "one", "key": "preset", "value": "toi"})
+
+
+def test_fields_that_are_left_within_a_moment_are_all_kept(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    one = projects.create(tmp_path, "one")
+    keys = {"steps": "40", "batch_size": "2", "save_every": "10", "sample_after": "20", "lora.rank": "4", "seed": "7"}
+    with ThreadPoolExecutor(6) as pool:
+        list(
+            pool.map(
+                lambda pair: actions.set_key(tmp_path, {"project": "one", "key": pair[0], "value": pair[1]}),
+                keys.items(),
+            )
+        )
+    assert {key: str(value) for key, value in form.flatten(projects.draft(one)).items()} == keys

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import RLock
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +18,19 @@ from videotune.studio.projects import Project, inside, named
 
 Answer = Mapping[str, str | bool]
 """``say``: a sentence; ``go``: an address to go to; ``reload``: whether the form changes."""
+
+
+_writing = RLock()
+
+
+def _alone(act: Callable[[Path, Mapping[str, Any]], Answer]) -> Callable[[Path, Mapping[str, Any]], Answer]:
+    """The same, one at a time: two fields that are left within a moment must not write over each other."""
+
+    def locked(root: Path, words: Mapping[str, Any]) -> Answer:
+        with _writing:
+            return act(root, words)
+
+    return locked
 
 
 def _text(words: Mapping[str, Any], key: str) -> str:
@@ -44,11 +58,13 @@ def create(root: Path, words: Mapping[str, Any]) -> Answer:
     return {"say": f"{project.title} is made", "go": f"?project={quote(project.name)}&tab=data"}
 
 
+@_alone
 def rename(root: Path, words: Mapping[str, Any]) -> Answer:
     """Another title."""
     return {"say": f"now called {projects.rename(named(root, _text(words, 'of')), _text(words, 'title')).title}"}
 
 
+@_alone
 def archive(root: Path, words: Mapping[str, Any]) -> Answer:
     """Put a project aside, or take it back; nothing of it is deleted."""
     project, away = named(root, _text(words, "of")), bool(words.get("archived"))
@@ -100,13 +116,16 @@ def source(root: Path, words: Mapping[str, Any], local: bool = True) -> Answer:
         path = str(place.resolve())
     elif not re.fullmatch(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?", path):
         raise VideotuneError(f"{path!r} is neither a whole path (/home/me/clips) nor a dataset of the Hub (user/name)")
-    rows = [row for row in project.facts.get("sources", ()) if row["path"] != path]
     kind = _text(words, "kind") or "train"
-    projects.change(project, sources=[*rows, {"path": path} | ({} if kind == "train" else {"kind": kind})])
+    with _writing:
+        project = named(root, project.name)
+        rows = [row for row in project.facts.get("sources", ()) if row["path"] != path]
+        projects.change(project, sources=[*rows, {"path": path} | ({} if kind == "train" else {"kind": kind})])
     start_check(named(root, project.name))
     return {"say": f"{path} belongs to the data now; it stays where it is"}
 
 
+@_alone
 def drop_source(root: Path, words: Mapping[str, Any]) -> Answer:
     """Name a folder or dataset no longer; its files stay."""
     project = _of(root, words)
@@ -132,6 +151,7 @@ def split(root: Path, words: Mapping[str, Any]) -> Answer:
     return {"say": f"cutting {clip.path.name} into scenes; its original is kept in {projects.ORIGINALS}"}
 
 
+@_alone
 def set_key(root: Path, words: Mapping[str, Any]) -> Answer:
     """Save one setting."""
     project = _of(root, words)
@@ -140,6 +160,7 @@ def set_key(root: Path, words: Mapping[str, Any]) -> Answer:
     return {"say": "saved"}
 
 
+@_alone
 def fact(root: Path, words: Mapping[str, Any]) -> Answer:
     """Save what belongs to the project and not to the config: its preset, the card, whether skipped clips are agreed to."""
     project, key, value = _of(root, words), _text(words, "key"), _text(words, "value").strip()
@@ -159,6 +180,7 @@ def fact(root: Path, words: Mapping[str, Any]) -> Answer:
     return {"say": "saved"}
 
 
+@_alone
 def reset(root: Path, words: Mapping[str, Any]) -> Answer:
     """All settings back to the preset's."""
     projects.save_draft(_of(root, words), {})

@@ -56,7 +56,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
         )
     rows = [_card(one, project is not None and one.name == project.name) for one in open_ones]
     old = details(counted(len(away), "archived project"), *(_card(one, False) for one in away)) if away else NOTHING
-    return join([element("h2", text("Projects")), element("div", *rows, css="cards"), old])
+    return join([element("h2", text("Projects")), element("div", *rows, css="deck"), old])
 
 
 def _card(one: Project, chosen: bool) -> Html:

@@ -30,7 +30,7 @@ from videotune.studio.clips import last_account
 from videotune.studio.jobs import Job, latest, result, why
 from videotune.studio.pages.data import choose
 from videotune.studio.pages.kit import at_work, bar, button, facts, live, log, tip
-from videotune.studio.projects import Project, draft
+from videotune.studio.projects import BOOK, Project, draft
 
 COLOURS = {"conservative": "calm", "moderate": "good", "high": "care", "risky": "bad"}
 
@@ -241,7 +241,10 @@ def plan_part(root: Path, project: Project | None, query: Mapping[str, str]) -> 
                 again,
             ]
         )
-    return join([head, *_told(plan), again])
+    kept = [path for name in ("config.json", BOOK) if (path := project.folder / name).is_file()]
+    old = any(path.stat().st_mtime > job.started for path in kept)
+    stale = paragraph(text("Settings have changed since: calculate it again."), css="care") if old else NOTHING
+    return join([head, stale, *_told(plan), again])
 
 
 def _why(job: Job) -> list[str]:
