@@ -69,13 +69,7 @@ def plan(page: Any) -> None:
     go(page, "Setup")
     page.locator('[id="f-steps"]').wait_for()
     page.locator("#f-allow_skips").check()
-    for key, value in (
-        ("steps", "60"),
-        ("batch_size", "1"),
-        ("save_every", "5"),
-        ("sample_after", "30"),
-        ("ruler_after", "30"),
-    ):
+    for key, value in SETTINGS:
         put(page, key, value)
     put(page, "card", "rtx 4090")
     page.locator(".side .badge").filter(has_text="fits").first.wait_for()

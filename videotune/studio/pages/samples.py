@@ -140,7 +140,7 @@ def alike(one: str, other: str) -> float:
 
 def tries_part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
     """What was tried, the last one first."""
-    name = project and chosen(project, query)
+    name = None if project is None else chosen(project, query)
     if project is None or name is None:
         return NOTHING
     home = project.folder / "tries" / name

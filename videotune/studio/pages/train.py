@@ -167,17 +167,16 @@ def _standing(run: Run, job: Job | None, far: Progress) -> Html:
             css="state",
         )
     if not run.journal and job is not None:
-        word = "done" if job.state == "done" else job.state
         return element(
             "div",
             paragraph(
-                badge(word, "care" if job.state == "stopped" else "bad"),
+                badge(job.state, "care" if job.state == "stopped" else "bad"),
                 text(f"It ended before its first step: {why(job)}"),
                 css="state",
             ),
         )
-    word, css, told = standing(run, whole)
-    if word in ("dead", "no end") or (job is not None and job.state == "dead" and not last_of_kind(run, "end")):
+    told_word, css, told = standing(run, whole)
+    if told_word in ("dead", "no end") or (job is not None and job.state == "dead" and not last_of_kind(run, "end")):
         saves = [record.get("step") for record in of_kind(run, "save")]
         kept = (
             f"Nothing later than step {plain(saves[-1])} is saved; it can go on from there."
@@ -191,14 +190,14 @@ def _standing(run: Run, job: Job | None, far: Progress) -> Html:
                 paragraph(text(kept)),
             ]
         )
-    if word == "failed":
+    if told_word == "failed":
         return paragraph(badge("failed", "bad"), text(why(job) if job is not None else told), css="state")
     say = {
         "done": "all steps are done",
         "interrupted": "stopped and saved; it can go on",
         "stopped": "stopped as you asked, and saved; it can go on",
     }
-    return paragraph(badge("done" if word == "done" else word, css), text(say.get(word, told)), css="state")
+    return paragraph(badge("done" if told_word == "done" else word, css), text(say.get(told_word, told)), css="state")
 
 
 def _bar(far: Progress, run: Run) -> Html:
@@ -310,7 +309,7 @@ def _log(job: Job | None) -> Html:
 
 def charts_part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
     """Curves and views. Drawn anew only where the journal has grown, and never so often that it would cost much."""
-    name = project and chosen(project, query)
+    name = None if project is None else chosen(project, query)
     if project is None or name is None:
         return NOTHING
     folder = run_folder(project, name)
