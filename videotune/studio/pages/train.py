@@ -197,7 +197,7 @@ def _standing(run: Run, job: Job | None, far: Progress) -> Html:
         "interrupted": "stopped and saved; it can go on",
         "stopped": "stopped as you asked, and saved; it can go on",
     }
-    return paragraph(badge("done" if told_word == "done" else word, css), text(say.get(told_word, told)), css="state")
+    return paragraph(badge(told_word, css), text(say.get(told_word, told)), css="state")
 
 
 def _bar(far: Progress, run: Run) -> Html:
