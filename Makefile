@@ -11,6 +11,7 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.dev lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not long"
+	@command -v chromium >/dev/null || echo "no Chromium on PATH, so the studio was not tested in a browser: apt-get install chromium"
 
 test-long: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

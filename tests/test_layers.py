@@ -95,6 +95,12 @@ def test_no_code_outside_families_names_one(path: Path) -> None:
             assert not words, f"{path}:{getattr(node, 'lineno', 0)} names {words[0]} in {text!r}"
 
 
+def test_the_studio_goes_by_files_and_the_command_line_alone() -> None:
+    """It starts commands and reads what they wrote: whatever they can do, it can, and nothing beside."""
+    rooms = {other for path in (ROOT / "studio").rglob("*.py") for other in imported(path)}
+    assert rooms <= {"studio", "config", "data", "report", "files", "errors"}
+
+
 @pytest.mark.parametrize("room", ["config", "data", "toy", "report", "cli"])
 def test_rooms_that_start_light_import_no_torch(room: str) -> None:
     names = [f"videotune.{room}.{path.stem}" for path in sorted((ROOT / room).glob("*.py")) if path.stem != "__init__"]

@@ -334,6 +334,22 @@ def doctor(
     raise typer.Exit(look())
 
 
+@app.command()
+def studio(
+    root: Annotated[Path, typer.Option("--root", help="the folder that holds the projects")] = Path(
+        "videotune-projects"
+    ),
+    host: Annotated[
+        str, typer.Option("--host", help="another than this computer's own needs a password: see docs/studio.md")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="the address's number")] = 7860,
+) -> None:
+    """Open the studio: everything from clips to a finished LoRA in the browser, without a terminal."""
+    from videotune.studio.app import serve
+
+    raise typer.Exit(serve(root, host, port))
+
+
 @presets_app.command("list")
 def presets_list() -> None:
     """The presets' names and purposes."""

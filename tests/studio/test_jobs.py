@@ -1,0 +1,170 @@
+"""Jobs outlive the page and the server: what they are is read from the disk and the table of processes alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from videotune.files import write_json
+from videotune.studio import actions, jobs, projects, status
+from videotune.studio.pages import train
+
+
+def until(true: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not become true"
+        time.sleep(0.1)
+
+
+def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
+    job = jobs.start(tmp_path, "check", ["presets", "nonsense"])
+    assert job.running
+    until(lambda: not jobs.read(job.folder).running)
+    ended = jobs.read(job.folder)
+    assert (ended.state, ended.code) == ("failed", 1)
+    assert "nonsense" in jobs.why(ended)
+    assert jobs.latest(tmp_path, "check") == ended
+    assert jobs.latest(tmp_path, "plan") is None
+
+
+def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.Job, int]:
+    """A job folder as the runner leaves it, of a process that sleeps apart from this one."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+    folder = tmp_path / "jobs" / "000001-train"
+    folder.mkdir(parents=True)
+    now = time.time()
+    write_json(
+        folder / "job.json", {"kind": "train", "about": about, "words": [], "cwd": str(tmp_path), "started": now}
+    )
+    write_json(folder / "pid.json", {"runner": process.pid, "command": process.pid, "time": now})
+    jobs._started.append(process)
+    return jobs.read(folder), process.pid
+
+
+def test_a_killed_process_is_dead_and_one_that_took_its_number_is_not_it(tmp_path: Path) -> None:
+    job, pid = sleeper(tmp_path)
+    assert job.running
+    write_json(job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time() - 1000})
+    assert jobs.read(job.folder).state == "dead", "a process that began later has the number of the one that was"
+    write_json(job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time()})
+    assert jobs.read(job.folder).running
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: jobs.read(job.folder).state == "dead")
+    assert "killed" in jobs.why(jobs.read(job.folder))
+
+
+def test_a_job_is_asked_to_end(tmp_path: Path) -> None:
+    job, pid = sleeper(tmp_path)
+    assert jobs.stop(job)
+    until(lambda: not jobs.read(job.folder).running)
+    assert not jobs.stop(job)
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [(0, "done"), (2, "done"), (1, "failed"), (130, "stopped"), (-9, "dead"), (-15, "stopped")]
+)
+def test_exit_codes_in_words(tmp_path: Path, code: int, state: str) -> None:
+    folder = tmp_path / "jobs" / "000001-check"
+    folder.mkdir(parents=True)
+    write_json(folder / "job.json", {"kind": "check", "about": "", "words": [], "cwd": ".", "started": 1.0})
+    write_json(folder / "rc.json", {"code": code, "ended": 2.0})
+    assert jobs.read(folder).state == state
+
+
+def steps(run: Path, numbers: range, mode: str = "a") -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / "journal.jsonl").open(mode) as file:
+        for number in numbers:
+            line = {
+                "kind": "step",
+                "step": number,
+                "mse": 1.0 / number,
+                "seconds": {"step": 0.5},
+                "window_ids": ["a@0"],
+            }
+            file.write(json.dumps(line) + "\n")
+
+
+def test_a_journal_is_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert status.follow(run) == []
+    steps(run, range(1, 4))
+    assert [line["step"] for line in status.follow(run)] == [1, 2, 3]
+    with (run / "journal.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
+        file.flush()
+        assert len(status.follow(run)) == 3, "half a line waits"
+        file.write('ep": 4}\n')
+    assert [line["step"] for line in status.follow(run)] == [1, 2, 3, 4]
+    aside = tmp_path / "aside"
+    steps(aside, range(1, 3))
+    os.replace(aside / "journal.jsonl", run / "journal.jsonl")
+    assert [line["step"] for line in status.follow(run)] == [1, 2], "a journal written anew is read anew"
+
+
+def test_progress_and_time_left(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    steps(run, range(1, 11))
+    write_json(run / "config.json", {"steps": 30, "settings": {}})
+    far = status.progress(status.read_live(run))
+    assert (far.done, far.total, far.left, far.pace) == (10, 30, 10.0, 0.5)
+
+
+def beat(run: Path, pid: int, state: str = "training", ago: float = 0) -> None:
+    import socket
+
+    now = time.time() - ago
+    facts = {
+        "pid": pid,
+        "host": socket.gethostname(),
+        "started": now,
+        "step": 3,
+        "state": state,
+        "since": now,
+        "time": now,
+    }
+    write_json(run / "heartbeat.json", facts)
+    os.utime(run / "heartbeat.json", (now, now))
+
+
+def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(tmp_path: Path) -> None:
+    project = projects.create(tmp_path, "one")
+    run = project.folder / "runs" / "run-1"
+    steps(run, range(1, 4))
+    write_json(run / "config.json", {"steps": 30, "settings": {}})
+    beat(run, os.getpid())
+    shown = train.part(tmp_path, project, {})
+    assert ">running<" in shown
+    assert "Stop and save" in shown
+    assert "Resume" not in shown
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    beat(run, gone.pid)
+    shown = train.part(tmp_path, project, {})
+    assert ">dead<" in shown
+    assert "It died at step 3" in shown
+    assert "Nothing had been saved" in shown
+    assert "Resume" in shown
+    assert "Stop and save" not in shown
+    with (run / "journal.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "end", "step": 3, "time": time.time(), "why": "stopped"}) + "\n")
+    assert "stopped as you asked, and saved" in train.part(tmp_path, project, {})
+
+
+def test_stopping_a_run_is_asked_for_in_its_folder(tmp_path: Path) -> None:
+    project = projects.create(tmp_path, "one")
+    run = project.folder / "runs" / "run-1"
+    steps(run, range(1, 2))
+    beat(run, os.getpid())
+    actions.stop(tmp_path, {"project": "one", "run": "run-1"})
+    assert json.loads((run / "control.json").read_text()) == {"stop": True}

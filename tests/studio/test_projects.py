@@ -1,0 +1,158 @@
+"""Projects, what is sent to them, and paths that cannot leave them."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from videotune.errors import VideotuneError
+from videotune.studio import actions, clips, projects, uploads
+
+
+@pytest.fixture
+def cats(tmp_path: Path) -> projects.Project:
+    return projects.create(tmp_path, "My cats")
+
+
+def sent(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / "sent" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
+
+
+def test_a_project_is_made_listed_renamed_and_put_aside(tmp_path: Path, cats: projects.Project) -> None:
+    other = projects.create(tmp_path, "My cats!")
+    assert (cats.name, other.name) == ("my-cats", "my-cats-2")
+    assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2", "my-cats"]
+    actions.rename(tmp_path, {"of": "my-cats", "title": "Kätzchen"})
+    assert projects.named(tmp_path, "my-cats").title == "Kätzchen"
+    actions.archive(tmp_path, {"of": "my-cats", "archived": True})
+    assert projects.named(tmp_path, "my-cats").facts["archived"] is True
+    assert (cats.folder / "clips").is_dir(), "nothing is deleted"
+    with pytest.raises(VideotuneError, match="needs a name"):
+        projects.create(tmp_path, "  ")
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "a/../../x", "", ".", "C:\\x", "a\0b", ".hidden", "clips/.x", "..\\x"]
+)
+def test_no_path_leaves_a_project(cats: projects.Project, path: str) -> None:
+    with pytest.raises(VideotuneError):
+        projects.inside(cats.folder, path)
+
+
+def test_no_link_leads_out_of_a_project(tmp_path: Path, cats: projects.Project) -> None:
+    (cats.folder / "clips" / "out").symlink_to(tmp_path)
+    with pytest.raises(VideotuneError, match="leads out"):
+        projects.inside(cats.folder, "clips/out/x")
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "nothing"])
+def test_a_name_that_is_no_project_is_refused(tmp_path: Path, cats: projects.Project, name: str) -> None:
+    with pytest.raises(VideotuneError):
+        projects.named(tmp_path, name)
+
+
+def test_files_are_taken_by_what_they_are_and_not_by_their_names(tmp_path: Path, cats: projects.Project) -> None:
+    files = [
+        sent(tmp_path, "a.mp4", MP4),
+        sent(tmp_path, "a.txt", b"a cat"),
+        sent(tmp_path, "notes.mp4", b"these are notes"),
+        sent(tmp_path, "nothing.mp4", b""),
+        sent(tmp_path, "caption.txt", MP4),
+        sent(tmp_path, "program.exe", b"MZ\0\0"),
+    ]
+    got = {one.name: one for one in uploads.accept(cats, files)}
+    assert {name for name, one in got.items() if one.taken} == {"a.mp4", "a.txt"}
+    assert "content is text" in got["notes.mp4"].told
+    assert "empty" in got["nothing.mp4"].told
+    assert "plain text" in got["caption.txt"].told
+    assert sorted(path.name for path in (cats.folder / "clips").iterdir()) == ["a.mp4", "a.txt"]
+
+
+def test_what_is_there_is_never_written_over(tmp_path: Path, cats: projects.Project) -> None:
+    uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4)])
+    same, other = (uploads.accept(cats, [sent(tmp_path, "a.mp4", content)])[0] for content in (MP4, MP4 + b"x"))
+    assert same.taken
+    assert "already" in same.told
+    assert not other.taken
+    assert "another file" in other.told
+    assert (cats.folder / "clips" / "a.mp4").read_bytes() == MP4
+
+
+def packed(*members: tuple[str, bytes]) -> bytes:
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w") as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return memory.getvalue()
+
+
+def test_an_archive_is_unpacked_and_each_file_looked_at(tmp_path: Path, cats: projects.Project) -> None:
+    content = packed(("in/a.mp4", MP4), ("in/a.txt", b"a cat"), ("in/run.sh", b"#!/bin/sh"))
+    got = uploads.accept(cats, [sent(tmp_path, "pets.zip", content)])
+    assert got[0].taken
+    assert got[0].told == "2 files unpacked into clips/pets"
+    assert [one.name for one in got[1:]] == ["pets.zip: in/run.sh"]
+    assert (cats.folder / "clips/pets/in/a.mp4").read_bytes() == MP4
+    assert not (cats.folder / ".unpacking").exists()
+
+
+def test_an_archive_cannot_escape(tmp_path: Path, cats: projects.Project) -> None:
+    got = uploads.accept(cats, [sent(tmp_path, "evil.zip", packed(("../../evil.mp4", MP4)))])
+    assert not got[0].taken
+    assert "leads out" in got[0].told
+    assert not list(tmp_path.rglob("evil.mp4"))
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"), [("a/b\\c.mp4", "c.mp4"), ("..mp4", "mp4"), ("a\nb?.mp4", "a_b_.mp4"), ("<i>.mp4", "_i_.mp4")]
+)
+def test_names_of_sent_files_are_made_safe(name: str, safe: str) -> None:
+    assert uploads.safe_name(name) == safe
+
+
+def test_captions_are_read_and_written_where_the_trainer_looks(tmp_path: Path, cats: projects.Project) -> None:
+    uploads.accept(
+        cats, [sent(tmp_path, "a.mp4", MP4), sent(tmp_path, "a.txt", b"a cat"), sent(tmp_path, "b.mp4", MP4 + b"b")]
+    )
+    assert {row["path"]: row["caption"] for row in clips.rows(cats)} == {"clips/a.mp4": "a cat", "clips/b.mp4": ""}
+    assert clips.save_caption(cats, "clips/b.mp4", " a dog \n\n a hound ") == "caption saved"
+    assert (cats.folder / "clips/b.txt").read_text() == "a dog\na hound\n"
+    assert "placeholder" in clips.save_caption(cats, "clips/b.mp4", "TODO")
+    with pytest.raises(VideotuneError, match="empty caption"):
+        clips.save_caption(cats, "clips/b.mp4", " \n")
+    with pytest.raises(VideotuneError, match="not there"):
+        clips.save_caption(cats, "clips/c.mp4", "x")
+
+
+def test_a_clip_is_held_out_and_taken_out_with_its_caption(tmp_path: Path, cats: projects.Project) -> None:
+    uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4), sent(tmp_path, "a.txt", b"a cat")])
+    clips.move(cats, "clips/a.mp4", "held-out")
+    assert projects.datasets(cats) == [{"path": str(cats.folder / "held-out"), "kind": "validation"}]
+    assert clips.rows(cats)[0]["caption"] == "a cat"
+    clips.move(cats, "held-out/a.mp4", "removed")
+    assert projects.datasets(cats) == []
+    assert (cats.folder / "removed/a.txt").read_text() == "a cat"
+    with pytest.raises(VideotuneError, match="no clips yet"):
+        projects.words(cats)
+
+
+def test_folders_elsewhere_are_for_who_sits_at_the_computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "start_check", lambda project: None)
+    root, away = tmp_path / "root", tmp_path / "away"
+    away.mkdir()
+    one = projects.create(root, "one")
+    words = {"project": one.name, "path": str(away)}
+    with pytest.raises(VideotuneError, match="sits at it"):
+        actions.source(root, words, local=False)
+    actions.source(root, words)
+    actions.source(root, {"project": one.name, "path": "user/clips", "kind": "validation"}, local=False)
+    assert projects.datasets(projects.named(root, one.name)) == [
+        {"path": str(away)}, {"path": "user/clips", "kind": "validation"}
+    ]  # fmt: skip

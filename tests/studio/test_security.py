@@ -1,0 +1,180 @@
+"""Who may talk to the studio, and what it gives out."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from videotune.errors import VideotuneError
+from videotune.studio import projects, security
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
+def test_another_host_without_a_password_is_refused_with_that_word(host: str) -> None:
+    with pytest.raises(VideotuneError, match="password"):
+        security.check_host(host, None)
+    with pytest.raises(VideotuneError, match="at least 8"):
+        security.check_host(host, "short")
+    security.check_host(host, "long enough")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_this_computer_needs_none(host: str) -> None:
+    security.check_host(host, None)
+
+
+def scope(method: str = "GET", kind: str = "http", **headers: str) -> dict[str, Any]:
+    pairs = {"host": "127.0.0.1:7860"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    return {
+        "type": kind,
+        "method": method,
+        "headers": [(name.encode(), value.encode()) for name, value in pairs.items()],
+    }
+
+
+def test_requests_by_other_sites_are_refused() -> None:
+    assert security.refusal(scope(), "127.0.0.1") is None
+    assert (
+        security.refusal(scope("POST", origin="http://127.0.0.1:7860", sec_fetch_site="same-origin"), "127.0.0.1")
+        is None
+    )
+    assert security.refusal(scope(sec_fetch_site="cross-site", sec_fetch_mode="navigate"), "127.0.0.1") is None, (
+        "a link"
+    )
+    for bad in (
+        scope("POST", origin="http://evil.org"),
+        scope("POST", origin="null"),
+        scope("POST", origin="http://127.0.0.1:9999"),
+        scope("POST", sec_fetch_site="cross-site", sec_fetch_mode="navigate"),
+        scope(sec_fetch_site="cross-site", sec_fetch_mode="no-cors"),
+        scope(kind="websocket", origin="http://evil.org"),
+    ):
+        assert "another site" in str(security.refusal(bad, "127.0.0.1"))
+    assert "this computer alone" in str(security.refusal(scope(host="evil.org"), "127.0.0.1")), "a name made to mean us"
+    assert security.refusal(scope(host="my.server:7860"), "0.0.0.0") is None
+
+
+def test_the_guard_answers_in_words_and_adds_its_headers() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"in"})
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request"}
+
+    def asked(one: dict[str, Any]) -> list[MutableMapping[str, Any]]:
+        got: list[MutableMapping[str, Any]] = []
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            got.append(message)
+
+        asyncio.run(security.Guard(app, "127.0.0.1")(one, receive, send))
+        return got
+
+    good, bad = asked(scope()), asked(scope("POST", origin="http://evil.org"))
+    assert good[1]["body"] == b"in"
+    assert dict(good[0]["headers"])[b"x-content-type-options"] == b"nosniff"
+    assert b"frame-ancestors" in dict(good[0]["headers"])[b"content-security-policy"]
+    assert bad[0]["status"] == 403
+    assert b"another site" in bad[1]["body"]
+
+
+def test_the_studio_starts_without_torch() -> None:
+    code = (
+        "import sys, json; import videotune.studio.app as a, videotune.studio.routes, pathlib, tempfile; "
+        "a.make_app(pathlib.Path(tempfile.mkdtemp()), '127.0.0.1', 7860, None); "
+        "print(json.dumps([n for n in ('torch', 'diffusers', 'transformers', 'peft', 'av') if n in sys.modules]))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(out.splitlines()[-1]) == []
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The root, a client of a studio without a password, and one of a studio with one."""
+    pytest.importorskip("gradio")
+    from starlette.testclient import TestClient
+
+    from videotune.studio.app import make_app
+
+    root = tmp_path_factory.mktemp("root")
+    projects.create(root, "<b>One</b> & 'all'")
+    home = {"base_url": "http://127.0.0.1:7860"}
+    with (
+        TestClient(make_app(root, "127.0.0.1", 7860, None), **home) as free,
+        TestClient(make_app(root, "0.0.0.0", 7860, "long enough"), **home) as locked,
+    ):
+        yield root, free, locked
+
+
+def test_nothing_is_told_before_the_login(clients: Any) -> None:
+    _, free, locked = clients
+    for path in ("/studio/part/project", "/studio/clips?project=b-one-b-all", "/studio/file?project=x&path=y"):
+        assert locked.get(path).status_code == 401
+    assert locked.post("/studio/do/create", json={"title": "x"}).status_code == 401
+    assert locked.post("/login", data={"username": "studio", "password": "wrong"}).status_code == 400
+    assert locked.post("/login", data={"username": "studio", "password": "long enough"}).status_code == 200
+    assert locked.get("/studio/part/project").status_code == 200
+    assert free.get("/studio/part/project").status_code == 200
+
+
+def test_names_and_captions_are_escaped(clients: Any) -> None:
+    _root, free, _ = clients
+    shown = free.get("/studio/part/project").text
+    assert "<b>One" not in shown
+    assert "&lt;b&gt;One&lt;/b&gt;" in shown
+    answer = free.post("/studio/do/create", json={"title": "<script>alert(1)</script>"}).json()
+    assert answer["go"] == "?project=script-alert-1-script&tab=data"
+    assert "<script>" not in free.get("/studio/part/project").text
+
+
+def test_files_are_given_out_of_the_project_alone(clients: Any) -> None:
+    root, free, _ = clients
+    folder = root / "b-one-b-all"
+    (root / "secret.mp4").write_bytes(b"secret")
+    (folder / "clips" / "a.mp4").write_bytes(b"clip")
+    (folder / "clips" / "a.svg").write_text("<svg/>")
+    (folder / "jobs" / "log.json").write_text("{}")
+    (folder / "clips" / "link.mp4").symlink_to(root / "secret.mp4")
+
+    def get(path: str, project: str = "b-one-b-all") -> int:
+        return int(free.get("/studio/file", params={"project": project, "path": path}).status_code)
+
+    assert get("clips/a.mp4") == 200
+    for path in (
+        "../secret.mp4",
+        "clips/../../secret.mp4",
+        "clips/link.mp4",
+        "/etc/passwd",
+        "clips/a.svg",
+        "jobs/log.json",
+        "project.json",
+    ):
+        assert get(path) == 404, path
+    assert get("secret.mp4", "..") == 404
+    assert get("x", "../..") == 404
+    assert free.get("/studio/thumb?project=b-one-b-all&id=../x").status_code == 404
+
+
+def test_a_form_of_another_site_changes_nothing(clients: Any) -> None:
+    root, free, _ = clients
+    form = free.post("/studio/do/create", data={"title": "by a form"})
+    assert form.status_code == 415
+    other = free.post("/studio/do/create", json={"title": "by a page"}, headers={"Origin": "http://evil.org"})
+    assert other.status_code == 403
+    assert free.get("/studio/part/project", headers={"Host": "evil.org"}).status_code == 403
+    assert not [one for one in projects.projects(root) if one.title.startswith("by ")]
+
+
+def test_no_password_and_no_token_is_kept(clients: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, free, _ = clients
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    free.get("/studio/part/setup?project=b-one-b-all")
+    kept = [path for path in Path(root).rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
+    assert kept == []
+    assert "long enough" not in "".join(p.read_text(errors="ignore") for p in Path(root).rglob("*.json"))

@@ -1,0 +1,335 @@
+"""What a person can ask for on any page: functions of the root and some words, which answer in a sentence."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import RLock
+from typing import Any
+from urllib.parse import quote
+
+from videotune.config.load import preset_named
+from videotune.errors import VideotuneError
+from videotune.files import life, write_json
+from videotune.studio import clips, form, jobs, projects
+from videotune.studio.projects import Project, inside, named
+
+Answer = Mapping[str, str | bool]
+"""``say``: a sentence; ``go``: an address to go to; ``reload``: whether the form changes."""
+
+
+_writing = RLock()
+
+
+def _alone(act: Callable[[Path, Mapping[str, Any]], Answer]) -> Callable[[Path, Mapping[str, Any]], Answer]:
+    """The same, one at a time: two fields that are left within a moment must not write over each other."""
+
+    def locked(root: Path, words: Mapping[str, Any]) -> Answer:
+        with _writing:
+            return act(root, words)
+
+    return locked
+
+
+def _text(words: Mapping[str, Any], key: str) -> str:
+    value = words.get(key, "")
+    return value if isinstance(value, str) else str(value)
+
+
+def _of(root: Path, words: Mapping[str, Any]) -> Project:
+    return named(root, _text(words, "project"))
+
+
+def run_folder(project: Project, name: str) -> Path:
+    """The folder of a project's run.
+
+    Raises VideotuneError for a name that is none.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name):
+        raise VideotuneError(f"{name!r} is no name for a run: take letters, digits, - and _, without blanks")
+    return inside(project.folder, f"runs/{name}")
+
+
+def create(root: Path, words: Mapping[str, Any]) -> Answer:
+    """A new project, and on to its data."""
+    project = projects.create(root, _text(words, "title"))
+    return {"say": f"{project.title} is made", "go": f"?project={quote(project.name)}&tab=data"}
+
+
+@_alone
+def rename(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Another title."""
+    return {"say": f"now called {projects.rename(named(root, _text(words, 'of')), _text(words, 'title')).title}"}
+
+
+@_alone
+def archive(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Put a project aside, or take it back; nothing of it is deleted."""
+    project, away = named(root, _text(words, "of")), bool(words.get("archived"))
+    if away and any(job.running for job in jobs.all_jobs(project.folder)):
+        raise VideotuneError(f"{project.title} has work going on: stop it first")
+    projects.change(project, archived=away)
+    return {"say": f"{project.title} is {'archived: it lies below the list' if away else 'back in the list'}"}
+
+
+def check(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Look at every clip again, with pictures."""
+    start_check(_of(root, words))
+    return {"say": "looking at the clips"}
+
+
+def start_check(project: Project) -> None:
+    """Start a check unless there is nothing to look at; one that is at work on older files is ended."""
+    if not projects.datasets(project):
+        return
+    last = jobs.latest(project.folder, "check")
+    if last is not None and last.running:
+        jobs.stop(last)
+    jobs.sweep(project.folder, "check")
+    sheet = project.folder / "sheet"
+    jobs.start(project.folder, "check", ["check", "--json", "--contact-sheet", str(sheet), *projects.words(project)])
+
+
+def caption(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Save a caption."""
+    return {"say": clips.save_caption(_of(root, words), _text(words, "path"), _text(words, "text"))}
+
+
+def move(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Hold a clip out, take it back, or out of the data."""
+    return {"say": clips.move(_of(root, words), _text(words, "path"), _text(words, "to"))}
+
+
+def source(root: Path, words: Mapping[str, Any], local: bool = True) -> Answer:
+    """Take another folder of this computer, or a dataset of the Hub, into the project's data."""
+    project, path = _of(root, words), _text(words, "path").strip()
+    if not path:
+        raise VideotuneError("which one? Type the path of a folder, or the name of a dataset such as user/name")
+    place = Path(path).expanduser()
+    if place.is_absolute() or path.startswith((".", "~")):
+        if not local and not place.resolve().is_relative_to(root.resolve()):
+            raise VideotuneError("folders elsewhere on the server can be named only by someone who sits at it")
+        if not place.exists():
+            raise VideotuneError(f"there is no {path} on the computer that the studio runs on")
+        path = str(place.resolve())
+    elif not re.fullmatch(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?", path):
+        raise VideotuneError(f"{path!r} is neither a whole path (/home/me/clips) nor a dataset of the Hub (user/name)")
+    kind = _text(words, "kind") or "train"
+    with _writing:
+        project = named(root, project.name)
+        rows = [row for row in project.facts.get("sources", ()) if row["path"] != path]
+        projects.change(project, sources=[*rows, {"path": path} | ({} if kind == "train" else {"kind": kind})])
+    start_check(named(root, project.name))
+    return {"say": f"{path} belongs to the data now; it stays where it is"}
+
+
+@_alone
+def drop_source(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Name a folder or dataset no longer; its files stay."""
+    project = _of(root, words)
+    rows = [row for row in project.facts.get("sources", ()) if row["path"] != _text(words, "path")]
+    projects.change(project, sources=rows)
+    start_check(named(root, project.name))
+    return {"say": "it is no part of the data any more; its files are untouched"}
+
+
+def split(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Cut a long clip into its scenes: the original goes aside, the scenes among the clips."""
+    project = _of(root, words)
+    _, clip = clips.find(project, _text(words, "path"))
+    aside = project.folder / projects.ORIGINALS / clip.path.name
+    aside.parent.mkdir(exist_ok=True)
+    if aside.exists():
+        raise VideotuneError(f"{clip.path.name} was cut already; its original lies in {projects.ORIGINALS}")
+    shutil.move(str(clip.path), aside)
+    if clip.caption is not None:
+        shutil.move(str(clip.caption), aside.with_suffix(".txt"))
+    out = project.folder / projects.CLIPS / f"{clip.path.stem}-scenes"
+    jobs.start(project.folder, "split", ["dataset", "split", str(aside), "--out", str(out)], clip.path.name)
+    return {"say": f"cutting {clip.path.name} into scenes; its original is kept in {projects.ORIGINALS}"}
+
+
+@_alone
+def set_key(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Save one setting."""
+    project = _of(root, words)
+    keys = form.put(projects.draft(project), _text(words, "key"), _text(words, "value"), project.preset)
+    projects.save_draft(project, keys)
+    return {"say": "saved"}
+
+
+@_alone
+def fact(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Save what belongs to the project and not to the config: its preset, the card, whether skipped clips are agreed to."""
+    project, key, value = _of(root, words), _text(words, "key"), _text(words, "value").strip()
+    if key == "preset":
+        projects.change(project, preset=preset_named(value))
+        return {"say": "saved", "reload": True}
+    if key == "vram":
+        if value and not re.fullmatch(r"\d+(\.\d+)?", value):
+            raise VideotuneError(f"the card's memory is a number of GB, such as 24, not {value!r}")
+        projects.change(project, vram=float(value) if value else None)
+    elif key == "card":
+        projects.change(project, card=value[:60] or None)
+    elif key == "allow_skips":
+        projects.change(project, allow_skips=value == "true")
+    else:
+        raise VideotuneError(f"{key!r} is nothing that a project keeps")
+    return {"say": "saved"}
+
+
+@_alone
+def reset(root: Path, words: Mapping[str, Any]) -> Answer:
+    """All settings back to the preset's."""
+    projects.save_draft(_of(root, words), {})
+    return {"say": "all settings are the preset's again", "reload": True}
+
+
+def plan(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Calculate the plan anew; one that is at work on older settings is ended."""
+    project = _of(root, words)
+    args = ["plan", "--json", *projects.words(project), *projects.skips(project)]
+    if project.facts.get("card"):
+        args += ["--card", str(project.facts["card"])]
+    if project.facts.get("vram"):
+        args += ["--vram", str(project.facts["vram"])]
+    last = jobs.latest(project.folder, "plan")
+    if last is not None and last.running:
+        jobs.stop(last)
+    jobs.sweep(project.folder, "plan")
+    jobs.start(project.folder, "plan", args)
+    return {"say": ""}
+
+
+def train(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Begin a run."""
+    project, name = _of(root, words), _text(words, "run").strip()
+    run = run_folder(project, name or next_name(project))
+    if (run / "config.json").exists():
+        raise VideotuneError(f"there is a run {run.name} already: give another name, or resume that one")
+    _refuse_running(project, run)
+    keep = project.folder / "runs" / f".{run.name}.json"  # the draft may change while the run goes on
+    args = projects.words(project)
+    write_json(keep, {**projects.draft(project), "datasets": projects.datasets(project)})
+    args[args.index("--config") + 1] = str(keep)
+    jobs.start(project.folder, "train", ["train", *args, *projects.skips(project), "--out", str(run)], run.name)
+    return {"say": f"{run.name} begins", "go": _address(project, run)}
+
+
+def next_name(project: Project) -> str:
+    """run-1, run-2 …: the first name that is free."""
+    home = project.folder / "runs"
+    taken = {path.name for path in home.iterdir()} | {job.about for job in jobs.all_jobs(project.folder, "train")}
+    return next(name for number in range(1, 100000) if (name := f"run-{number}") not in taken)
+
+
+def resume(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Go on with a run, from its newest checkpoint or an earlier one; with more steps where they are named."""
+    project = _of(root, words)
+    run = run_folder(project, _text(words, "run"))
+    _refuse_running(project, run)
+    args = ["train", "--out", str(run), "--resume"]
+    for key, option in (("from", ["--from"]), ("steps", ["--set"])):
+        value = _text(words, key).strip()
+        if value and not value.isdigit():
+            raise VideotuneError(f"a step is a whole number, not {value!r}")
+        args += [*option, f"steps={value}" if key == "steps" else value] if value else []
+    if words.get("override"):
+        args.append("--override")
+    jobs.start(project.folder, "train", args, run.name)
+    return {"say": f"{run.name} goes on", "go": _address(project, run)}
+
+
+def _address(project: Project, run: Path) -> str:
+    return f"?project={quote(project.name)}&tab=train&run={quote(run.name)}"
+
+
+def _refuse_running(project: Project, run: Path) -> None:
+    job = jobs.latest(project.folder, "train", run.name)
+    if (job is not None and job.running) or (life(run) or {}).get("alive"):
+        raise VideotuneError(f"{run.name} is running: stop it first")
+
+
+def stop(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Ask a run to save and stop after its step; before its first step it is ended at once."""
+    project = _of(root, words)
+    run = run_folder(project, _text(words, "run"))
+    pulse, job = life(run) or {}, jobs.latest(project.folder, "train", run.name)
+    if pulse.get("alive") and pulse.get("state") != "starting":
+        write_json(run / "control.json", {"stop": True})
+        return {"say": "it finishes its step, saves and stops"}
+    if job is not None and job.running and jobs.stop(job):
+        return {"say": "it had not begun to train yet and is stopped"}
+    raise VideotuneError(f"{run.name} is not running")
+
+
+def control(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Ask a run for a checkpoint or for previews now."""
+    run, word = run_folder(_of(root, words), _text(words, "run")), _text(words, "word")
+    if word not in ("save", "sample"):
+        raise VideotuneError(f"a run can be asked to save or to sample, not to {word!r}")
+    if not (life(run) or {}).get("alive"):
+        raise VideotuneError(f"{run.name} is not running")
+    write_json(run / "control.json", {word: True})
+    return {"say": "after this step it draws previews" if word == "sample" else "after this step it saves"}
+
+
+def stop_job(root: Path, words: Mapping[str, Any]) -> Answer:
+    """End a job that is not a run."""
+    project = _of(root, words)
+    job = jobs.latest(project.folder, _text(words, "kind"))
+    if job is None or not job.running or not jobs.stop(job):
+        raise VideotuneError("nothing is at work there")
+    return {"say": "stopped"}
+
+
+def doctor(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Let the doctor look at a run."""
+    project = _of(root, words)
+    run = run_folder(project, _text(words, "run"))
+    jobs.sweep(project.folder, "doctor")
+    jobs.start(project.folder, "doctor", ["doctor", str(run), "--json"], run.name)
+    return {"say": "looking at the run"}
+
+
+def draw(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Try a prompt with a run's checkpoint."""
+    project, prompt = _of(root, words), _text(words, "prompt").strip()
+    run = run_folder(project, _text(words, "run"))
+    if not prompt:
+        raise VideotuneError("type what the video should show")
+    args = ["sample", str(run), "--prompt", prompt, "--out", str(project.folder / "tries" / run.name)]
+    for key, option in (("step", "--step"), ("seed", "--seed"), ("strength", "--strength")):
+        value = _text(words, key).strip()
+        if value and not re.fullmatch(r"\d+(\.\d+)?", value):
+            raise VideotuneError(f"{key}: a number, not {value!r}")
+        args += [option, value] if value and (key != "strength" or float(value) != 1.0) else []
+    jobs.start(project.folder, "sample", args, run.name)
+    return {"say": "drawing; it appears below when it is done"}
+
+
+def export(root: Path, words: Mapping[str, Any]) -> Answer:
+    """Write what a run has learnt for other programs."""
+    project = _of(root, words)
+    run, step = run_folder(project, _text(words, "run")), _text(words, "step").strip()
+    formats = [name for name in ("diffusers", "comfyui", "peft") if words.get(name) is True]
+    if not formats and not words.get("merge"):
+        raise VideotuneError("choose at least one format")
+    if step and not step.isdigit():
+        raise VideotuneError(f"a step is a whole number, not {step!r}")
+    args = ["export", str(run), *[part for name in formats for part in ("--format", name)]]
+    args += ["--step", step] if step else []
+    args += ["--merge"] if words.get("merge") is True else []
+    jobs.start(project.folder, "export", args, run.name)
+    return {"say": "writing the files and reading them back"}
+
+
+ACTIONS: Mapping[str, Callable[[Path, Mapping[str, Any]], Answer]] = {
+    "create": create, "rename": rename, "archive": archive, "check": check, "caption": caption, "move": move,
+    "drop-source": drop_source, "split": split, "set": set_key, "fact": fact, "reset": reset, "plan": plan, "train": train,
+    "resume": resume, "stop": stop, "control": control, "stop-job": stop_job, "doctor": doctor, "draw": draw,
+    "export": export,
+}  # fmt: skip
+"""Every asking by its name in an address; ``source`` alone has to know who asks."""

@@ -1,0 +1,210 @@
+"""Jobs: ``videotune`` commands as processes of their own, known by what they left on the disk alone.
+
+So they outlive the page and the server, and a server that begins again finds them as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from videotune.errors import DONE, INTERRUPTED, SKIPPED
+from videotune.files import read_json, write_json
+
+State = Literal["running", "done", "failed", "stopped", "dead"]
+
+_started: list[subprocess.Popen[bytes]] = []
+"""Runners that this process has begun and that are to be waited for once they end."""
+
+BEGINNING = 20.0
+"""Seconds that a runner may take until it has said its number."""
+
+KEPT = 40
+"""Folders of ended jobs that stay, of one kind."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that was started: its kind (check, plan, train …), what it is about, and how it stands.
+
+    ``code`` is the exit code, None while it runs and where it died without one; times are seconds since 1970.
+    """
+
+    folder: Path
+    kind: str
+    about: str
+    words: tuple[str, ...]
+    state: State
+    code: int | None
+    started: float
+    ended: float | None
+
+    @property
+    def running(self) -> bool:
+        """Whether it is still at work."""
+        return self.state == "running"
+
+
+def start(project: Path, kind: str, words: Sequence[str], about: str = "") -> Job:
+    """Start ``videotune WORDS`` apart from this process."""
+    home = project / "jobs"
+    home.mkdir(exist_ok=True)
+    taken = [int(path.name[:6]) for path in home.iterdir() if re.fullmatch(r"\d{6}-\w+", path.name)]
+    number = max(taken, default=0) + 1
+    while True:
+        folder = home / f"{number:06d}-{kind}"
+        try:
+            folder.mkdir()
+            break
+        except FileExistsError:
+            number += 1
+    facts = {"kind": kind, "about": about, "words": list(words), "cwd": str(project), "started": round(time.time(), 3)}
+    write_json(folder / "job.json", facts)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "videotune.studio.runner", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "runner-log").open("wb"),
+        start_new_session=os.name != "nt",
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+    )
+    _started[:] = [one for one in _started if one.poll() is None] + [process]
+    return read(folder)
+
+
+def read(folder: Path) -> Job:
+    """A job as its folder and the table of processes say that it stands."""
+    facts = read_json(folder / "job.json")
+    code = ended = None
+    state: State
+    end = _json(folder / "rc.json")
+    if end is not None:
+        code, ended = int(end["code"]), float(end["ended"])
+        state = _how(code)
+    elif _alive(folder, facts):
+        state = "running"
+    else:
+        end = _json(folder / "rc.json")  # it may have ended between the two looks
+        code = None if end is None else int(end["code"])
+        state = "dead" if code is None else _how(code)
+    return Job(
+        folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, float(facts["started"]), ended
+    )
+
+
+def _how(code: int) -> State:
+    if code in (DONE, SKIPPED):
+        return "done"
+    if code in (INTERRUPTED, -15, -2):
+        return "stopped"
+    return "dead" if code < 0 else "failed"
+
+
+def _alive(folder: Path, facts: dict[str, Any]) -> bool:
+    """Whether the runner, or the command that it left behind, is there: the same process, not its number alone."""
+    for one in _started:
+        one.poll()  # an ended child is a zombie until it is asked
+    pids = _json(folder / "pid.json")
+    if pids is None:
+        return time.time() - float(facts["started"]) < BEGINNING
+    return any(_same(pids[who], float(pids["time"])) for who in ("runner", "command"))
+
+
+def _same(pid: int, written: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() < written + 2 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = read_json(path)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def all_jobs(project: Path, kind: str | None = None) -> list[Job]:
+    """The project's jobs, the last one first."""
+    folders = sorted((project / "jobs").glob(f"*-{kind or '*'}"), reverse=True)
+    return [read(folder) for folder in folders if (folder / "job.json").is_file()]
+
+
+def latest(project: Path, kind: str, about: str | None = None) -> Job | None:
+    """The last job of a kind, and of what it is about where that is named; None where there was none."""
+    for folder in sorted((project / "jobs").glob(f"*-{kind}"), reverse=True):
+        if (folder / "job.json").is_file():
+            job = read(folder)
+            if about is None or job.about == about:
+                return job
+    return None
+
+
+def stop(job: Job) -> bool:
+    """Ask a job's command to end (SIGTERM); whether there was one to ask."""
+    pids = _json(job.folder / "pid.json")
+    if pids is None or not _same(pids["command"], float(pids["time"])):
+        return False
+    psutil.Process(pids["command"]).terminate()
+    return True
+
+
+def log_tail(job: Job, lines: int = 30) -> list[str]:
+    """The last lines of what the command said to the person, without the codes of colours and bars."""
+    return tail(job.folder / "log", lines)
+
+
+def tail(path: Path, lines: int = 30) -> list[str]:
+    """The last lines of a text file, of its last 64 kB at most; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            content = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", content)
+    return [line.rpartition("\r")[2] for line in plain.split("\n") if line.strip()][-lines:]
+
+
+def result(job: Job) -> Any:
+    """The JSON that the command printed, or None where it printed none."""
+    try:
+        return json.loads((job.folder / "out").read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def why(job: Job) -> str:
+    """How a job ended, in a sentence."""
+    if job.state == "running":
+        return "at work"
+    if job.state == "done":
+        return "done"
+    if job.state == "stopped":
+        return "stopped, as asked"
+    if job.state == "dead":
+        by = f" by signal {-job.code}" if job.code is not None and job.code < 0 else ""
+        return f"its process was killed{by}, or the computer went off"
+    told = [line for line in log_tail(job, 12) if line.startswith("videotune: ")]
+    return told[-1].removeprefix("videotune: ") if told else (log_tail(job, 1) or ["it said nothing"])[-1]
+
+
+def sweep(project: Path, kind: str) -> None:
+    """Take away the oldest ended jobs of a kind; the newest stay."""
+    import shutil
+
+    for job in all_jobs(project, kind)[KEPT:]:
+        if not job.running:
+            shutil.rmtree(job.folder)

@@ -1,0 +1,119 @@
+"""The page Export: files for other programs, whether reading them back gave the same, and the download."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import gradio as gr
+
+from videotune.report.markup import NOTHING, Html, badge, element, join, paragraph, table, text
+from videotune.report.read import Run, mapping, number, of_kind
+from videotune.studio.actions import run_folder
+from videotune.studio.jobs import latest
+from videotune.studio.pages.data import choose
+from videotune.studio.pages.kit import at_work, button, empty, live
+from videotune.studio.pages.train import chosen, tabs
+from videotune.studio.projects import Project
+from videotune.studio.status import read_live
+
+FORMATS = (
+    ("diffusers", "diffusers", "for Python programs that use the diffusers library"),
+    ("comfyui", "ComfyUI", "put the file into ComfyUI's folder models/loras"),
+    ("peft", "PEFT", "a folder for the PEFT library; the only one for LOHA, LOKR and OFT"),
+)
+
+
+def build(root: Path, project: gr.Textbox) -> None:
+    """The page's blocks."""
+    live("export", 3)
+
+
+def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
+    """The form, what is at work, and the files."""
+    if project is None:
+        return choose()
+    name = chosen(project, query)
+    run = read_live(run_folder(project, name)) if name else None
+    saves = [str(record.get("step")) for record in of_kind(run, "save")] if run else []
+    if name is None or run is None or not saves:
+        return join(
+            [
+                tabs(project, query, "export"),
+                empty(paragraph(text("There is nothing to export yet: a run has to save first."))),
+            ]
+        )
+    return join(
+        [
+            tabs(project, query, "export"),
+            element("h2", text(f"What {name} has learnt")),
+            _files(project, name, run),
+            at_work(latest(project.folder, "export", name), "writing files", "export"),
+            element("h3", text("Write more")),
+            _form(name, saves),
+        ]
+    )
+
+
+def _form(name: str, saves: list[str]) -> Html:
+    boxes = [
+        element(
+            "label",
+            Html(f'<input type="checkbox" name="{key}"{" checked" if key == "comfyui" else ""}>'),
+            text(f" {title}"),
+            element("small", text(f" {help}")),
+            css="check",
+        )
+        for key, title, help in FORMATS
+    ]
+    options = [element("option", text(f"step {step}"), attributes={"value": step}) for step in reversed(saves)]
+    newest = element("option", text("the newest checkpoint"), attributes={"value": ""})
+    step = element(
+        "label",
+        element("span", text("of")),
+        element("select", newest, *options, attributes={"name": "step"}),
+        css="entry",
+    )
+    return element(
+        "div",
+        *boxes,
+        element("div", step, button("Export", "export", {"run": name}, css="go"), css="row"),
+        attributes={"data-form": "1"},
+    )
+
+
+def _files(project: Project, name: str, run: Run) -> Html:
+    if not run.exports:
+        return paragraph(text("No file has been written yet."), css="soft")
+    rows = []
+    for one in run.exports:
+        path, verified = Path(str(one.get("path", ""))), mapping(one.get("verified"))
+        path = path if path.is_absolute() else run.folder / path
+        error = number(verified.get("max_error"))
+        told = (
+            [
+                badge("verified", "good"),
+                text(
+                    f"read back by {verified.get('reader')}: {verified.get('modules')} parts, largest difference {error:.1e}"
+                ),
+            ]
+            if error is not None
+            else [badge("not verified", "care")]
+        )
+        rows.append([text(one.get("format", "")), _download(project, path), join(told)])
+    return table(["format", "file", "read back"], rows, "cards") if rows else NOTHING
+
+
+def _download(project: Project, path: Path) -> Html:
+    if not path.is_relative_to(project.folder) or not path.exists():
+        return text(f"{path.name} is not there any more")
+    if path.is_dir():
+        return text(f"a folder: {path}")
+    where = f"/studio/file?project={quote(project.name)}&path={quote(path.relative_to(project.folder).as_posix())}"
+    return element(
+        "a",
+        text(f"Download {path.name} ({path.stat().st_size / 1e6:.2f} MB)"),
+        css="download",
+        attributes={"href": where, "download": path.name},
+    )

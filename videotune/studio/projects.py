@@ -1,0 +1,187 @@
+"""Projects: a folder each below the root; what a person calls it, and paths that cannot leave it."""
+
+from __future__ import annotations
+
+import re
+import time
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from videotune.errors import VideotuneError
+from videotune.files import read_json, write_json
+
+BOOK = "project.json"
+"""What a folder must hold to be a project."""
+
+CLIPS, HELD_OUT, REMOVED, ORIGINALS = "clips", "held-out", "removed", "originals"
+"""Folders of a project: clips to train on, clips to measure with, clips taken out, videos that were cut into scenes."""
+
+PRESET = "toy"
+"""What a new project begins with: the one preset that runs anywhere."""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project's folder, its name in addresses (the folder's own), and what its ``project.json`` says."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What addresses call it."""
+        return self.folder.name
+
+    @property
+    def title(self) -> str:
+        """What the person calls it."""
+        return str(self.facts.get("title") or self.name)
+
+    @property
+    def preset(self) -> str:
+        """The preset that its runs begin with."""
+        return str(self.facts.get("preset") or PRESET)
+
+
+def inside(folder: Path, relative: str) -> Path:
+    """The path of ``relative`` below ``folder``.
+
+    Raises VideotuneError where it is absolute, climbs out, is hidden, or is led out by a link.
+    """
+    plain = relative.replace("\\", "/")
+    parts = [part for part in plain.split("/") if part not in ("", ".")]
+    odd = plain.startswith("/") or re.match("[A-Za-z]:", plain) or "\0" in plain or not parts
+    if odd or any(part.startswith(".") for part in parts):
+        raise VideotuneError(f"{relative!r} is no path within {folder.name}")
+    path = folder.joinpath(*parts)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise VideotuneError(f"{relative!r} leads out of {folder.name}")
+    return path
+
+
+def named(root: Path, name: str) -> Project:
+    """The project of that name.
+
+    Raises VideotuneError where there is none.
+    """
+    if not name or "/" in name or "\\" in name:
+        raise VideotuneError(f"there is no project {name!r}: choose one on the page Project")
+    folder = inside(root, name)
+    if not (folder / BOOK).is_file():
+        raise VideotuneError(f"there is no project {name!r}: choose one on the page Project")
+    try:
+        facts = read_json(folder / BOOK)
+    except ValueError as error:
+        raise VideotuneError(
+            f"{folder / BOOK} is not JSON ({error}): mend it, or remove it and make it anew"
+        ) from error
+    return Project(folder, facts if isinstance(facts, dict) else {})
+
+
+def projects(root: Path) -> list[Project]:
+    """All projects, the one last made first; folders that are none are passed over."""
+    found = [named(root, path.parent.name) for path in root.glob(f"*/{BOOK}") if not path.parent.name.startswith(".")]
+    return sorted(found, key=lambda one: (-float(one.facts.get("created") or 0), one.name))
+
+
+def create(root: Path, title: str) -> Project:
+    """A new project with its folders; its name is its title in plain letters.
+
+    Raises VideotuneError for a title that says nothing.
+    """
+    title = clean_title(title)
+    plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
+    stem = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:40].strip("-") or "project"
+    for number in range(1, 1000):
+        folder = root / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        for part in (CLIPS, "runs", "jobs"):
+            (folder / part).mkdir()
+        facts = {"title": title, "created": round(time.time(), 3), "archived": False, "preset": PRESET}
+        write_json(folder / BOOK, facts)
+        return Project(folder, facts)
+    raise VideotuneError(f"there are too many projects called {title!r}: give another name")
+
+
+def clean_title(title: str) -> str:
+    """A title without the blanks around it; VideotuneError where nothing is left, or too much."""
+    title = " ".join(title.split())
+    if not title:
+        raise VideotuneError("a project needs a name: type one")
+    if len(title) > 80:
+        raise VideotuneError(f"a project's name has at most 80 letters, this one has {len(title)}")
+    return title
+
+
+def change(project: Project, **facts: Any) -> Project:
+    """The project with some of its facts changed, on disk too; None takes a fact away."""
+    kept = {key: value for key, value in {**project.facts, **facts}.items() if value is not None}
+    write_json(project.folder / BOOK, kept)
+    return Project(project.folder, kept)
+
+
+def rename(project: Project, title: str) -> Project:
+    """The project under another title; its folder and its address stay, so that nothing that runs loses its files."""
+    return change(project, title=clean_title(title))
+
+
+def draft(project: Project) -> dict[str, Any]:
+    """The person's own keys, as they stand in the project's ``config.json``; empty where there is none yet."""
+    path = project.folder / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        value = read_json(path)
+    except ValueError as error:
+        raise VideotuneError(f"{path} is not JSON ({error}): mend it, or remove it to begin anew") from error
+    return value if isinstance(value, dict) else {}
+
+
+def save_draft(project: Project, keys: Mapping[str, Any]) -> None:
+    """Write the person's own keys."""
+    write_json(project.folder / "config.json", dict(keys))
+
+
+def datasets(project: Project) -> list[dict[str, Any]]:
+    """What the project trains on: its own clips, those held out, and other folders or Hub datasets that it names."""
+    rows: list[dict[str, Any]] = []
+    if any_file(project.folder / CLIPS):
+        rows.append({"path": str(project.folder / CLIPS)})
+    if any_file(project.folder / HELD_OUT):
+        rows.append({"path": str(project.folder / HELD_OUT), "kind": "validation"})
+    return rows + [dict(row) for row in project.facts.get("sources", ())]
+
+
+def seen_files(folder: Path) -> Iterator[Path]:
+    """Files at any depth that are not hidden and lie in no hidden folder, as the trainer's cache does."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            yield path
+
+
+def any_file(folder: Path) -> bool:
+    """Whether a folder holds a file that is not hidden."""
+    return any(True for _ in seen_files(folder))
+
+
+def words(project: Project) -> list[str]:
+    """The words of the command line that mean this project's preset, settings and clips; writes ``command.json``.
+
+    Raises VideotuneError where it has no clips yet.
+    """
+    rows = datasets(project)
+    if not rows:
+        raise VideotuneError("there are no clips yet: add some on the page Data")
+    write_json(project.folder / "command.json", {**draft(project), "datasets": rows})
+    return ["--preset", project.preset, "--config", str(project.folder / "command.json")]
+
+
+def skips(project: Project) -> list[str]:
+    """The words that let a run begin although clips are skipped, where the person has agreed to that."""
+    return ["--allow-skips", "all"] if project.facts.get("allow_skips") else []

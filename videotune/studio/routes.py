@@ -1,0 +1,162 @@
+"""What the studio's own script asks for beside Gradio: parts of pages, the table of clips, files, and actions."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
+
+from videotune.errors import VideotuneError
+from videotune.report.markup import Html, element, join, text
+from videotune.studio import clips
+from videotune.studio.actions import ACTIONS
+from videotune.studio.jobs import all_jobs
+from videotune.studio.pages import data, export, project, samples, setup, train
+from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside, named
+
+STATIC = Path(__file__).parent / "static"
+
+
+def head(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
+    """The top of every page: which project is open, and what is at work in it."""
+    name = element("h1", text(project.title if project else "videotune studio"))
+    if project is None:
+        return join([name, element("span", text("no project is open"), css="soft")])
+    busy = [job for job in all_jobs(project.folder)[:8] if job.running]
+    what = f"at work: {', '.join(sorted({job.kind for job in busy}))}" if busy else "nothing is at work"
+    return join([name, element("span", text(what), css="good" if busy else "soft")])
+
+
+PARTS: Mapping[str, Callable[[Path, Project | None, Mapping[str, str]], Html]] = {
+    "head": head,
+    "project": project.part,
+    "data": data.part,
+    "setup": setup.part,
+    "plan": setup.plan_part,
+    "train": train.part,
+    "charts": train.charts_part,
+    "samples": samples.part,
+    "tries": samples.tries_part,
+    "export": export.part,
+}
+
+OPEN = (CLIPS, HELD_OUT, "sheet", "runs", "tries")
+"""Folders of a project whose files are given out."""
+
+SHOWN = (".mp4", ".webm", ".mov", ".m4v", ".jpg", ".jpeg", ".png", ".gif", ".webp", ".html")
+GIVEN = (*SHOWN, ".safetensors", ".json", ".zip", ".mkv", ".avi")
+"""Endings of files that a browser shows, and that it may download."""
+
+
+def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
+    """All routes below /studio; ``may`` says whether the asking person has logged in, where there is a password."""
+
+    def allowed(request: Request) -> None:
+        if not may(request):
+            raise HTTPException(401, "log in first")
+
+    routes = APIRouter(prefix="/studio", dependencies=[Depends(allowed)])
+
+    @routes.get("/part/{name}")
+    def part(name: str, request: Request) -> Response:
+        if name not in PARTS:
+            raise HTTPException(404, "there is no such part of a page")
+        query = dict(request.query_params)
+        try:
+            chosen = named(root, query["project"]) if query.get("project") else None
+            return _tagged(request, PARTS[name](root, chosen, query).encode(), "text/html; charset=utf-8")
+        except VideotuneError as error:
+            return Response(str(error), 400, media_type="text/plain; charset=utf-8")
+
+    @routes.get("/clips")
+    def table(project: str, request: Request) -> Response:
+        try:
+            return _tagged(request, orjson.dumps(clips.rows(named(root, project))), "application/json")
+        except VideotuneError as error:
+            return Response(str(error), 400, media_type="text/plain; charset=utf-8")
+
+    @routes.get("/thumb")
+    def thumb(project: str, id: str) -> Response:
+        if not id.isalnum():
+            raise HTTPException(404)
+        home = _folder(root, project) / "sheet" / "clips"
+        for place in ("middle", "first"):
+            path = home / f"{id}-{place}.jpg"
+            if path.is_file():
+                return FileResponse(path, headers={"Cache-Control": "private, max-age=86400"})
+        raise HTTPException(404)
+
+    @routes.get("/file")
+    def file(project: str, path: str) -> Response:
+        try:
+            found = inside(_folder(root, project), path)
+        except VideotuneError as error:
+            raise HTTPException(404, str(error)) from error
+        suffix = found.suffix.lower()
+        if path.split("/")[0] not in OPEN or suffix not in GIVEN or not found.is_file():
+            raise HTTPException(404, "no such file")
+        kind = mimetypes.guess_type(found.name)[0] or "application/octet-stream"
+        headers = {
+            "Content-Security-Policy": "sandbox; default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'"
+        }
+        if suffix == ".html":
+            return _page(found, project, headers)
+        headers = {} if suffix in SHOWN else headers
+        name = None if suffix in SHOWN else found.name
+        return FileResponse(found, media_type=kind, filename=name, headers=headers)
+
+    @routes.post("/do/{action}")
+    async def do(action: str, request: Request) -> JSONResponse:
+        if action not in ACTIONS:
+            return JSONResponse({"error": "there is no such thing to ask for"}, 404)
+        if not request.headers.get("content-type", "").startswith(
+            "application/json"
+        ):  # no form of another site sends it
+            return JSONResponse({"error": "ask in JSON"}, 415)
+        words = await request.json()
+        from starlette.concurrency import run_in_threadpool
+
+        return JSONResponse(await run_in_threadpool(_answer, root, action, words))
+
+    return routes
+
+
+def _answer(root: Path, action: str, words: Any) -> dict[str, Any]:
+    if not isinstance(words, dict):
+        return {"error": "ask with an object"}
+    try:
+        return dict(ACTIONS[action](root, words))
+    except VideotuneError as error:
+        return {"error": str(error)}
+    except OSError as error:
+        return {"error": f"{error.strerror or error} ({error.filename})" if error.filename else str(error)}
+
+
+def _folder(root: Path, name: str) -> Path:
+    try:
+        return named(root, name).folder
+    except VideotuneError as error:
+        raise HTTPException(404, str(error)) from error
+
+
+def _tagged(request: Request, body: bytes, kind: str) -> Response:
+    """The body with its tag, or nothing where the script has it already."""
+    tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"ETag": tag})
+    return Response(body, media_type=kind, headers={"ETag": tag, "Cache-Control": "no-store"})
+
+
+def _page(path: Path, project: str, headers: Mapping[str, str]) -> Response:
+    """A page that a command has written, whose pictures are asked for by the same address; no script of it runs."""
+    from urllib.parse import quote
+
+    begin = f"/studio/file?project={quote(project)}&amp;path={path.parent.name}/clips/"
+    text = path.read_text(encoding="utf-8").replace('src="clips/', f'src="{begin}')
+    return Response(text, media_type="text/html; charset=utf-8", headers=dict(headers))

@@ -1,0 +1,44 @@
+"""One job, from its beginning to its end: ``python -m videotune.studio.runner FOLDER``.
+
+It is a process of its own group, so neither a page that is closed nor a server that ends takes a job with it; what the job
+said and how it ended lies in the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from videotune.files import read_json, write_json
+
+
+def run(folder: Path) -> int:
+    """Run the words of ``job.json``; write ``out``, ``log``, ``pid.json``, and at the end ``rc.json``."""
+    job = read_json(folder / "job.json")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _pass)  # a handler, not SIG_IGN, which the command would inherit
+    with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "videotune", *job["words"]],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            cwd=job["cwd"],
+        )
+        write_json(folder / "pid.json", {"runner": os.getpid(), "command": child.pid, "time": round(time.time(), 3)})
+        code = child.wait()
+    write_json(folder / "rc.json", {"code": code, "ended": round(time.time(), 3)})
+    return 0
+
+
+def _pass(number: int, frame: FrameType | None) -> None:
+    """The command hears the signal itself, or is told by who sent it; its end is waited for."""
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1])))

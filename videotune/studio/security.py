@@ -1,0 +1,101 @@
+"""Who may talk to the studio: the host that it listens on, the password, and pages of other sites that send requests."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from videotune.errors import VideotuneError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SAFE = ("GET", "HEAD", "OPTIONS")
+LEAST = 8
+"""Letters of a password."""
+
+
+def is_local(host: str) -> bool:
+    """Whether only this computer reaches the host."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_host(host: str, password: str | None) -> None:
+    """VideotuneError where others could come in without a password."""
+    if not is_local(host) and not password:
+        raise VideotuneError(
+            f"--host {host} lets other computers in, and there is no password: set one in the environment variable "
+            "VIDEOTUNE_STUDIO_PASSWORD (the name to log in with is studio), or leave --host out"
+        )
+    if password is not None and len(password) < LEAST:
+        raise VideotuneError(f"the password has {len(password)} letters; take at least {LEAST}")
+
+
+class Guard:
+    """Middleware: requests by another name of this computer, or by pages of other sites, are refused.
+
+    The first is how a page elsewhere would read a studio that has no password (its name is made to mean this computer), the
+    second how it would change something there.
+    """
+
+    def __init__(self, app: App, host: str) -> None:
+        self.app, self.host = app, host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what may pass; answer the rest with 403 and a reason."""
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        why = refusal(scope, self.host)
+        if why is None:
+            await self.app(scope, receive, _with_headers(send))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": why})
+        else:
+            body = why.encode()
+            headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+
+def refusal(scope: Scope, host: str) -> str | None:
+    """Why a request is refused, or None where it may pass."""
+    headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope.get("headers", [])}
+    asked = headers.get("host", "")
+    name = urlsplit(f"//{asked}").hostname or ""
+    if is_local(host) and not is_local(name):
+        return f"This studio answers to this computer alone, not to {name or 'no name'}."
+    origin = headers.get("origin")
+    if origin is not None and (origin == "null" or urlsplit(origin).netloc.lower() != asked.lower()):
+        return "A page of another site may not ask this studio for anything."
+    changes = scope["type"] == "websocket" or scope.get("method") not in SAFE
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and (
+        changes or headers.get("sec-fetch-mode") != "navigate"
+    ):
+        return "A page of another site may not ask this studio for anything."
+    return None
+
+
+def _with_headers(send: Send) -> Send:
+    """Answers that no other site may frame, and whose kind is not guessed."""
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            extra = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"same-origin")]
+            there = {key.lower() for key, _ in message["headers"]}
+            extra += (
+                [] if b"content-security-policy" in there else [(b"content-security-policy", b"frame-ancestors 'self'")]
+            )
+            message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in there)]
+        await send(message)
+
+    return sending

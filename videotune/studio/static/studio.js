@@ -1,0 +1,246 @@
+// The studio's own script: parts that keep themselves up to date, fields that save themselves, buttons that ask first,
+// a table of thousands of clips of which only the rows in sight exist, and videos that play in step.
+"use strict";
+const videotune = (() => {
+  const query = () => new URLSearchParams(location.search);
+  const project = () => query().get("project") || "";
+  const shown = (element) => element.offsetParent !== null && !document.hidden;
+  const escape = (words) => String(words ?? "").replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+
+  async function ask(action, body) {
+    let answer;
+    try {
+      const response = await fetch(`/studio/do/${action}`, {
+        method: "POST", headers: { "Content-Type": "application/json" },
+        body: JSON.stringify({ project: project(), ...body }),
+      });
+      answer = await response.json();
+    } catch (error) {
+      answer = { error: "The studio does not answer. Is it still running? Nothing that it had started is lost." };
+    }
+    return answer;
+  }
+
+  function tell(words, bad) {
+    let place = document.getElementById("vt-told");
+    if (!place) {
+      place = document.createElement("div");
+      place.id = "vt-told"; place.className = "vt"; place.setAttribute("role", "status"); place.setAttribute("aria-live", "polite");
+      document.body.append(place);
+    }
+    const line = document.createElement("p");
+    line.textContent = words; line.className = bad ? "bad" : "good"; line.tabIndex = 0;
+    line.onclick = () => line.remove();
+    place.append(line);
+    setTimeout(() => line.remove(), bad ? 15000 : 5000);
+  }
+
+  function settle(answer) {
+    if (answer.error) tell(answer.error, true);
+    else if (answer.say) tell(answer.say, false);
+    if (answer.go) location.assign(answer.go);
+    else refresh();
+  }
+
+  // --- parts that keep themselves up to date -------------------------------------------------------------------------
+  const lives = new Map();
+  async function load(element) {
+    const state = lives.get(element);
+    if (state.busy) return;
+    state.busy = true;
+    try {
+      const headers = state.tag ? { "If-None-Match": state.tag } : {};
+      const words = query(); words.delete("tab");
+      const response = await fetch(`/studio/part/${element.dataset.live}?${words}`, { headers, cache: "no-store" });
+      if (response.status === 200) {
+        const text = await response.text();
+        if (!element.contains(document.activeElement) || !document.activeElement.matches("input, textarea, select")) {
+          state.tag = response.headers.get("ETag");
+          put(element, text);
+          if (element.dataset.live === "data") for (const table of document.querySelectorAll("[data-clips]")) table.reload?.();
+        }
+      } else if (response.status !== 304) put(element, `<p class="bad">${escape(await response.text())}</p>`);
+      element.classList.remove("lost");
+    } catch (error) {
+      element.classList.add("lost");
+      if (!element.innerHTML) element.innerHTML = '<p class="bad">The studio does not answer. Is it still running?</p>';
+    }
+    state.busy = false; state.next = Date.now() + state.every;
+  }
+  function put(element, text) {
+    const open = [...element.querySelectorAll("details[open]")].map((one) => one.id || one.querySelector("summary").textContent);
+    element.innerHTML = text;
+    for (const one of element.querySelectorAll("details")) {
+      if (open.includes(one.id || one.querySelector("summary").textContent)) one.open = true;
+    }
+    element.dataset.ready = "yes";
+  }
+  function refresh() {
+    for (const [element, state] of lives) { state.next = 0; if (element.isConnected && shown(element)) load(element); }
+    for (const table of document.querySelectorAll("[data-clips]")) if (shown(table)) table.reload?.();
+  }
+  function look() {
+    if (!opened) { openPage(); if (!opened) return; }
+    for (const element of document.querySelectorAll("[data-live]")) {
+      if (!lives.has(element)) lives.set(element, { every: Number(element.dataset.every) || Infinity, next: 0 });
+      const state = lives.get(element);
+      if (shown(element) && Date.now() >= state.next) load(element);
+    }
+    for (const [element] of lives) if (!element.isConnected) lives.delete(element);
+    for (const table of document.querySelectorAll("[data-clips]:not([data-made])")) if (shown(table)) make(table);
+    const go = document.querySelector("[data-go]");
+    if (go) { const where = go.dataset.go; go.removeAttribute("data-go"); location.assign(where); }
+  }
+
+  // --- fields and buttons --------------------------------------------------------------------------------------------
+  let planning = 0;
+  async function save(field) {
+    const said = field.closest(".field")?.querySelector(".said");
+    const answer = await ask(field.dataset.do || "set", { key: field.dataset.key, value: field.type === "checkbox" ? String(field.checked) : field.value });
+    if (said) {
+      said.textContent = answer.error || "saved"; said.className = answer.error ? "said bad" : "said good";
+      field.setAttribute("aria-invalid", answer.error ? "true" : "false");
+    } else if (answer.error) tell(answer.error, true);
+    if (answer.error) return;
+    if (answer.reload) { field.blur(); refresh(); }
+    clearTimeout(planning);
+    planning = setTimeout(async () => { await ask("plan", {}); refresh(); }, 700);
+  }
+  document.addEventListener("change", (event) => { if (event.target.matches("[data-key]")) save(event.target); });
+  document.addEventListener("input", (event) => {
+    if (!event.target.matches("[data-find]")) return;
+    const words = event.target.value.toLowerCase(), form = event.target.closest(".vt");
+    for (const field of form.querySelectorAll(".field")) field.hidden = words && !field.textContent.toLowerCase().includes(words);
+    for (const part of form.querySelectorAll("details.keys")) {
+      part.hidden = words && !part.querySelector(".field:not([hidden])"); if (words) part.open = !part.hidden;
+    }
+  });
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-ask]");
+    if (!button) { if (event.target.closest("[data-play]")) play(event.target.closest("[data-play]")); return; }
+    event.preventDefault();
+    if (button.dataset.confirm && !window.confirm(button.dataset.confirm)) return;
+    const body = { ...JSON.parse(button.dataset.body || "{}") };
+    for (const field of button.closest("[data-form]")?.querySelectorAll("[name]") || []) body[field.name] = field.type === "checkbox" ? field.checked : field.value;
+    button.disabled = true;
+    const answer = await ask(button.dataset.ask, body);
+    button.disabled = false; button.blur();
+    settle(answer);
+  });
+  function play(button) {
+    const videos = [...document.querySelectorAll(button.dataset.play)].filter((one) => one.offsetParent !== null);
+    const going = videos.some((one) => !one.paused);
+    for (const one of videos) { if (going) one.pause(); else { one.currentTime = 0; one.loop = true; } }
+    if (!going) Promise.all(videos.map((one) => one.play().catch(() => 0)));
+    button.textContent = going ? "Play all in step" : "Pause all";
+  }
+
+  // --- the table of clips --------------------------------------------------------------------------------------------
+  const HEIGHT = 92;
+  function make(box) {
+    box.dataset.made = "yes";
+    box.innerHTML = `<div class="filters"><input type="search" aria-label="find clips by name or caption" placeholder="find in names and captions">
+      <select aria-label="show clips of one state"></select><span class="count" role="status"></span></div>
+      <div class="clips" tabindex="0" role="list" aria-label="clips"><div class="all"></div></div>`;
+    const find = box.querySelector("input"), choose = box.querySelector("select"), view = box.querySelector(".clips"), all = box.querySelector(".all");
+    let rows = [], kept = [], made = new Map(), tag = "";
+    box.reload = async () => {
+      const response = await fetch(`/studio/clips?project=${encodeURIComponent(project())}`, { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+      if (response.status === 304) return;
+      if (!response.ok) { all.innerHTML = `<p class="bad">${escape(await response.text())}</p>`; return; }
+      tag = response.headers.get("ETag"); rows = await response.json();
+      const count = {}; for (const row of rows) count[row.state] = (count[row.state] || 0) + 1;
+      const was = choose.value;
+      choose.innerHTML = `<option value="">all ${rows.length} clips</option>` + Object.entries(count).map(([state, n]) => `<option value="${state}">${state}: ${n}</option>`).join("");
+      choose.value = count[was] ? was : "";
+      filter();
+    };
+    function filter() {
+      const words = find.value.toLowerCase(), state = choose.value;
+      kept = rows.filter((row) => (!state || row.state === state) && (!words || (row.path + "\n" + row.caption + "\n" + row.why).toLowerCase().includes(words)));
+      const editing = document.activeElement?.closest?.(".clip");
+      for (const [key, element] of made) if (element !== editing || !kept.some((row) => row.path === key)) { element.remove(); made.delete(key); }
+      all.style.height = `${kept.length * HEIGHT}px`;
+      box.querySelector(".count").textContent = kept.length === rows.length ? "" : `${kept.length} of ${rows.length}`;
+      if (!rows.length) all.innerHTML = '<p class="soft">No clips yet: add some above.</p>'; else all.querySelector(":scope > p")?.remove();
+      draw();
+    }
+    function draw() {
+      const first = Math.max(0, Math.floor(view.scrollTop / HEIGHT) - 4), last = Math.min(kept.length, first + Math.ceil(view.clientHeight / HEIGHT) + 8);
+      const wanted = new Set();
+      for (let i = first; i < last; i++) {
+        const row = kept[i]; wanted.add(row.path);
+        let element = made.get(row.path);
+        if (!element) { element = line(row); made.set(row.path, element); all.append(element); }
+        element.style.top = `${i * HEIGHT}px`;
+      }
+      for (const [key, element] of made) if (!wanted.has(key) && !element.contains(document.activeElement)) { element.remove(); made.delete(key); }
+    }
+    function line(row) {
+      const element = document.createElement("div");
+      element.className = "clip"; element.setAttribute("role", "listitem"); element.dataset.path = row.path;
+      const colour = { used: "good", warned: "care", "held out": "calm", skipped: "bad" }[row.state] || "quiet";
+      const picture = row.id ? `<img loading="lazy" alt="" src="/studio/thumb?project=${encodeURIComponent(project())}&id=${row.id}">` : "";
+      const facts = [row.size, row.seconds ? `${row.seconds.toFixed(1)} s` : "", row.windows ? `${row.windows} window${row.windows > 1 ? "s" : ""}` : ""].filter(Boolean).join(", ");
+      element.innerHTML = `<div class="pic">${picture}</div>
+        <div class="what"><b title="${escape(row.path)}">${escape(row.path.replace(/^clips\//, ""))}</b>
+          <span><span class="badge ${colour}">${escape(row.state)}</span><span class="soft">${escape(facts)}</span></span>
+          <span class="why ${row.state === "skipped" ? "bad" : "soft"}" title="${escape(row.why)}">${escape(row.why)}</span></div>
+        <textarea aria-label="caption of ${escape(row.path)}" ${row.fixed ? `readonly title="${escape(row.fixed)}"` : 'title="What the clip shows; each line is a caption of its own. Saved when you leave the field, or with Ctrl+Enter."'}
+          placeholder="no caption yet: say what the clip shows"></textarea>
+        <div class="acts"></div>`;
+      element.querySelector("img")?.addEventListener("error", (event) => event.target.remove());
+      const area = element.querySelector("textarea");
+      area.value = row.caption;
+      area.onchange = async () => {
+        const answer = await ask("caption", { path: row.path, text: area.value });
+        if (answer.error) { tell(answer.error, true); area.classList.add("wrong"); return; }
+        area.classList.remove("wrong"); row.caption = area.value; tell(answer.say); tag = "";
+        box.dispatchEvent(new CustomEvent("edited"));
+      };
+      area.onkeydown = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) area.blur(); };
+      if (row.part) {
+        const acts = element.querySelector(".acts"), held = row.part === "held-out";
+        const add = (words, title, to, question) => {
+          const button = document.createElement("button"); button.textContent = words; button.title = title;
+          button.onclick = async () => { if (question && !window.confirm(question)) return; settle(await ask("move", { path: row.path, to })); };
+          acts.append(button);
+        };
+        add(held ? "train on it" : "hold out", "Held-out clips are never trained on; they measure whether the model learns or copies.", held ? "clips" : "held-out");
+        add("take out", "Moves the clip into the project's folder 'removed'.", "removed", `Take ${row.path} out of the data? It is moved to the folder "removed" of the project, not deleted.`);
+      }
+      return element;
+    }
+    find.oninput = filter; choose.onchange = filter;
+    view.addEventListener("scroll", draw, { passive: true });
+    new ResizeObserver(draw).observe(view);
+    box.reload();
+  }
+
+  // --- the page of the tabs is part of the address, so that a reload ends where it began ------------------------------
+  function watchTabs() {
+    const names = ["project", "data", "setup", "train", "samples", "export"];
+    document.addEventListener("click", (event) => {
+      const tab = event.target.closest?.('[role="tab"], .overflow-dropdown button, .overflow-item');
+      if (!tab) return;
+      const name = names.find((one) => tab.textContent.trim().toLowerCase().endsWith(one));
+      if (!name) return;
+      const words = query(); words.set("tab", name);
+      history.replaceState(history.state, "", `?${words}`);
+      setTimeout(look, 30);
+    });
+  }
+  let opened = false;  // the page of the address is opened here, without asking the server: no other one is seen before it
+  function openPage() {
+    const wanted = query().get("tab") || (project() ? "data" : "project");
+    const tab = [...document.querySelectorAll('#pages [role="tab"]')].find((one) => one.textContent.trim().toLowerCase().endsWith(wanted));
+    if (tab) { opened = true; if (tab.getAttribute("aria-selected") !== "true") tab.click(); }
+    if (tab || Date.now() - begun > 60000) opened = true;
+  }
+  const begun = Date.now();
+  watchTabs();
+  setInterval(look, 200);
+  document.addEventListener("visibilitychange", look);
+  return { project, refresh, tell, first: (...values) => [project(), ...values.slice(1)] };
+})();
+window.videotune = videotune;

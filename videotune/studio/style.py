@@ -1,0 +1,26 @@
+"""How the studio looks: Gradio's theme without fonts from elsewhere, our own parts, and the report's charts among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from videotune.report.style import CSS as REPORT
+
+OF_A_PAGE = (":root", "--", "@media (prefers", "*{", "body{", "main{", '"DejaVu Sans"')
+"""What the report's rules for a page of its own begin with: the studio's page has others."""
+
+
+def theme() -> Any:
+    """Gradio's own colours with the system's fonts: nothing is fetched from anywhere."""
+    import gradio as gr
+
+    sans = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]
+    return gr.themes.Default(primary_hue="blue", font=sans, font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"])
+
+
+def css() -> str:
+    """Our rules, and those of the report's sections, both within our own parts of the page alone."""
+    inside = "\n".join(line for line in REPORT.splitlines() if not line.startswith(OF_A_PAGE))
+    own = (Path(__file__).parent / "static" / "studio.css").read_text(encoding="utf-8")
+    return f".vt{{{inside.strip()}}}\n{own}"

@@ -1,0 +1,160 @@
+"""What a person sends in: looked at by its first bytes, named safely, and put into the project's folder of clips."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from videotune.data.archives import unpack
+from videotune.data.layouts import CLIP_SUFFIXES
+from videotune.data.members import archive_kind
+from videotune.errors import VideotuneError
+from videotune.files import hash_file
+from videotune.studio.projects import CLIPS, Project
+
+TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
+"""Captions, and lists of captions."""
+
+MOST, MOST_TEXT = "20gb", 20_000_000
+"""The largest file that is taken, as Gradio reads it, and the largest text, in bytes."""
+
+MAGIC = (
+    (4, b"ftyp", "video"), (4, b"moov", "video"), (4, b"mdat", "video"), (4, b"wide", "video"), (4, b"free", "video"),
+    (0, b"\x1aE\xdf\xa3", "video"), (8, b"AVI ", "video"), (0, b"FLV\x01", "video"), (0, b"\x00\x00\x01\xba", "video"),
+    (0, b"\x00\x00\x01\xb3", "video"), (0, b"\x47", "stream"), (4, b"\x47", "stream"), (0, b"0&\xb2u", "video"),
+    (0, b"GIF8", "picture"), (0, b"\x89PNG", "picture"), (0, b"\xff\xd8\xff", "picture"), (8, b"WEBP", "picture"),
+    (0, b"BM", "picture"), (0, b"II*\x00", "picture"), (0, b"MM\x00*", "picture"),
+)  # fmt: skip
+"""Where in a file which bytes say what it is; a stream's byte alone says little and stands for .ts, .mts and the like."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a file that was sent: whether it is in, and what is to be said."""
+
+    name: str
+    taken: bool
+    told: str
+
+
+def sniff(path: Path) -> str:
+    """video, picture, archive, text, empty or unknown, by what the file begins with, whatever its name says."""
+    with path.open("rb") as file:
+        head = file.read(65536)
+    if not head:
+        return "empty"
+    if archive_kind(path) in ("zip", "tar", "tar.gz", "tar.bz2", "tar.xz"):
+        return "archive"
+    for place, mark, kind in MAGIC:
+        if head[place : place + len(mark)] == mark:
+            if kind != "stream":
+                return kind
+            if (len(head) > 192 + place and head[188 + place] == 0x47) or (len(head) > 196 and head[196] == 0x47):
+                return "video"
+    if b"\0" not in head:
+        return "text"
+    return "unknown"
+
+
+def refusal(path: Path, name: str) -> str | None:
+    """Why a file is not taken, in words; None where it may come in."""
+    suffix, kind = Path(name).suffix.lower(), sniff(path)
+    if kind == "empty":
+        return "the file is empty: it was cut off on its way, or never written; send it again"
+    if suffix in CLIP_SUFFIXES:
+        if kind in ("video", "picture"):
+            return None
+        what = "text" if kind == "text" else "no video or picture"
+        return f"it is named like a clip, but its content is {what}: export it again"
+    if suffix in TEXT_SUFFIXES:
+        if kind != "text":
+            return "it is named like a text, but its content is none: save the caption as plain text (UTF-8)"
+        return (
+            None if path.stat().st_size <= MOST_TEXT else f"a text of more than {MOST_TEXT // 10**6} MB is no caption"
+        )
+    if kind == "archive":
+        return None
+    if kind in ("video", "picture"):
+        known = ", ".join(CLIP_SUFFIXES[:6])
+        ending = suffix or "nothing"
+        return f"it looks like a {kind}, but files ending in {ending} are not read; convert it ({known} …)"
+    return "it is no video, picture, caption (.txt, .csv, .jsonl) or archive (.zip, .tar)"
+
+
+def safe_name(name: str) -> str:
+    """The last part of a name, without what file systems or readers stumble over.
+
+    Raises VideotuneError where nothing is left.
+    """
+    last = unicodedata.normalize("NFC", name).replace("\\", "/").rpartition("/")[2]
+    plain = re.sub(r"[\x00-\x1f\x7f<>:\"|?*]", "_", last).strip().strip(".")
+    if not plain or (plain != plain.lstrip("._") and not plain.lstrip("._")):
+        raise VideotuneError(f"{name!r} is no name for a file")
+    plain = plain.lstrip(".")
+    stem, suffix = os.path.splitext(plain)
+    return stem[:120] + suffix
+
+
+def accept(project: Project, paths: Iterable[Path]) -> list[Taken]:
+    """Put sent files among the project's clips; an archive's files into a folder of its name.
+
+    A file that is there already is left; one of the same name and other content is refused, never written over.
+    """
+    return [found for path in paths for found in _accept_one(project, path)]
+
+
+def _accept_one(project: Project, path: Path) -> list[Taken]:
+    try:
+        name = safe_name(path.name)
+        why = refusal(path, name)
+        if why is not None:
+            return [Taken(name, False, why)]
+        home = project.folder / CLIPS
+        suffix = Path(name).suffix.lower()
+        if sniff(path) == "archive" and suffix not in (*CLIP_SUFFIXES, *TEXT_SUFFIXES):
+            return _accept_archive(path, name, home)
+        return [_put(path, home / name, name)]
+    except (VideotuneError, OSError) as error:
+        told = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        return [Taken(path.name, False, str(told).replace(str(path), path.name))]
+
+
+def _accept_archive(path: Path, name: str, home: Path) -> list[Taken]:
+    """The files of an archive, each looked at as if it had been sent alone."""
+    cache = home.parent / ".unpacking"
+    stem = re.sub(r"(\.tar)?\.\w+$", "", name) or "archive"
+    try:
+        unpacked = unpack(path, cache)
+        refused, taken = [], 0
+        for file in sorted(one for one in unpacked.folder.rglob("*") if one.is_file() and not one.name.startswith(".")):
+            relative = file.relative_to(unpacked.folder)
+            why = refusal(file, file.name)
+            if why is None and sniff(file) == "archive":
+                why = "an archive within an archive is not unpacked"
+            got = (
+                Taken(f"{name}: {relative}", False, why)
+                if why
+                else _put(file, home / stem / relative, f"{name}: {relative}")
+            )
+            taken += got.taken
+            refused += [] if got.taken else [got]
+        return [Taken(name, taken > 0, f"{taken} files unpacked into {CLIPS}/{stem}"), *refused]
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _put(path: Path, target: Path, shown: str) -> Taken:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        if target.is_file() and hash_file(target) == hash_file(path):
+            return Taken(shown, True, "was there already")
+        return Taken(shown, False, "another file of that name is there: remove that one first, or rename this one")
+    aside = target.with_name(f".coming-{os.getpid()}-{target.name}")
+    shutil.move(str(path), aside)
+    os.replace(aside, target)
+    return Taken(shown, True, "added")
