@@ -89,7 +89,7 @@ class Imagination:
         checkpoint_blocks(net.net, checkpointing)
         ledger = Ledger(self.piece)
         with self.mode:
-            prepared = self._prepared(shape, samples)
+            prepared = self.prepared(shape, samples)
             if not net.warm:
                 self._train(net, prepared, Ledger(self.piece))
                 net.warm = True
@@ -132,7 +132,7 @@ class Imagination:
         learner = make_learner(held, {}, self.family, planned, name, Rota((name,)), 1)
         return replace(learner, text=None)  # text encoders are read apart
 
-    def _prepared(self, shape: ClipShape, samples: int) -> Prepared:
+    def prepared(self, shape: ClipShape, samples: int) -> Prepared:
         """A batch of nothing in particular, of the right shapes."""
         spec = self.family.spec
         frames, rows, columns = spec.rules.latent_size(shape)

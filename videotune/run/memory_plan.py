@@ -99,8 +99,8 @@ def wanted_of(job: Job) -> Wanted:
     return Wanted(job.spec, job.base.folder, config, job.shapes, preview)
 
 
-def read_facts(wanted: Wanted, dtype: str) -> StepFacts:
-    """What a run's dearest step and its encoders hold."""
+def read_facts(wanted: Wanted, dtype: str, encoders: bool = True) -> StepFacts:
+    """What a run's dearest step and its encoders hold; ``encoders`` False: the step alone."""
     import torch
 
     family = find(wanted.spec.name).open_family(wanted.folder, torch.device("cpu"), dtype_of(dtype))
@@ -125,7 +125,7 @@ def read_facts(wanted: Wanted, dtype: str) -> StepFacts:
         trained=blocks if full else (0,) * len(blocks),
         kept={mode: kept_a_block(lambda d, m=mode: reading(m, 1, d), counts) for mode in MODES},
         work=work(wanted, lambda s: deep(lambda d: seen.step(s, 1, "ON", d), counts).flops, deeps["ON", 1].flops),
-        elsewhere=elsewhere(seen, wanted),
+        elsewhere=elsewhere(seen, wanted) if encoders else {},
         moments=STATE_BYTES[config.optimizer.name] / STATE_BYTES["ADAMW"],
     )
     return with_text(facts, seen, config) if in_loop(config) else facts

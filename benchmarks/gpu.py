@@ -1,0 +1,294 @@
+"""What training costs on a CUDA card, at the real models' sizes: memory beside its prediction, seconds, and equal losses.
+
+    python benchmarks/gpu.py PART… [--out FILE] [--seconds 540] [--tiny]
+
+memory      the guide's rows of memory, the card's allocator capped to each: three steps, and the peak beside the plan's
+streaming   seconds of a step with streamed weights over those of the same step with all of them on the card
+published   rows that others have published: seconds and GiB
+rate        operations a second over what this card reaches in a product of matrices, with and without compiled blocks
+equal       losses of the plain step and of every other way of doing it, with deterministic kernels and without
+sync        a step during which the host must not wait for the card
+
+Weights are random and made on the card; nothing is downloaded or decoded. Each row is written as soon as it is known, none
+is begun that would not end within ``--seconds``, and a second call with the same ``--out`` does those that are missing.
+``--tiny`` rehearses it with a model of a few thousand parameters, two rows of each part, on a CPU too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic kernels; read when CUDA starts
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # as the program itself sets it
+
+import torch
+from gpu_rig import GIB, TINY, Case, Rig, device, dtype, fresh, matrix_rate, peaks
+
+from videotune.memory.cards import Card
+from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
+from videotune.memory.planner import Fixed, fastest, need, smallest
+from videotune.run.fitting import fixed
+
+Row = dict[str, Any]
+TABLE = {8: (1, 9, 384), 16: (2, 17, 512), 24: (4, 17, 512), 48: (8, 33, 768)}
+"""GB of the card: samples of a step, frames, pixels of a side."""
+CONTEXT = int(0.6 * GIB)
+"""Bytes of a card that CUDA's context takes, outside of the allocator."""
+WAYS = {
+    "streamed": {"layer_offload_fraction": 1.0, "gradient_checkpointing": CPU_OFFLOADED},
+    "half streamed": {"layer_offload_fraction": 0.5, "gradient_checkpointing": ON},
+    "resident": {"layer_offload_fraction": 0.0, "gradient_checkpointing": ON},
+    "nothing computed again": {"layer_offload_fraction": 0.0, "gradient_checkpointing": OFF},
+}
+
+
+def sized(model: str, frames: int, height: int, width: int, tiny: bool, batch: int = 1) -> Case:
+    """A case; in a rehearsal the tiny model and few tokens in its place."""
+    return Case(TINY, 5, 32, 32, min(batch, 2)) if tiny else Case(model, frames, height, width, batch)
+
+
+def way(case: Case, name: str) -> Case:
+    """The case with everything of memory named, all samples in one pass."""
+    words = {"micro_batch_size": case.batch, **WAYS[name]}
+    return replace(case, sets=tuple({**dict(case.sets), **words}.items()))
+
+
+@contextmanager
+def capped(limit: int) -> Iterator[None]:
+    """The allocator gives no more than so many bytes."""
+    if device().type != "cuda":
+        yield
+        return
+    whole = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / whole))
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def memory(model: str, gigabytes: int, tiny: bool) -> Row:
+    """Three steps with what the plan chooses for a card of so many GB."""
+    batch, frames, side = TABLE[gigabytes]
+    case = sized(model, frames, side, side, tiny, batch)
+    facts, limit = case.facts(), int(gigabytes * 1e9)
+    own = Fixed(streamed=2, checkpointing=ON) if tiny else Fixed()
+    found = fastest(facts, case.batch, own, limit, this_card())
+    choice, planned = found or smallest(facts, case.batch, own)
+    case = case.chosen(choice, len(facts.blocks))
+    row: Row = {
+        "planned_fits": found is not None,
+        **{key: round(value, 3) if isinstance(value, float) else value for key, value in case.sets},
+        "planned_allocated_gib": round(planned.allocated / GIB, 3),
+        "cap_gib": round((limit - CONTEXT) / GIB, 3),
+    }
+    with capped(limit - CONTEXT):
+        try:
+            rig = Rig(case)
+            row["losses"] = rig.losses(3)
+            row["stayed_inside"] = True
+        except RuntimeError as error:
+            if "out of memory" not in str(error).lower():
+                raise
+            row["stayed_inside"] = False
+            row["said"] = str(error).splitlines()[0][:200]
+        row |= peaks()
+    return row
+
+
+def this_card() -> Card:
+    """This card with the rate and the link that its kind is known for; they only order choices here."""
+    whole = torch.cuda.get_device_properties(0).total_memory if device().type == "cuda" else int(64e9)
+    return Card("this card", whole, 800e12, 48e9)
+
+
+def timed(case: Case, steps: int) -> Row:
+    """Seconds of a step and its peak, beside the plan's."""
+    facts = case.facts()
+    config = case.wanted().config
+    chosen = fixed(config, len(facts.blocks), case.batch)
+    choice = fastest(facts, case.batch, chosen, 1 << 60, this_card())
+    assert choice is not None
+    fresh()
+    rig = Rig(case)
+    took = rig.seconds(steps)
+    row = {"tokens": rig.tokens, "seconds": round(took, 4), **peaks()}
+    return row | {"planned_allocated_gib": round(choice[1].allocated / GIB, 3), "tflop": choice[1].flops / 1e12}
+
+
+def streaming(case: Case, steps: int) -> Row:
+    """Seconds streamed over seconds resident, at equal tokens and equal work."""
+    found = {}
+    for name in ("resident", "half streamed", "streamed"):
+        found[name] = timed(way(case, name), steps)
+    first = found["resident"]["seconds"]
+    return {name: {**row, "ratio": round(row["seconds"] / first, 3)} for name, row in found.items()}
+
+
+def rate(case: Case, steps: int) -> Row:
+    """Achieved operations a second over the card's own in a product of matrices; blocks as they are, and compiled."""
+    card = matrix_rate()
+    case = way(case, "resident")
+    facts = case.facts()
+    work = need(
+        facts, fastest(facts, case.batch, fixed(case.wanted().config, len(facts.blocks), 1), 1 << 60, this_card())[0]
+    )  # type: ignore[index]
+    row: Row = {"matrix_tflops": round(card / 1e12, 2), "tflop": round(work.flops / 1e12, 3)}
+    for compiled in (False, True):
+        fresh()
+        rig = Rig(case)
+        if compiled:
+            for path in rig.family.spec.blocks:
+                for block in rig.net.get_submodule(path).children():
+                    block.compile()
+        begun = time.perf_counter()
+        took = rig.seconds(steps)
+        row["compiled" if compiled else "plain"] = {
+            "seconds": round(took, 4),
+            "reached": round(work.flops / took / card, 3),
+            "seconds_before": round(time.perf_counter() - begun - took * (steps + 1), 2),
+            **peaks(),
+        }
+        del rig
+    return row
+
+
+def equal(case: Case) -> Row:
+    """Losses of five steps: the plain step twice, then every other way; and what deterministic kernels cost."""
+    row: Row = {}
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        found, took = {}, {}
+        for name in ("resident", "again", *WAYS):
+            fresh()
+            rig = Rig(way(case, "resident" if name == "again" else name))
+            found[name] = rig.losses(5)
+            took[name] = rig.seconds(3) if name == "again" else 0.0
+            del rig
+        plain = found.pop("resident")
+        row["deterministic" if deterministic else "as usual"] = {
+            "losses": plain,
+            "largest_difference": {
+                name: max(abs(a - b) for a, b in zip(plain, losses, strict=True)) for name, losses in found.items()
+            },
+            "seconds": round(took["again"], 4),
+        }
+    torch.use_deterministic_algorithms(False)
+    row["cost_of_deterministic"] = round(row["deterministic"]["seconds"] / row["as usual"]["seconds"], 3)
+    return row
+
+
+def sync(case: Case) -> Row:
+    """Whether a step, resident and streamed, makes the host wait for the card."""
+    row: Row = {}
+    for name in ("resident", "streamed"):
+        fresh()
+        rig = Rig(way(case, name))
+        rig.losses(2)
+        row[name] = "not a card" if device().type != "cuda" else _without_waiting(rig)
+        del rig
+    return row
+
+
+def _without_waiting(rig: Rig) -> str:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        record = rig.step()
+    except RuntimeError as error:
+        return f"waits: {str(error).splitlines()[0][:200]}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    record.read()
+    return "does not wait"
+
+
+def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """(name, what makes it) of each row that was asked for."""
+    few = 2 if tiny else 5
+    if "memory" in parts:
+        for name, model in (("5b", "wan2.2-ti2v-5b"), ("a14b", "wan2.2-t2v-a14b")):
+            for gigabytes in TABLE:
+                yield f"memory {name} {gigabytes} GB", lambda m=model, g=gigabytes: memory(m, g, tiny)  # type: ignore[misc]
+    if "streaming" in parts:
+        yield "streaming 5b 5k tokens", lambda: streaming(sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few)
+        yield "streaming 14b 5k tokens", lambda: streaming(sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few)
+        yield "streaming 14b 18k tokens", lambda: streaming(sized("wan2.2-t2v-a14b", 81, 352, 640, tiny), 3)
+    if "published" in parts:
+        for name, model, shape in (
+            ("wan 14b", "wan2.1-t2v-14b", (81, 352, 640)),
+            ("wan 1.3b", "wan2.1-t2v-1.3b", (81, 352, 640)),
+            ("ltx 2b", "ltx-video-2b", (49, 512, 768)),
+        ):
+            for ways in ("streamed", "resident"):
+                yield (
+                    f"published {name} {ways}",
+                    lambda m=model, s=shape, w=ways: timed(way(sized(m, *s, tiny), w), few),  # type: ignore[misc]
+                )
+    if "rate" in parts:
+        for model, shape in {
+            "wan2.1-t2v-1.3b": (81, 352, 640),
+            "wan2.2-ti2v-5b": (33, 768, 768),
+            "wan2.1-t2v-14b": (49, 352, 640),
+            "cogvideox-5b": (49, 480, 720),
+            "hunyuan-video-13b": (49, 352, 640),
+            "ltx-video-2b": (49, 512, 768),
+        }.items():
+            yield f"rate {model}", lambda m=model, s=shape: rate(sized(m, *s, tiny), few)  # type: ignore[misc]
+    if "equal" in parts:
+        yield "equal 1.3b", lambda: equal(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny, 2))
+    if "sync" in parts:
+        yield "sync 1.3b", lambda: sync(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny))
+
+
+PARTS = ("memory", "streaming", "published", "rate", "equal", "sync")
+
+
+def main() -> None:
+    """Do the rows that are missing, each written as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--tiny", action="store_true")
+    asked = parser.parse_args()
+    if device().type != "cuda" and not asked.tiny:
+        sys.exit("no CUDA device is here: --tiny rehearses on a CPU")
+    begun, longest = time.perf_counter(), 0.0
+    found: dict[str, Row] = json.loads(asked.out.read_text()) if asked.out and asked.out.is_file() else {}
+    found["machine"] = {
+        "device": torch.cuda.get_device_name(0) if device().type == "cuda" else "CPU",
+        "torch": torch.__version__,
+        "dtype": dtype(),
+    }
+    count: Counter[str] = Counter()
+    for name, make in rows(asked.parts, asked.tiny):
+        count[name.split()[0]] += 1
+        if name in found or (asked.tiny and count[name.split()[0]] > 2):
+            continue
+        if time.perf_counter() - begun + longest > asked.seconds:
+            print(f"left for another call: {name} and what comes after it", flush=True)
+            break
+        fresh()
+        start = time.perf_counter()
+        found[name] = make()
+        took = time.perf_counter() - start
+        longest = max(longest, took)
+        found[name]["row_seconds"] = round(took, 1)
+        print(json.dumps({name: found[name]}), flush=True)
+        if asked.out:
+            asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

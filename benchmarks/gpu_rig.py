@@ -1,0 +1,253 @@
+"""A training step at a real model's size: published configs, random weights made on the device, no clips, no download.
+
+What trains, streams, splits and updates is the run's own code; only where weights and batches come from is not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from torch import Tensor, nn
+
+from videotune.cache.batches import Prepared
+from videotune.cache.experts import Rota
+from videotune.config.resolve import resolve
+from videotune.families.find import find, spec_for
+from videotune.families.loading import without_weights
+from videotune.memory.planner import Choice, StepFacts
+from videotune.run.bench import arrange_blocks, attach, make_learner
+from videotune.run.experts import trained
+from videotune.run.imagine import Imagination
+from videotune.run.memory_plan import Wanted, read_facts
+from videotune.train.crew import Crew
+from videotune.train.step import Clock, StepSettings, train_step
+from videotune.types import BasePlace, ClipShape, Family
+
+ROOT = Path(__file__).parents[1]
+GIB = 2**30
+TINY = "tiny"
+"""A model of a few thousand parameters, for a rehearsal on a CPU."""
+
+
+MEMORY = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
+
+
+def device() -> torch.device:
+    """The card, or the CPU where there is none."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def dtype() -> str:
+    """bfloat16 on a card; float32 on a CPU, which is slow in anything else."""
+    return "BFLOAT_16" if device().type == "cuda" else "FLOAT_32"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the pixels of its clips, samples of a step, and what of the config is set."""
+
+    model: str
+    frames: int
+    height: int
+    width: int
+    batch: int = 1
+    sets: tuple[tuple[str, Any], ...] = ()
+
+    def wanted(self) -> Wanted:
+        """As a plan wants it: without previews."""
+        base = BasePlace(self.model, layout(self.model))
+        spec = spec_for(None, base)
+        words = {"batch_size": self.batch, "train_dtype": dtype(), **dict(self.sets)}
+        config = resolve(words, {}, spec).config
+        return Wanted(
+            spec, base.folder, config, (ClipShape(self.frames, self.height, self.width, spec.rules.fps),), None
+        )
+
+    def facts(self) -> StepFacts:
+        """What its step would hold, read without a device; settings of memory change none of it."""
+        return facts_of(replace(self, sets=tuple(pair for pair in self.sets if pair[0] not in MEMORY)))
+
+    def chosen(self, choice: Choice, blocks: int) -> Case:
+        """The same with settings of memory."""
+        new = {
+            "micro_batch_size": choice.micro_batch,
+            "gradient_checkpointing": choice.checkpointing,
+            "layer_offload_fraction": choice.streamed / blocks,
+        }
+        return replace(self, sets=tuple({**dict(self.sets), **new}.items()))
+
+
+@cache
+def facts_of(case: Case) -> StepFacts:
+    """Read once for each case."""
+    return read_facts(case.wanted(), dtype(), encoders=False)
+
+
+@cache
+def layout(model: str) -> Path:
+    """A model's published configs in diffusers layout."""
+    folder = Path(tempfile.mkdtemp()) / model
+    if model == TINY:
+        module = find("wan")
+        diffusers.utils.logging.disable_progress_bar()
+        made: Path = module.tiny(folder, 0, module.VARIANTS[0])
+        return made
+    spec = importlib.util.spec_from_file_location("write_manifests", ROOT / "scripts" / "write_manifests.py")
+    assert spec is not None
+    assert spec.loader is not None
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    return Path(writer.lay_out(model, folder))
+
+
+def filled(there: torch.device) -> Callable[[nn.Module], object]:
+    """Puts random numbers, made on the card, in the place of a network's parameters: matrices of unit gain, gains of 1."""
+
+    def fill(net: nn.Module) -> None:
+        makes = torch.Generator(device()).manual_seed(0)
+        for module in net.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is None or not parameter.is_meta:
+                    continue
+                if parameter.ndim >= 2:
+                    values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device())
+                    values.normal_(0, 1 / math.sqrt(math.prod(parameter.shape[1:])), generator=makes)
+                else:
+                    values = torch.full(parameter.shape, float(name == "weight"), dtype=parameter.dtype)
+                module._parameters[name] = nn.Parameter(values.to(there), requires_grad=False)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(there)
+
+    return fill
+
+
+class Rig:
+    """A network with what trains in it and its optimizer, and a batch that ``step`` trains on."""
+
+    def __init__(self, case: Case, seed: int = 0) -> None:
+        wanted = case.wanted()
+        self.config, self.shape = wanted.config, wanted.shapes[0]
+        self.family: Family = find(wanted.spec.name).open_family(
+            wanted.folder, device(), getattr(torch, _TORCH[dtype()])
+        )
+        streamed = bool(self.config.layer_offload_fraction)
+        several = len(wanted.spec.experts) > 1
+        expert = trained(wanted.spec, self.config)[0]
+        with without_weights(filled(torch.device("cpu") if streamed else device())):
+            self.net = self.family.denoiser(expert if several else None)
+        held = attach(self.net, wanted.spec, self.config)
+        self.streams = arrange_blocks(self.net, wanted.spec, self.config, held, None, first=False)
+        if self.streams is not None:
+            held = self.streams.parameters(held)
+        self.learner = make_learner(held, {}, self.family, self.config, expert, Rota((expert,)), 1000)
+        self.net.train()
+        imagination = Imagination(self.family, self.config)
+        self.objective = imagination.objective
+        self.prepared = _random(imagination.prepared(self.shape, case.batch), seed)
+        size = self.config.micro_batch_size
+        self.settings = StepSettings(1, self.config.max_grad_norm, self.config.seed, size)
+        self.done = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sample."""
+        return self.family.spec.tokens(self.shape)
+
+    def step(self) -> Any:
+        """One training step; its record, on its way to the host."""
+        self.done += 1
+        now = replace(self.prepared, step=self.done)
+        clock = Clock(device())
+        return train_step(self.family, self.net, self.learner, self.objective, now, self.settings, clock, Crew())
+
+    def losses(self, steps: int) -> list[float]:
+        """The loss of each of so many steps."""
+        return [float(self.step().read()["loss"]) for _ in range(steps)]
+
+    def seconds(self, steps: int) -> float:
+        """Seconds a step, the middle one of so many, after one that is not counted."""
+        self.step().read()
+        found = []
+        for _ in range(steps):
+            wait()
+            begun = time.perf_counter()
+            self.step()
+            wait()
+            found.append(time.perf_counter() - begun)
+        return statistics.median(found)
+
+
+_TORCH = {"BFLOAT_16": "bfloat16", "FLOAT_32": "float32"}
+
+
+def _random(prepared: Prepared, seed: int) -> Prepared:
+    """The batch with random latents, noise and text, and noise levels spread over the path."""
+    assert prepared.batch is not None
+    makes = torch.Generator().manual_seed(seed)
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=makes).to(like.dtype)
+
+    batch = prepared.batch
+    text = noise(batch.cond.text).mul_(0.1).to(batch.cond.text.device)
+    batch = replace(batch, x0=noise(batch.x0), cond=replace(batch.cond, text=text))
+    t = (torch.arange(len(batch)) + 0.5) / len(batch)
+    ids = tuple(f"window {i}" for i in range(len(batch)))
+    return replace(
+        prepared, batch=batch, t=t, noise=noise(prepared.noise), drawn=replace(prepared.drawn, window_ids=ids, t=t)
+    )
+
+
+def wait() -> None:
+    """Until the card has done all that it was told."""
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+
+
+def fresh() -> None:
+    """Nothing of what ran before is held, and peaks are counted anew."""
+    import gc
+
+    gc.collect()
+    if device().type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peaks() -> Mapping[str, float | None]:
+    """GiB that the card has held at the most since ``fresh``; None without a card."""
+    if device().type != "cuda":
+        return {"allocated_gib": None, "reserved_gib": None}
+    return {
+        "allocated_gib": round(torch.cuda.max_memory_allocated() / GIB, 3),
+        "reserved_gib": round(torch.cuda.max_memory_reserved() / GIB, 3),
+    }
+
+
+def matrix_rate() -> float:
+    """Floating-point operations a second of a large product of matrices: what this card itself can do."""
+    size = 8192 if device().type == "cuda" else 512
+    a, b = (torch.randn(size, size, device=device()).to(getattr(torch, _TORCH[dtype()])) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    times = []
+    for _ in range(10):
+        wait()
+        begun = time.perf_counter()
+        for _ in range(5):
+            a @ b
+        wait()
+        times.append((time.perf_counter() - begun) / 5)
+    return 2 * size**3 / statistics.median(times)

@@ -1,0 +1,64 @@
+"""benchmarks/gpu.py is for a card; here it is rehearsed on the CPU with a tiny model, without PyAV and bitsandbytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+WITHOUT = """
+import runpy, sys
+sys.modules["av"] = sys.modules["bitsandbytes"] = None  # importing either fails
+script = sys.argv.pop(1)
+sys.argv[0] = script
+sys.path.insert(0, script.rpartition("/")[0])
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def rehearsed(out: Path, *words: str) -> dict:
+    """What a rehearsal writes."""
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", WITHOUT, str(SCRIPT), *words, "--tiny", "--out", str(out)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(out.read_text())
+
+
+def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    found = rehearsed(out, "memory", "streaming", "published", "equal", "sync")
+    assert len(found["memory 5b 16 GB"]["losses"]) == 3
+    assert all(math.isfinite(loss) for loss in found["memory 5b 16 GB"]["losses"])
+    assert found["memory 5b 16 GB"]["planned_allocated_gib"] > 0
+    assert found["memory 5b 16 GB"]["layer_offload_fraction"] > 0
+    ways = found["streaming 5b 5k tokens"]
+    assert ways["resident"]["ratio"] == 1
+    assert ways["streamed"]["ratio"] > 0
+    assert found["published wan 14b streamed"]["seconds"] > 0
+    for kind in ("as usual", "deterministic"):
+        losses = found["equal 1.3b"][kind]
+        assert len(set(losses["losses"])) == 5, "it learns"
+        assert set(losses["largest_difference"].values()) == {0.0}
+    assert found["machine"]["device"] == "CPU"
+    assert rehearsed(out, "memory", "sync") == found, "what is there is not done again"
+
+
+@pytest.mark.long
+def test_rates_are_read_with_compiled_blocks_too(tmp_path: Path) -> None:
+    found = rehearsed(tmp_path / "gpu.json", "rate")["rate wan2.1-t2v-1.3b"]
+    assert 0 < found["plain"]["reached"] < 1
+    assert 0 < found["compiled"]["reached"] < 1
+
+
+def test_without_a_card_it_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "memory"]
+    done = subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no CUDA device is here: --tiny rehearses on a CPU" in done.stderr
