@@ -15,8 +15,8 @@ from typing import Any
 from videotune.config.load import flatten
 
 SAFE = frozenset((
-    "backup_after", "backup_every", "backup_keep", "cache_dir", "dataloader_threads", "early_stopping", "ema.device",
-    "gradient_checkpointing", "layer_offload_fraction", "micro_batch_size", "out_of_memory",
+    "backup_after", "backup_every", "backup_keep", "cache_dir", "dataloader_threads", "deterministic", "early_stopping",
+    "ema.device", "gradient_checkpointing", "layer_offload_fraction", "micro_batch_size", "out_of_memory",
     "output_model_destination", "output_model_format", "probe.encoder", "probe.prompts", "probe.samples", "probe.steps",
     "probe_budget", "ruler_after", "sample.frames", "sample.guidance",
     "sample.guidance_2", "sample.resolution", "sample.seed", "sample.shift", "sample.steps",

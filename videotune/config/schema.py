@@ -283,6 +283,9 @@ class Config(Section):
     )
     shuffle: bool = Field(True, description="false: each bucket in path order")
     seed: int = Field(0, ge=0, description="names every random draw of the run")
+    deterministic: bool = Field(
+        False, description="kernels that give the same bits every time; steps may take longer (a CPU gives them anyway)"
+    )
     resolution: Resolution | None = Field(
         None,
         description="R: about R×R pixels at each clip's aspect; \"HxW\"; or a list of those (default: the family's)",

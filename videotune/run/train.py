@@ -37,6 +37,7 @@ from videotune.run.trainer import Trainer, announce, prepare
 from videotune.run.verdicts import is_new_best, stops_early, take, write_verdict
 from videotune.train.crew import Crew, join
 from videotune.train.engine import run_steps
+from videotune.train.kernels import same_bits
 from videotune.train.state import complete_checkpoints, pick
 from videotune.train.step import OutOfMemory, StepRecord, StepSettings, finite
 
@@ -85,10 +86,11 @@ def train_once(
         if resume is None:  # a resume trains on exactly what was allowed at the start
             refuse_skips(opened.job, allow_skips)
             refuse_small_disk(run, make_plan(opened.job)["disk"])
-        if not crew.first:
-            return work(opened, run, resume, crew, Heartbeat(run))
-        with only_process(run), heartbeat(run, begun, goes_on=resume is not None) as pulse:
-            return work(opened, run, resume, crew, pulse)
+        with same_bits(opened.job.config.deterministic):
+            if not crew.first:
+                return work(opened, run, resume, crew, Heartbeat(run))
+            with only_process(run), heartbeat(run, begun, goes_on=resume is not None) as pulse:
+                return work(opened, run, resume, crew, pulse)
 
 
 def work(opened: Opened, run: Path, resume: Resume | None, crew: Crew, pulse: Heartbeat) -> int:

@@ -248,6 +248,10 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     if trainer.first > job.steps:
         say(f"all {job.steps} steps are done already: exporting again")
         return
+    if job.config.deterministic:
+        say(
+            "deterministic: kernels that give the same bits every time; what a step takes with them stands in the journal"
+        )
     device, several = next(trainer.net.parameters()).device, trainer.crew.size
     where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
     modules = {(split(name) or (name.rpartition(".")[0],))[0] for name in trainer.parameters}
