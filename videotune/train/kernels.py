@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -21,9 +22,10 @@ def same_bits(wanted: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product of matrices runs
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # writes NaN into new memory, which costs time
+    memory.fill_uninitialized_memory = False  # writes NaN into new memory, which costs time
     try:
         yield
     except RuntimeError as error:
@@ -35,4 +37,4 @@ def same_bits(wanted: bool) -> Iterator[None]:
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+        memory.fill_uninitialized_memory = before[1]
