@@ -12,9 +12,9 @@ import torch
 from diffusers import AutoencoderKLWan
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from toymaking.kept import keep, kept
+from toymaking.whole_clip import decode, encode
 
-from toy.kept import keep, kept
-from toy.whole_clip import decode, encode
 from videotune.files import write_json
 from videotune.randomness import draws, seed32
 from videotune.toy.shapes import HELD_OUT, KNOWN, Look, draw_clip, draw_wide

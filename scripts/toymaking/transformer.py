@@ -1,4 +1,4 @@
-"""The toy's transformer: fine-tuned from random weights by videotune itself, on clips that lie on the disk as a person's do."""
+"""The toy's transformer: fine-tuned from random weights by videotune itself, on clips on the disk as a person's are."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+from toymaking.autoencoder import CHANNELS
+from toymaking.text import WIDTH
 from transformers import AutoTokenizer, UMT5EncoderModel
 
-from toy.autoencoder import CHANNELS
-from toy.text import WIDTH
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json, write_text
 from videotune.monitor.journal import read_journal
@@ -109,11 +109,10 @@ def settings(base: Path, known: Path, held_out: Path, cache: Path, recipe: Recip
         "steps": recipe.steps,
         "batch_size": recipe.batch,
         "seed": seed,
-        "optimizer": {"name": "MUON", "beta1": 0.95},
-        "learning_rate": 3e-3,
-        "learning_rate_scheduler": "LINEAR",
+        "learning_rate": 1.5e-3,
+        "learning_rate_scheduler": "COSINE",
         "warmup_steps": min(100, recipe.steps // 20),
-        "ema": {"decay": 0.99},
+        "ema": {"decay": 0.995},
         "timestep_shift": 1.0,
         "timestep_mean": 0.4,
         "timestep_stratified": True,
