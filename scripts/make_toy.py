@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from toymaking import autoencoder, finish, text, transformer
+from toymaking.recipe import TINY, Recipe
 
 from videotune.errors import VideotuneError
-from videotune.files import read_json, write_json
+from videotune.files import digest, read_json, write_json
 from videotune.monitor.journal import read_journal
-from videotune.randomness import key
 from videotune.toy.shapes import HELD_OUT, caption
 
 STAGES = ("autoencoder", "text", "transformer", "assemble", "score")
@@ -30,29 +31,23 @@ STAGES = ("autoencoder", "text", "transformer", "assemble", "score")
 def main(arguments: Sequence[str] | None = None) -> None:
     """All stages, up to the one that is asked for."""
     words = parsed(arguments)
+    recipe, out, last = recipe_of(words), words.out, STAGES.index(words.until)
     torch.set_flush_denormal(True)  # a random network's first steps meet many
-    remember(words)
-    last = STAGES.index(words.until)
-    vae = autoencoder.train(words.out, autoencoder.Recipe(words.steps_autoencoder, words.seeds[0], words.keep_every))
-    if last < 1:
-        return
-    captions = text.make(words.out, words.seeds[0])
-    if last < 2:
-        return
-    recipe = transformer.Recipe(words.steps_transformer, words.clips)
-    trained = {seed: transformer.make(words.out, vae, captions, recipe, seed) for seed in words.seeds}
-    if last < 3:
-        return
-    made = {seed: finish.assemble(folder, words.out / f"toy-{seed}") for seed, folder in trained.items()}
-    if last < 4:
-        return
-    named = {f"seed {seed}, float16": str(folder) for seed, folder in made.items()}
-    named |= {f"seed {seed}, float32": str(folder) for seed, folder in trained.items()}
-    named |= {name: name for name in words.also}
-    measured, pictures = measure(words.out, named, words.rounds)
-    facts = {"checkpoints": measured, "settings": read_json(words.out / "made.json"), "curves": curves(words)}
-    write_json(words.figures or words.out / "toy.json", facts)
-    draw(words.pictures or words.out / "pictures", pictures[f"seed {words.seeds[0]}, float16"])
+    remember(out, recipe)
+    vae = autoencoder.train(out, recipe)
+    if last >= STAGES.index("text"):
+        captions = text.make(out, recipe)
+    if last >= STAGES.index("transformer"):
+        trained = {seed: transformer.make(out, vae, captions, recipe, seed) for seed in words.seeds}
+    if last >= STAGES.index("assemble"):
+        made = {seed: finish.assemble(folder, out / f"toy-{seed}") for seed, folder in trained.items()}
+    if last >= STAGES.index("score"):
+        named = {f"seed {seed}, float16": str(folder) for seed, folder in made.items()}
+        named |= {f"seed {seed}, float32": str(folder) for seed, folder in trained.items()}
+        named |= {name: name for name in words.also}
+        measured = measure(out, named, recipe, words.pictures or out / "pictures")
+        facts = {"recipe": asdict(recipe), "checkpoints": measured, "curves": curves(out, words.seeds)}
+        write_json(words.figures or out / "toy.json", facts)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -61,67 +56,70 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the folder of everything")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a transformer for each")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="the last stage")
-    parser.add_argument("--steps-autoencoder", type=int, default=1150, help="1.2 seconds of a core each")
-    parser.add_argument("--steps-transformer", type=int, default=1900, help="0.7 seconds of a core each")
-    parser.add_argument("--clips", type=int, default=20, help="of each of the 48 looks, for the transformer")
-    parser.add_argument("--keep-every", type=int, default=75, help="steps of the autoencoder between savings")
-    parser.add_argument("--rounds", type=int, default=4, help="samples of each of the 24 held-out looks")
+    parser.add_argument("--tiny", action="store_true", help="everything in seconds, to try it; nothing is learnt")
+    parser.add_argument("--steps-autoencoder", type=int, help="instead of the recipe's")
+    parser.add_argument("--steps-transformer", type=int, help="instead of the recipe's")
     parser.add_argument("--also", nargs="*", default=[], help="other checkpoints to score, asset:toy for one")
     parser.add_argument("--figures", type=Path, help="where the figures go (default: OUT/toy.json)")
     parser.add_argument("--pictures", type=Path, help="where the pictures go (default: OUT/pictures)")
     return parser.parse_args(arguments)
 
 
-def remember(words: argparse.Namespace) -> None:
-    """Write what decides the result beside it.
+def recipe_of(words: argparse.Namespace) -> Recipe:
+    """The recipe with what the command line says otherwise."""
+    asked = {"autoencoder_steps": words.steps_autoencoder, "transformer_steps": words.steps_transformer}
+    recipe = replace(TINY if words.tiny else Recipe(), seed=words.seeds[0])
+    return replace(recipe, **{name: value for name, value in asked.items() if value is not None})
 
-    Raises VideotuneError where the folder was begun with something else: its parts would not belong together.
+
+def remember(out: Path, recipe: Recipe) -> None:
+    """Write the recipe beside what it makes.
+
+    Raises VideotuneError where the folder was begun with another one: its parts would not belong together.
     """
-    asked = {
-        "seed": words.seeds[0],
-        "steps_autoencoder": words.steps_autoencoder,
-        "steps_transformer": words.steps_transformer,
-        "clips": words.clips,
-    }
-    path = words.out / "made.json"
-    if path.is_file() and (before := read_json(path)) != asked:
-        raise VideotuneError(f"{words.out} was begun with {before}, not {asked}: name another --out")
+    path, asked = out / "recipe.json", asdict(recipe)
+    before = read_json(path) if path.is_file() else asked
+    if before != asked:
+        other = ", ".join(f"{name} {before.get(name)}" for name in asked if before.get(name) != asked[name])
+        raise VideotuneError(f"{out} was begun with another recipe ({other}): name another --out")
     write_json(path, asked)
 
 
-def measure(out: Path, named: dict[str, str], rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Score each checkpoint, and keep each one's figures as soon as they are there."""
-    figures, pictures = {}, {}
-    for name, folder in named.items():
-        kept = out / "work" / f"score-{key(rounds, name, folder):032x}.json"
-        if kept.is_file() and pictures:  # the first is drawn anew for its pictures
-            figures[name] = read_json(kept)
-        else:
-            figures[name], pictures[name] = finish.score(folder, rounds)
-            write_json(kept, figures[name])
+def measure(out: Path, named: dict[str, str], recipe: Recipe, pictures: Path) -> dict[str, Any]:
+    """Score each checkpoint; figures that are there already are shown again. The first one's pictures are drawn."""
+    figures: dict[str, Any] = {}
+    for index, (name, folder) in enumerate(named.items()):
+        kept = out / "work" / f"score-{digest([name, asdict(recipe)])}.json"
+        if not kept.is_file():
+            found, shown = finish.score(folder, recipe)
+            if index == 0:
+                draw(pictures, shown)
+            write_json(kept, found)
+        figures[name] = read_json(kept)
         print(f"score: {name}: {figures[name]}", flush=True)
-    return figures, pictures
+    return figures
 
 
-def curves(words: argparse.Namespace) -> dict[str, Any]:
+def curves(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """What was measured on the way: the autoencoder's PSNR, and each transformer's error on clips of held-out looks."""
-    found: dict[str, Any] = {"autoencoder": read_json(words.out / "autoencoder" / "curve.json")}
-    for seed in words.seeds:
-        lines = read_journal(words.out / f"run-{seed}")
+    found: dict[str, Any] = {"autoencoder": read_json(out / "autoencoder" / "curve.json")}
+    for seed in seeds:
+        rulers = [line for line in read_journal(out / f"run-{seed}") if line["kind"] == "ruler"]
         found[f"transformer {seed}"] = [
             {"step": line["step"], "held_out": line["held_out"]["mean"], "train": line["train"]["mean"]}
-            for line in lines
-            if line["kind"] == "ruler"
+            for line in rulers
         ]
     return found
 
 
-def draw(folder: Path, pictures: dict[str, Any]) -> None:
+def draw(folder: Path, shown: dict[str, Any]) -> None:
     """Two sheets: what the model draws of held-out looks, and clips beside what the autoencoder makes of them."""
-    rows = [(caption(*look), clip) for look, clip in zip(HELD_OUT, pictures["samples"], strict=False)]
+    rows = [(caption(*look), clip) for look, clip in zip(HELD_OUT, shown["samples"], strict=False)]
     finish.sheet(folder / "toy-samples.png", rows)
-    parts = [(part, clip) for part in ("base", "concept", "striped") for clip in pictures[part][:6]]
-    told = [(f"{part}, {'rebuilt' if index % 2 else 'drawn'}", clip) for index, (part, clip) in enumerate(parts)]
+    parts = [
+        (part, index, clip) for part in ("base", "concept", "striped") for index, clip in enumerate(shown[part][:6])
+    ]
+    told = [(f"{part}, {'rebuilt' if index % 2 else 'drawn'}", clip) for part, index, clip in parts]
     finish.sheet(folder / "toy-autoencoder.png", told)
 
 

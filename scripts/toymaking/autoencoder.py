@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ from diffusers import AutoencoderKLWan
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from toymaking.kept import keep, kept
+from toymaking.recipe import Recipe
 from toymaking.whole_clip import decode, encode
 
 from videotune.files import write_json
 from videotune.randomness import draws, seed32
 from videotune.toy.shapes import HELD_OUT, KNOWN, Look, draw_clip, draw_wide
 
-CHANNELS = 12
 STAGES = ((0.12, 1, 16), (0.24, 5, 5), (1.0, 17, 2))
 """(until this share of the steps, frames, clips a step): pictures first, as most of what is learnt there is cheap."""
 RATE, WARMUP, DECAY_FROM = 3e-3, 40, 0.4
@@ -30,21 +29,12 @@ SUBJECT_WEIGHT = 4.0
 SIZE_WEIGHT = 1e-3
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How long, and from which seed."""
-
-    steps: int
-    seed: int
-    keep_every: int = 75
-
-
 def train(out: Path, recipe: Recipe) -> Path:
     """Train and return the folder of the finished autoencoder; one that is finished is left as it is."""
     finished = out / "autoencoder"
     if (finished / "config.json").is_file():
         return finished
-    vae, state_file = fresh(recipe.seed), out / "work" / "autoencoder.pt"
+    vae, state_file = fresh(recipe), out / "work" / "autoencoder.pt"
     optimizers = Optimizers(vae)
     state, curve, begun = kept(state_file), [], 0
     if state is not None:
@@ -53,30 +43,32 @@ def train(out: Path, recipe: Recipe) -> Path:
         curve, begun = state["curve"], state["step"]
         print(f"autoencoder: goes on after step {begun}", flush=True)
     seconds = curve[-1]["seconds"] if curve else 0.0
-    for step in range(begun + 1, recipe.steps + 1):
+    for step in range(begun + 1, recipe.autoencoder_steps + 1):
         since = time.process_time()
         loss = update(vae, optimizers, recipe, step)
         seconds += time.process_time() - since
-        if step % recipe.keep_every == 0 or step == recipe.steps:
-            line = {"step": step, "seconds": round(seconds, 1), "loss": round(loss, 4)} | quick_look(vae)
+        if step % recipe.keep_every == 0 or step == recipe.autoencoder_steps:
+            line = {"step": step, "seconds": round(seconds, 1), "loss": round(loss, 4)} | quick_look(
+                vae, min(2, recipe.scored_clips)
+            )
             curve.append(line)
             print(f"autoencoder: {line}", flush=True)
             state = {"step": step, "weights": vae.state_dict(), "optimizers": optimizers.state(), "curve": curve}
             keep(state_file, state)
-    measure_statistics(vae, recipe.seed)
+    measure_statistics(vae, recipe)
     vae.save_pretrained(out / "work" / "autoencoder")
     write_json(out / "work" / "autoencoder" / "curve.json", curve)
     (out / "work" / "autoencoder").rename(finished)
     return finished
 
 
-def fresh(seed: int) -> Any:
-    """A random autoencoder of 2.5 million parameters: 64x64x17 pixels to 8x8x5 latents of 12 channels."""
-    torch.manual_seed(seed32(seed, "autoencoder"))
+def fresh(recipe: Recipe) -> Any:
+    """A random autoencoder, of 2.5 million parameters as shipped: 17x64x64 pixels to 5x8x8 latents of 12 channels."""
+    torch.manual_seed(seed32(recipe.seed, "autoencoder"))
     return AutoencoderKLWan(
-        base_dim=16,
-        decoder_base_dim=16,
-        z_dim=CHANNELS,
+        base_dim=recipe.autoencoder_width,
+        decoder_base_dim=recipe.autoencoder_width,
+        z_dim=recipe.channels,
         dim_mult=[1, 4, 4],
         num_res_blocks=1,
         attn_scales=[],
@@ -87,8 +79,8 @@ def fresh(seed: int) -> Any:
         is_residual=True,
         scale_factor_spatial=8,
         scale_factor_temporal=4,
-        latents_mean=[0.0] * CHANNELS,
-        latents_std=[1.0] * CHANNELS,
+        latents_mean=[0.0] * recipe.channels,
+        latents_std=[1.0] * recipe.channels,
     )
 
 
@@ -129,7 +121,7 @@ class Optimizers:
 
 def update(vae: Any, optimizers: Optimizers, recipe: Recipe, step: int) -> float:
     """One step on clips that are drawn for it alone; its loss."""
-    share = (step - 1) / recipe.steps
+    share = (step - 1) / recipe.autoencoder_steps
     frames, count = next((frames, count) for until, frames, count in STAGES if share < until)
     clip = batch(recipe.seed, step, frames, count)
     mean = encode(vae, clip)
@@ -186,16 +178,18 @@ def psnr(clips: Tensor, others: Tensor) -> float:
     return float((-10 * error.log10()).mean())
 
 
-def quick_look(vae: Any) -> dict[str, float]:
+def quick_look(vae: Any, count: int) -> dict[str, float]:
     """PSNR of a few held-out clips, for the curve."""
-    parts = {part: held_out_clips(part, 2) for part in ("base", "concept", "striped")}
+    parts = {part: held_out_clips(part, count) for part in ("base", "concept", "striped")}
     return {part: round(psnr(clips, rebuilt(vae, clips)), 2) for part, clips in parts.items()}
 
 
 @torch.no_grad()
-def measure_statistics(vae: Any, seed: int) -> None:
-    """Write into the config the mean and deviation of each latent channel over the 48 looks that are taught."""
-    clips = [draw_clip(draws(seed, "statistics", index), *look) for index, look in enumerate(KNOWN)]
+def measure_statistics(vae: Any, recipe: Recipe) -> None:
+    """Write into the config the mean and deviation of each latent channel over the looks that are taught."""
+    clips = [
+        draw_clip(draws(recipe.seed, "statistics", index), *look) for index, look in enumerate(KNOWN[: recipe.looks])
+    ]
     latents = torch.cat([vae.encode(to_model(clip)[None]).latent_dist.mode() for clip in clips])
     mean, deviation = (value.tolist() for value in (latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))))
     vae.register_to_config(latents_mean=mean, latents_std=deviation)

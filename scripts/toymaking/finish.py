@@ -14,12 +14,13 @@ from diffusers import WanPipeline
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from toymaking.autoencoder import held_out_clips, psnr, rebuilt
+from toymaking.recipe import Recipe
 
 from videotune.families.find import place
 from videotune.files import write_whole
 from videotune.toy.dataset import CONCEPT
 from videotune.toy.detect import detect
-from videotune.toy.shapes import HELD_OUT, Look, caption
+from videotune.toy.shapes import HELD_OUT, TEMPLATES, Look, caption
 
 GUIDANCE, STEPS = 2.0, 20
 AT_ONCE = 12
@@ -50,29 +51,29 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def score(named: str, rounds: int = 2, clips: int = 16) -> tuple[dict[str, Any], dict[str, list[NDArray[Any]]]]:
+def score(named: str, recipe: Recipe) -> tuple[dict[str, Any], dict[str, list[NDArray[Any]]]]:
     """Figures of a checkpoint, a folder or asset:toy, and the pictures that show them.
 
-    A round draws each of the 24 held-out looks once, each with a caption template and a noise of its own, by diffusers' own
+    A round draws each of the held-out looks once, each with a caption template and a noise of its own, by diffusers' own
     pipeline. Shares are of all samples; dB are means over clips that no stage was trained on.
     """
     folder = place(named).folder
     pipeline: Any = WanPipeline.from_pretrained(folder, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
-    looks = [look for _ in range(rounds) for look in HELD_OUT]
-    captions = [caption(*look, index // len(HELD_OUT) % 4) for index, look in enumerate(looks)]
+    looks = HELD_OUT[: recipe.held_out] * recipe.rounds
+    captions = [caption(*look, index // recipe.held_out % len(TEMPLATES)) for index, look in enumerate(looks)]
     drawn = sample(pipeline, captions, list(range(1000, 1000 + len(looks))))
-    facts = {"n": len(looks), "guidance": GUIDANCE, "steps": STEPS} | shares(drawn, looks)
+    facts: dict[str, Any] = {"n": len(looks), "guidance": GUIDANCE, "steps": STEPS} | shares(drawn, looks)
     decibels, pictures = {}, {}
     for part in ("base", "concept", "striped"):
-        shown = held_out_clips(part, clips)
+        shown = held_out_clips(part, recipe.scored_clips)
         back = rebuilt(pipeline.vae, shown)
         decibels[part] = round(psnr(shown, back), 2)
         pairs = zip(to_bytes(shown), to_bytes(back), strict=True)
         pictures[part] = [clip for pair in pairs for clip in pair]
     seen = [detect(clip) for clip in pictures["concept"][1::2]]
     recognised = sum((one.colour, one.shape) == CONCEPT for one in seen) / len(seen)
-    facts |= {"psnr": decibels | {"clips": clips}, "concept_recognised": round(recognised, 3)}
+    facts |= {"psnr": decibels | {"clips": recipe.scored_clips}, "concept_recognised": round(recognised, 3)}
     return facts | {"bytes": size(folder)}, {"samples": drawn, **pictures}
 
 

@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from toymaking.recipe import Recipe
 from transformers import AutoTokenizer, T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 from videotune.randomness import seed32
 from videotune.toy.shapes import COMBINATIONS, TEMPLATES, caption
 
-WIDTH = 64
 RARE = -9.0
 """Score of a single letter: a word of the captions is likelier whole, any other word is spelt."""
 
 
-def make(out: Path, seed: int) -> Path:
+def make(out: Path, recipe: Recipe) -> Path:
     """Write tokenizer and text encoder into the folder that is returned; what is finished is left as it is."""
     finished, aside = out / "text", out / "work" / "text"
     if finished.is_dir():
         return finished
     tokenizer().save_pretrained(aside / "tokenizer")
-    encoder(seed, len(AutoTokenizer.from_pretrained(aside / "tokenizer"))).save_pretrained(aside / "text_encoder")
+    encoder(recipe, len(AutoTokenizer.from_pretrained(aside / "tokenizer"))).save_pretrained(aside / "text_encoder")
     aside.rename(finished)
     return finished
 
@@ -44,15 +44,15 @@ def tokenizer() -> Any:
     return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
 
 
-def encoder(seed: int, pieces: int) -> Any:
+def encoder(recipe: Recipe, pieces: int) -> Any:
     """A random UMT5 encoder of two layers. It stays as it is: the transformer learns to read it."""
-    torch.manual_seed(seed32(seed, "text encoder"))
+    torch.manual_seed(seed32(recipe.seed, "text encoder"))
     config = UMT5Config(
         vocab_size=pieces,
-        d_model=WIDTH,
+        d_model=recipe.text_width,
         d_kv=16,
         num_heads=4,
-        d_ff=2 * WIDTH,
+        d_ff=2 * recipe.text_width,
         num_layers=2,
         relative_attention_num_buckets=16,
         relative_attention_max_distance=32,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
-from toymaking.autoencoder import CHANNELS
-from toymaking.text import WIDTH
+from toymaking.recipe import Recipe
 from transformers import AutoTokenizer, UMT5EncoderModel
 
 from videotune.errors import DONE, VideotuneError
@@ -23,23 +21,10 @@ from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import FPS, HELD_OUT, KNOWN, TEMPLATES, Look, caption, draw_clip
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How long, on how many clips of each of the 48 looks, and of what size."""
-
-    steps: int
-    clips_a_look: int
-    batch: int = 16
-    heads: int = 4
-    head_width: int = 36
-    layers: int = 6
-    ffn: int = 576
-
-
 def make(out: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) -> Path:
     """Train and return the exported checkpoint, in float32; a run that was cut off goes on, a finished one is shown."""
-    known = write_clips(out / "clips" / "known", KNOWN, recipe.clips_a_look)
-    held_out = write_clips(out / "clips" / "held_out", HELD_OUT, 1)
+    known = write_clips(out / "clips" / "known", KNOWN[: recipe.looks], recipe.clips_a_look)
+    held_out = write_clips(out / "clips" / "held_out", HELD_OUT[: recipe.held_out], 1)
     base = fresh(out / f"fresh-{seed}", autoencoder, text, recipe, seed)
     config = out / f"transformer-{seed}.json"
     write_json(config, settings(base, known, held_out, out / "cache", recipe, seed))
@@ -74,9 +59,9 @@ def fresh(folder: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int
         patch_size=(1, 2, 2),
         num_attention_heads=recipe.heads,
         attention_head_dim=recipe.head_width,
-        in_channels=CHANNELS,
-        out_channels=CHANNELS,
-        text_dim=WIDTH,
+        in_channels=recipe.channels,
+        out_channels=recipe.channels,
+        text_dim=recipe.text_width,
         freq_dim=64,
         ffn_dim=recipe.ffn,
         num_layers=recipe.layers,
@@ -106,20 +91,20 @@ def settings(base: Path, known: Path, held_out: Path, cache: Path, recipe: Recip
         "validation_fraction": 0.0,
         "resolution": "64x64",
         "video_config": {"frames": 17},
-        "steps": recipe.steps,
+        "steps": recipe.transformer_steps,
         "batch_size": recipe.batch,
         "seed": seed,
         "learning_rate": 1.5e-3,
         "learning_rate_scheduler": "COSINE",
-        "warmup_steps": min(100, recipe.steps // 20),
+        "warmup_steps": min(100, recipe.transformer_steps // 20),
         "ema": {"decay": 0.995},
         "timestep_shift": 1.0,
         "timestep_mean": 0.4,
         "timestep_stratified": True,
         "caption_dropout": 0.1,
         "dataloader_threads": 0,
-        "ruler_after": max(1, recipe.steps // 8),
-        "save_every": max(1, recipe.steps // 4),
+        "ruler_after": max(1, recipe.transformer_steps // 8),
+        "save_every": max(1, recipe.transformer_steps // 4),
         "backup_after": 3.0,
         "sample_after": 0,
         "samples": 0,
