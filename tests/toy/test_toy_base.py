@@ -1,4 +1,4 @@
-"""The toy base model that is shipped: it decodes what it encodes, and draws combinations that no caption of its training had."""
+"""The toy base model that is shipped: it rebuilds clips, and draws combinations that no caption of its training had."""
 
 import json
 from pathlib import Path
