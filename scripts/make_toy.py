@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if last >= STAGES.index("score"):
         named = {f"seed {seed}, float16": str(folder) for seed, folder in made.items()}
         named |= {f"seed {seed}, float32": str(folder) for seed, folder in trained.items()}
-        named |= {name: name for name in words.also}
+        named |= {name: folder or name for name, _, folder in (also.partition("=") for also in words.also)}
         measured = measure(out, named, recipe, words.pictures or out / "pictures")
         facts = {"recipe": asdict(recipe), "checkpoints": measured, "curves": curves(out, words.seeds)}
         write_json(words.figures or out / "toy.json", facts)
@@ -59,7 +59,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="everything in seconds, to try it; nothing is learnt")
     parser.add_argument("--steps-autoencoder", type=int, help="instead of the recipe's")
     parser.add_argument("--steps-transformer", type=int, help="instead of the recipe's")
-    parser.add_argument("--also", nargs="*", default=[], help="other checkpoints to score, asset:toy for one")
+    parser.add_argument("--also", nargs="*", default=[], help="other checkpoints to score: asset:toy, or NAME=FOLDER")
     parser.add_argument("--figures", type=Path, help="where the figures go (default: OUT/toy.json)")
     parser.add_argument("--pictures", type=Path, help="where the pictures go (default: OUT/pictures)")
     return parser.parse_args(arguments)

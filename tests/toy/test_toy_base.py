@@ -59,8 +59,7 @@ def test_nothing_that_is_shipped_names_a_folder_of_its_making() -> None:
 
 
 def test_the_figures_are_those_of_what_is_shipped() -> None:
-    """docs/toy.json says which checkpoint the asset is; its size is that of the files."""
-    shipped = FIGURES["checkpoints"][FIGURES["shipped"]]
+    shipped = FIGURES["checkpoints"]["asset:toy"]
     assert shipped["bytes"] == finish.size(place("asset:toy").folder) < 12e6
     assert shipped["n"] >= 48
     assert shipped["colour"] >= 0.95
