@@ -21,7 +21,8 @@ from toymaking import autoencoder, finish, text, transformer
 from toymaking.recipe import TINY, Recipe
 
 from videotune.errors import VideotuneError
-from videotune.files import digest, read_json, write_json
+from videotune.families.find import place
+from videotune.files import digest, hash_file, read_json, write_json
 from videotune.monitor.journal import read_journal
 from videotune.toy.shapes import HELD_OUT, caption
 
@@ -89,7 +90,8 @@ def measure(out: Path, named: dict[str, str], recipe: Recipe, pictures: Path) ->
     """Score each checkpoint; figures that are there already are shown again. The first one's pictures are drawn."""
     figures: dict[str, Any] = {}
     for index, (name, folder) in enumerate(named.items()):
-        kept = out / "work" / f"score-{digest([name, asdict(recipe)])}.json"
+        weights = [hash_file(path) for path in sorted(place(folder).folder.rglob("*.safetensors"))]
+        kept = out / "work" / f"score-{digest([name, weights, asdict(recipe)])}.json"
         if not kept.is_file():
             found, shown = finish.score(folder, recipe)
             if index == 0:
