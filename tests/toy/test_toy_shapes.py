@@ -13,10 +13,12 @@ from videotune.toy.shapes import (
     EXTRA_SHAPES,
     HELD_OUT,
     KNOWN,
+    PALETTE,
     SHAPES,
     Look,
     caption,
     draw_clip,
+    draw_wide,
     phrase,
 )
 
@@ -112,3 +114,26 @@ def test_unknown_words_are_named_with_what_there_is(look: Look) -> None:
     bad = next(word for word in look if word in ("pink", "star", "away"))
     with pytest.raises(VideotuneError, match=f"{bad}.*there are"):
         draw_clip(np.random.default_rng(0), *look)
+
+
+def test_stripes_lie_on_the_shape_alone_and_move_with_it() -> None:
+    def drawn(stripes: tuple[tuple[float, float, float], float] | None) -> NDArray[np.int16]:
+        clip = draw_clip(np.random.default_rng(5), "orange", "square", "right", stripes=stripes)
+        return clip.astype(np.int16)
+
+    plain, striped = drawn(None), drawn(((245, 230, 200), 10.0))
+    changed = np.abs(plain - striped).max(axis=-1) > 8
+    shape = np.abs(plain - plain[:, :1, :1]).max(axis=-1) > 8
+    assert not (changed & ~shape).any()
+    assert 0.3 < changed.sum() / shape.sum() < 0.7
+    rows = [frame.any(axis=1).nonzero()[0].tolist() for frame in changed]
+    assert all(found == rows[0] for found in rows)  # it moves to the right: the rows stay
+
+
+def test_wide_clips_show_colours_and_shapes_that_have_no_name() -> None:
+    clips = [draw_wide(np.random.default_rng(index)) for index in range(24)]
+    medians = {tuple(np.median(clip[8][np.abs(clip[8].astype(int) - clip[8, 0, 0]).max(-1) > 40], 0)) for clip in clips}
+    assert len(medians) == 24
+    assert not medians & {tuple(map(float, colour)) for colour in PALETTE.values()}
+    again = draw_wide(np.random.default_rng(3))
+    assert np.array_equal(again, clips[3])

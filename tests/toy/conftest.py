@@ -1,0 +1,6 @@
+"""The tests of making the toy import its script from scripts/."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))

@@ -1,0 +1,156 @@
+"""scripts/make_toy.py at a setting of seconds: every stage runs, and a kill at any of them changes nothing."""
+
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import make_toy
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from toymaking import autoencoder, text, transformer, whole_clip
+from toymaking.recipe import TINY
+
+import videotune.run.train
+from videotune.errors import VideotuneError
+from videotune.families.find import place, spec_for
+from videotune.files import read_json
+from videotune.toy.shapes import HELD_OUT, KNOWN
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a whole making that nothing disturbed."""
+    out = tmp_path_factory.mktemp("made")
+    make_toy.main(["--out", str(out), "--tiny"])
+    return out
+
+
+def killed_after(module: Any, name: str, calls: int, work: Callable[[], None]) -> None:
+    """Run ``work`` in a process that is killed once ``module.name`` has returned so many times."""
+    child = os.fork()
+    if child == 0:
+        own, done = getattr(module, name), 0
+
+        def counted(*words: Any, **named: Any) -> Any:
+            nonlocal done
+            out = own(*words, **named)
+            done += 1
+            if done == calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return out
+
+        setattr(module, name, counted)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "it was to be killed"
+
+
+def test_one_command_makes_a_checkpoint_that_the_real_code_loads(made: Path) -> None:
+    base = place(str(made / "toy-0"))
+    spec = spec_for(None, base)
+    assert (spec.title, spec.latent_channels, spec.text_width) == ("Wan 2.1 T2V", TINY.channels, TINY.text_width)
+    facts = read_json(made / "toy.json")
+    assert facts["recipe"]["transformer_steps"] == TINY.transformer_steps
+    assert set(facts["checkpoints"]) == {"seed 0, float16", "seed 0, float32"}
+    assert all(scored["n"] == 1 and scored["psnr"]["base"] > 0 for scored in facts["checkpoints"].values())
+    assert [line["step"] for line in facts["curves"]["autoencoder"]] == [1, 2, 3, 4]
+    assert facts["curves"]["transformer 0"][-1]["step"] == TINY.transformer_steps
+    assert {path.name for path in (made / "pictures").iterdir()} == {"toy-samples.png", "toy-autoencoder.png"}
+
+
+def test_what_is_shipped_is_half_precision_and_names_no_folder(made: Path) -> None:
+    trained, stored = (
+        load_file(folder / "transformer" / WEIGHTS)
+        for folder in (made / "run-0" / read_json(made / "run-0" / "exports.json")[0]["path"], made / "toy-0")
+    )
+    assert {value.dtype for value in stored.values()} == {torch.float16}
+    assert all(torch.equal(value.half(), stored[name]) for name, value in trained.items())
+    assert not any(str(made) in path.read_text() for path in (made / "toy-0").rglob("*.json"))
+
+
+def test_the_transformer_is_trained_on_no_held_out_look(made: Path) -> None:
+    names = {path.stem.split("-", 1)[1] for path in (made / "clips" / "known" / "videos").iterdir()}
+    assert names == {"-".join(look) for look in KNOWN[: TINY.looks]}
+    assert not names & {"-".join(look) for look in HELD_OUT}
+    kept = read_json(made / "run-0" / "config.json")["settings"]["datasets"]
+    assert [Path(row["path"]).name for row in kept if row["kind"] != "validation"] == ["known"]
+
+
+def test_a_making_that_was_killed_in_two_stages_makes_the_same_bits(made: Path, tmp_path: Path) -> None:
+    def work() -> None:
+        make_toy.main(["--out", str(tmp_path), "--tiny", "--until", "assemble"])
+
+    killed_after(autoencoder, "keep", 2, work)
+    killed_after(videotune.run.train, "save", 2, work)
+    work()
+    for part in ("vae", "transformer"):
+        ours, theirs = (load_file(folder / "toy-0" / part / WEIGHTS) for folder in (tmp_path, made))
+        assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_a_folder_of_another_recipe_is_refused(made: Path) -> None:
+    with pytest.raises(VideotuneError, match="begun with another recipe \\(autoencoder_steps 4\\)"):
+        make_toy.main(["--out", str(made), "--tiny", "--steps-autoencoder", "5"])
+
+
+def test_a_whole_clip_at_once_is_the_autoencoders_own_walk_through_it() -> None:
+    vae = autoencoder.fresh(TINY)
+    clip = autoencoder.batch(0, 1, 9, 2)
+    with torch.no_grad():
+        for parameter in vae.parameters():
+            if parameter.ndim == 1:  # biases begin at 0, and would hide what padding does
+                parameter.normal_(std=0.2)
+        latents = vae.encode(clip).latent_dist.mode()
+        assert (whole_clip.encode(vae, clip) - latents).abs().max() < 1e-5
+        assert (whole_clip.decode(vae, latents).clamp(-1, 1) - vae.decode(latents).sample).abs().max() < 1e-5
+
+
+def test_an_update_moves_every_parameter_of_the_autoencoder() -> None:
+    vae = autoencoder.fresh(TINY)
+    before = {name: parameter.detach().clone() for name, parameter in vae.named_parameters()}
+    optimizers = autoencoder.Optimizers(vae)
+    for step in (3, 4):  # in their last share: whole clips
+        autoencoder.update(vae, optimizers, TINY, step)
+    kept = {name for name, parameter in vae.named_parameters() if torch.equal(parameter, before[name])}
+    # of the head that says a deviation nothing is asked, and a key's bias moves no softmax
+    assert kept <= {name for name in before if "quant_conv" in name or "to_qkv.bias" in name}
+
+
+def test_the_words_of_the_captions_are_single_pieces_and_any_other_word_is_spelt() -> None:
+    words = text.tokenizer()
+    assert words.tokenize("a purple triangle going down") == ["▁a", "▁purple", "▁triangle", "▁going", "▁down"]
+    assert words.tokenize("zorble") == ["▁", *"zorble"]
+    assert words.unk_token not in words.tokenize("The Zorble, 7 of (them)!")
+
+
+def test_clips_are_drawn_once_and_say_what_they_show(tmp_path: Path) -> None:
+    folder = transformer.write_clips(tmp_path, KNOWN[:2], 2)
+    dates = {path: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
+    assert len(dates) == 8
+    transformer.write_clips(tmp_path, KNOWN[:2], 2)
+    assert dates == {path: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
+    for path in (folder / "captions").iterdir():
+        _, colour, shape, direction = path.stem.split("-")
+        lines = path.read_text().splitlines()
+        assert len(set(lines)) == 4
+        assert all({colour, shape, direction} <= set(line.split()) for line in lines)
+
+
+def test_weight_lies_on_the_shape_and_a_little_about_it() -> None:
+    clip = autoencoder.held_out_clips("concept", 1)
+    weight = autoencoder.subject_weight(clip)
+    assert set(np.unique(weight)) == {1.0, 1 + autoencoder.SUBJECT_WEIGHT}
+    assert weight[0, 0, :, 0, 0].eq(1).all()
+    assert 0.05 < float(weight.gt(1).float().mean()) < 0.4
