@@ -63,7 +63,7 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, last + 1))
     assert (end["kind"], end["why"]) == ("end", "done" if readings is None else "early")
     told = [(line["step"], line["verdict"]) for line in lines if line["kind"] == "verdict"]
-    assert told[:2] == [(2, "LEARNING"), (5, "OVERFITTING")]
+    assert told[:3] == [(2, "LEARNING"), (4, "PLATEAU"), (5, "OVERFITTING")]
     (exported,) = read_json(run / "exports.json")
     if readings is None:  # nothing was saved but the end
         assert end["take"]["step"] == 7

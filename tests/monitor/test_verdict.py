@@ -73,8 +73,24 @@ def test_where_training_clips_rise_as_well_it_is_no_copying() -> None:
 
 def test_where_nothing_falls_any_more_it_is_a_plateau() -> None:
     assert word(course([*DOWN, 0.5, 0.5, 0.5, 0.5], [*DOWN, 0.5, 0.5, 0.5, 0.5])) == PLATEAU
-    assert word(course([*DOWN, 0.5, 0.5, 0.5, 0.5], [*DOWN, 0.45, 0.4, 0.35, 0.3])) == LEARNING
     assert word(course([*DOWN, 0.45, 0.4], [*DOWN, 0.5, 0.5])) == LEARNING
+
+
+def test_training_clips_that_fall_alone_are_no_learning() -> None:
+    found = judge(course([*DOWN, 0.5, 0.5, 0.5, 0.5], [*DOWN, 0.45, 0.4, 0.35, 0.3]))
+    assert found is not None
+    assert found.word == PLATEAU
+    assert found.reason.endswith("what is still learnt is these clips alone")
+
+
+def test_overfitting_stands_until_held_out_clips_have_a_new_best() -> None:
+    held, train = [*DOWN, 0.55, 0.6, 0.505], [*DOWN, 0.4, 0.3, 0.2]
+    found = judge(course(held, train))
+    assert found is not None
+    assert (found.word, found.best_step) == (OVERFITTING, 30)
+    assert "rose to 0.6" in found.reason
+    assert "at step 50 (now 0.5" in found.reason
+    assert word(course([*held, 0.4], [*train, 0.2])) == LEARNING
 
 
 def test_too_few_readings_say_nothing() -> None:

@@ -80,14 +80,9 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     )
     if len(readings) < ENOUGH:
         return found
-    if overfits(readings, best):
-        now = readings[-1]
-        reason = (
-            f"held-out clips were best at step {found.best_step} ({found.best:.3f} of the base) and have risen to "
-            f"{now['held_out']['normalised']:.3f}, more than the scatter over {len(held[-1])} clips explains and twice in a "
-            f"row, while training clips fell from {readings[best]['train']['normalised']:.3f} to "
-            f"{now['train']['normalised']:.3f}: the clips are being copied"
-        )
+    risen = overfits(readings, best)
+    if risen is not None:
+        reason = _copied(readings, best, risen)
         return replace(found, word=OVERFITTING, reason=reason, quantile=turned_first(readings, best))
     word, reason = _others(readings)
     return replace(found, word=word, reason=reason)
@@ -145,11 +140,24 @@ def rise(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[float, 
     return mean, T[min(n, len(T) + 1) - 2] * spread / sqrt(n)
 
 
-def overfits(readings: Sequence[Mapping[str, Any]], best: int) -> bool:
-    """Held-out clips lie above their best by more than chance, at the last two readings, and training clips below theirs."""
-    if best >= len(readings) - 2:
-        return False
-    return all(_risen(readings[best], reading) for reading in readings[-2:])
+def overfits(readings: Sequence[Mapping[str, Any]], best: int) -> int | None:
+    """The latest reading at which held-out clips lay above their best by more than chance, as at the one before it, and
+    training clips below theirs; None: there is none. It stands until a reading is lower than the best."""
+    risen = [_risen(readings[best], reading) for reading in readings]
+    return max((i for i in range(best + 2, len(readings)) if risen[i] and risen[i - 1]), default=None)
+
+
+def _copied(readings: Sequence[Mapping[str, Any]], best: int, risen: int) -> str:
+    """Why a run overfits, in words."""
+    first, worst, now = readings[best], readings[risen], readings[-1]
+    since = "have risen" if worst is now else "rose"
+    then = "" if worst is now else f" at step {worst['step']} (now {now['held_out']['normalised']:.3f}, no new best)"
+    return (
+        f"held-out clips were best at step {first['step']} ({first['held_out']['normalised']:.3f} of the base) and {since} "
+        f"to {worst['held_out']['normalised']:.3f}{then}, more than the scatter over {len(clips_of(now, 'held_out'))} clips "
+        f"explains and twice in a row, while training clips fell from {first['train']['normalised']:.3f} to "
+        f"{now['train']['normalised']:.3f}: the clips are being copied"
+    )
 
 
 def _risen(best: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -185,14 +193,15 @@ def turned_first(readings: Sequence[Mapping[str, Any]], best: int) -> int:
 def _others(readings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """LEARNING or PLATEAU over the last third of the readings, at least three, and why."""
     last = readings[-max(ENOUGH, ceil(len(readings) / 3)) :]
-    told, falls = [], False
+    told, fell = [], {}
     for part, what in (("held_out", "held-out clips"), ("train", "training clips")):
         mean, chance = rise(clips_of(last[-1], part), clips_of(last[0], part))  # backwards: how far they fell
-        fell = mean > (chance if len(clips_of(last[0], part)) > 1 else LEAST_RISE)
-        falls = falls or fell
+        fell[part] = mean > (chance if len(clips_of(last[0], part)) > 1 else LEAST_RISE)
         values = f"from {last[0][part]['normalised']:.3f} to {last[-1][part]['normalised']:.3f}"
-        told.append(f"{what} went {values}" + ("" if fell else ", within what chance explains"))
+        told.append(f"{what} went {values}" + ("" if fell[part] else ", within what chance explains"))
     since = f"since step {last[0]['step']}"
-    if falls:
+    if fell["held_out"]:
         return LEARNING, f"{since} {' and '.join(told)}"
+    if fell["train"]:
+        return PLATEAU, f"{since} {' and '.join(told)}: what is still learnt is these clips alone"
     return PLATEAU, f"{since} neither has fallen: {' and '.join(told)}"

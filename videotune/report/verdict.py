@@ -103,7 +103,10 @@ def advice(run: Run, latest: Record) -> list[Html]:
         said.append(text("More steps would probably help: --resume with a larger --set steps=…"))
     if word == "PLATEAU":
         said.append(
-            text("More steps will change little. Another learning_rate, a larger lora.rank or more clips might.")
+            text(
+                "More steps will change little in what it draws of new prompts. Another learning_rate, a larger lora.rank "
+                "or more clips might."
+            )
         )
     if word is None:
         said.append(text("Look at the samples, and at the exposure below: views are all that warns of copying here."))
