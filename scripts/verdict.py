@@ -1,9 +1,9 @@
 """How well the verdict tells when to stop: the toy trained on four clips until it copies them, and on fresh clips alone.
 
-    python scripts/verdict.py [--four 10] [--endless 20] [--levels 3] [--first-seed 0] [--steps 160] [--every 20]
+    python scripts/verdict.py [--four 10] [--endless 20] [--levels 3] [--first-seed 0] [--steps 240] [--every 40]
                               [--work runs/verdict] [--out docs/verdict.json] [--table]
 
-four: four clips, each shown 80 times. The best step by the verdict, which reads 8 held-out clips, is compared with that of
+four: four clips, each shown 240 times. The best step by the verdict, which reads 8 held-out clips, is compared with that of
 an independent dense ruler: 64 clips of its own, noise of its own, a reading for each checkpoint, each noise level on a third
 of the clips.
 endless: as many steps, and every sample is of a clip that was never shown before: a call of OVERFITTING is a false one.
@@ -48,14 +48,14 @@ VALIDATION = 16
 DENSE = 64
 """Clips of the dense ruler."""
 
-POOL, SHARE = 340, 0.04
-"""The endless clips, of which a run sees each at most once, and the share of them that is held out: 14 at each seed."""
+POOL, SHARE = 1000, 0.016
+"""The endless clips, of which a run sees each at most once, and the share of them that is held out: 16."""
 
 LOW = {"timestep_distribution": "UNIFORM", "timestep_shift": 0.2}
 """Noise levels of the third case: the lowest of nine is 0.02, and half of them lie below 0.17."""
 
-SHORT = {"video_config.frames": 9, "video_config.windows": "head", "batch_size": 2}
-"""Half a second of each clip, one window each, two clips a step: a quarter of the preset's work."""
+SHORT = {"video_config.frames": 9, "video_config.windows": "head", "batch_size": 4}
+"""Half a second of each clip, one window each: half of the preset's work."""
 
 THIRD = 3
 """The dense ruler reads each of its clips at every third noise level, each level on a third of the clips."""
@@ -257,8 +257,8 @@ def main() -> None:
     parser.add_argument("--endless", type=int, default=20)
     parser.add_argument("--levels", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=160)
-    parser.add_argument("--every", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--every", type=int, default=40)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--work", type=Path, default=Path("runs/verdict"))
     parser.add_argument("--out", type=Path, help="a file for the table and the summary, as docs/verdict.json")
