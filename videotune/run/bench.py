@@ -121,11 +121,11 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
         streams = bool(config.layer_offload_fraction)
         with loading_onto(torch.device("cpu")) if streams else nullcontext():
             net = family.denoiser(name)
-        family.isolate_frames(net, not config.video_config.use_temporal_attention)
-        held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in rota.names else {}
         first = not bench.learners and not fresh
         if first:
             say_packed(net, family.weights.transformer)
+        family.isolate_frames(net, not config.video_config.use_temporal_attention)
+        held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in rota.names else {}
         learner, home = bench.learners.get(name), homes.get(name)
         if learner is not None:
             held = learner.held or learner.parameters
