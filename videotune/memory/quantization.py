@@ -31,6 +31,9 @@ _PLAIN = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": to
 _LARGEST = {"FLOAT_8": 448.0, "INT_8": 127.0}
 _KEPT = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
 
+_CODES: dict[torch.device, Tensor] = {}
+"""The 256 numbers that NFLOAT_4's scales are rounded to, once on each device."""
+
 Form = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor that is kept of a weight."""
 
@@ -190,7 +193,7 @@ class PackedLinear(nn.Linear):
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         if name == "code":  # the same constants in every layer
-            self.register_buffer(name, tensor, persistent=False)
+            self.register_buffer(name, _CODES.setdefault(tensor.device, tensor), persistent=False)
         else:
             setattr(self, name, nn.Parameter(tensor, requires_grad=False))
 
