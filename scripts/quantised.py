@@ -4,8 +4,8 @@
                                 [--work runs/quantised] [--out docs/quantised.json]
 
 Denoiser and text encoder are kept in the same kind. Runs of one seed have the same clips, order, noise and first weights and
-differ by the kind alone. ``on_plain``: the adapter that was learnt over the rounded base, laid over the base as it is. A
-second call goes on with what is missing, and then prints the table.
+differ by the kind alone. ``on_plain``: the adapter that was learnt over the rounded base, laid over the base as it is.
+``--steps 0`` reads the bases alone. A second call goes on with what is missing, and then prints the table.
 """
 
 from __future__ import annotations
@@ -16,58 +16,63 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from videotune.errors import DONE
+import torch
+
 from videotune.files import read_json, write_json
-from videotune.monitor.journal import read_journal
-from videotune.run.demo import TRIGGER, train_or_resume
-from videotune.run.job import Words
+from videotune.monitor.ruler import read_ruler
+from videotune.run.demo import TRIGGER
+from videotune.run.job import Words, open_job, settle
+from videotune.run.models import plain_batch
+from videotune.run.train import make_records
+from videotune.run.trainer import Trainer, prepare
 from videotune.toy.dataset import write_dataset
-from videotune.train.state import pick
 
 COLUMNS = {"base": "base", "trained": "trained", "on_plain": "its adapter over the plain base", "loss": "last losses"}
+"""What a row has; of ``--steps 0`` the first alone."""
 
 
-def words_of(clips: Path, kind: str, seed: int, steps: int, sets: Sequence[str]) -> Words:
-    """The toy preset with weights of this kind; the ruler is read first and last."""
+def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
+    """The toy preset over weights of this kind, before its first step, in a run folder of its own."""
     knobs = {
         "weight_dtype": kind,
         "seed": seed,
-        "steps": steps,
+        "steps": max(1, told.steps),
         "save_every": 0,
         "sample_after": 0,
+        "samples": 0,
         "probe_budget": 0,
-        "ruler_after": steps,
-        "validation_fraction": 0.05,
+        "validation_fraction": 0.1,
     }
-    return Words(preset="toy", data=str(clips), sets=(*(f"{key}={value}" for key, value in knobs.items()), *sets))
+    sets = (*(f"{key}={value}" for key, value in knobs.items()), *told.set)
+    number = len(list(told.work.glob("run-*")))
+    job = open_job(*settle(Words(preset="toy", data=str(told.work / "clips"), sets=sets)))
+    return prepare(job, told.work / f"run-{number}-{kind}-seed-{seed}", False)
 
 
-def readings(run: Path) -> list[float]:
-    """The held-out error of each reading."""
-    return [line["held_out"]["mean"] for line in read_journal(run) if line["kind"] == "ruler"]
+def error(trainer: Trainer) -> float:
+    """The held-out error as the run's ruler reads it."""
+    source = trainer.source
+    reading = read_ruler(
+        trainer.ruler, trainer.family, trainer.bench, source.objective, lambda window: plain_batch(source, window)
+    )
+    return float(reading["held_out"]["mean"])
 
 
-def trained(words: Words, run: Path) -> None:
-    """Train, or go on with what was begun."""
-    if train_or_resume(words, run) != DONE:
-        raise SystemExit("stopped; the same command goes on")
-
-
-def one_run(told: argparse.Namespace, kind: str, seed: int) -> dict[str, Any]:
-    """Train over a base of this kind, and read what its adapter does to the base as it is."""
-    clips, run = told.work / "clips", told.work / f"{kind}-seed-{seed}-steps-{told.steps}"
-    trained(words_of(clips, kind, seed, told.steps, told.set), run)
-    base, last = readings(run)
-    losses = [line["loss"] for line in read_journal(run) if line["kind"] == "step"]
-    plain = last
-    if kind != "auto":
-        beside = run.with_name(f"{run.name}-on-plain")
-        sets = (*told.set, f"init_from={pick(run, None).folder}")
-        trained(words_of(clips, "auto", seed, 1, sets), beside)
-        plain = readings(beside)[0]
-    row = {"kind": kind, "seed": seed, "base": base, "trained": last, "on_plain": plain}
-    row["loss"] = statistics.fmean(losses[-25:])
-    return {key: round(value, 6) if isinstance(value, float) else value for key, value in row.items()}
+def one_run(told: argparse.Namespace, kind: str, seed: int, plain: Trainer | None) -> tuple[dict[str, Any], Trainer]:
+    """Train over a base of this kind, and read what its adapter does to the base of ``plain`` (None: this is it)."""
+    trainer = open_trainer(told, kind, seed)
+    row = {"kind": kind, "seed": seed, "base": error(trainer)}
+    if told.steps:
+        losses = [record.read()["loss"] for record in make_records(trainer)]
+        row["trained"] = error(trainer)
+        if plain is not None:
+            with torch.no_grad():
+                for name, parameter in plain.parameters.items():
+                    parameter.copy_(trainer.parameters[name])
+        row["on_plain"] = row["trained"] if plain is None else error(plain)
+        row["loss"] = statistics.fmean(float(loss or 0) for loss in losses[-25:])
+    trainer.journal.close()
+    return {key: round(value, 6) if isinstance(value, float) else value for key, value in row.items()}, trainer
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -78,20 +83,22 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         own = [row for row in rows if row["kind"] == kind]
         line: dict[str, Any] = {"kind": kind, "runs": len(own)}
         for name in COLUMNS:
-            ratios = [row[name] / plain[row["seed"]][name] - 1 for row in own if row["seed"] in plain]
-            spread = round(statistics.stdev(ratios), 6) if len(ratios) > 1 else None
-            mean = round(statistics.fmean(row[name] for row in own), 6)
-            line[name] = [mean, round(statistics.fmean(ratios), 6) if ratios else None, spread]
+            if name in own[0]:
+                ratios = [row[name] / plain[row["seed"]][name] - 1 for row in own if row["seed"] in plain]
+                deviation = round(statistics.stdev(ratios), 6) if len(ratios) > 1 else None
+                mean = round(statistics.fmean(row[name] for row in own), 6)
+                line[name] = [mean, round(statistics.fmean(ratios), 6) if ratios else None, deviation]
         lines.append(line)
     return lines
 
 
 def show(lines: Sequence[Mapping[str, Any]]) -> None:
     """The table: held-out errors, and by how much they are more than those of plain weights."""
-    print("| weights | " + " | ".join(COLUMNS.values()) + " |")
-    print("|---" * (len(COLUMNS) + 1) + "|")
+    names = [name for name in COLUMNS if name in lines[0]]
+    print("| weights | " + " | ".join(COLUMNS[name] for name in names) + " |")
+    print("|---" * (len(names) + 1) + "|")
     for line in lines:
-        cells = [f"{line[name][0]:.5f}" + ("" if line["kind"] == "auto" else more(*line[name][1:])) for name in COLUMNS]
+        cells = [f"{line[name][0]:.5f}" + ("" if line["kind"] == "auto" else more(*line[name][1:])) for name in names]
         print(f"| {'FLOAT_32' if line['kind'] == 'auto' else line['kind']} | " + " | ".join(cells) + " |")
 
 
@@ -120,12 +127,18 @@ def main() -> None:
         raise SystemExit(f"{told.out} holds runs of {result['steps']} steps with {result['sets']}; give another --out")
     done = {(row["kind"], row["seed"]) for row in result["runs"]}
     for seed in told.seeds:
+        plain = None
         for kind in told.kinds:
-            if (kind, seed) not in done:
-                result["runs"].append(one_run(told, kind, seed))
-                result["summary"] = summary(result["runs"])
-                write_json(told.out, result)
-                print(result["runs"][-1], flush=True)
+            if (kind, seed) in done:
+                continue
+            if kind != "auto" and plain is None and told.steps:
+                plain = open_trainer(told, "auto", seed)
+            row, trainer = one_run(told, kind, seed, plain)
+            plain = trainer if kind == "auto" else plain
+            result["runs"].append(row)
+            result["summary"] = summary(result["runs"])
+            write_json(told.out, result)
+            print(row, flush=True)
     show(result["summary"])
 
 
