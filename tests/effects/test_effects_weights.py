@@ -10,8 +10,9 @@ import torch
 from effects_kit import Lab, run_steps, trainer_of, watched
 
 from videotune.config.drift import class_of
+from videotune.config.words import ROUNDED
 from videotune.errors import VideotuneError
-from videotune.memory.quantization import ROUNDED, PackedLinear, share_of
+from videotune.memory.quantization import PackedLinear, share_of
 from videotune.run.job import Words, settle
 from videotune.run.trainer import Trainer
 

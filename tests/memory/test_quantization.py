@@ -13,11 +13,11 @@ from torch import nn
 
 from videotune.adapters.kinds import PARTS
 from videotune.adapters.lora import LoraSettings, adapter_off, add_lora, row_norms
+from videotune.config.words import ROUNDED
 from videotune.families.find import find, names
 from videotune.families.loading import text_encoders_streamed
 from videotune.families.parts import weight_files
 from videotune.memory.quantization import (
-    ROUNDED,
     PackedLinear,
     bytes_a_number,
     form,

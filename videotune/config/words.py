@@ -26,6 +26,9 @@ OptimizerName = Annotated[
     Literal["ADAMW", "ADAMW_8BIT", "PAGED_ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON"],
     BeforeValidator(word),
 ]
+ROUNDED = ("FLOAT_8", "INT_8", "NFLOAT_4")
+"""The ways to keep frozen weights in which their numbers lose most of their digits."""
+
 WeightDtype = Annotated[
     Literal["auto", "FLOAT_32", "BFLOAT_16", "FLOAT_16", "FLOAT_8", "INT_8", "NFLOAT_4"], BeforeValidator(weights)
 ]

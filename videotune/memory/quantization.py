@@ -18,8 +18,17 @@ from torch import Tensor, nn
 
 from videotune.errors import VideotuneError
 
-ROUNDED = ("FLOAT_8", "INT_8", "NFLOAT_4")
-"""The ways to keep weights in which their numbers lose most of their digits."""
+__all__ = [
+    "PackedLinear",
+    "Share",
+    "bytes_a_number",
+    "form",
+    "longest_list",
+    "pack",
+    "pack_linears",
+    "share_of",
+    "unpack",
+]
 
 BLOCK = 128
 """Numbers along a row, and on into the next one, that have one scale in FLOAT_8 and INT_8."""
