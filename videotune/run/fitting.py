@@ -178,8 +178,8 @@ def rounding(tried: Fit, job: Job, dtype: str) -> list[str]:
         numbers = block_numbers(job)
         less = [f"{size(round(numbers * (width - bytes_a_number(kind))))}" for kind in ("FLOAT_8", "NFLOAT_4")]
         said.append(
-            f"weight_dtype=FLOAT_8 rounds frozen weights, another base (docs/memory.md): the denoiser's take {less[0]} less, "
-            f"{less[1]} less in NFLOAT_4"
+            "weight_dtype=FLOAT_8 rounds frozen weights, which is another base (docs/memory.md): the denoiser's take "
+            f"{less[0]} less, {less[1]} less in NFLOAT_4"
         )
     if (
         kept.text_encoder is None
