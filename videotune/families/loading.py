@@ -249,18 +249,25 @@ def _text_encoder(
     """A network of transformers on a device, or streamed to it. ``own``: where weights that are packed are packed."""
     import torch
 
-    from videotune.memory.quantization import share_of
+    from videotune.memory.quantization import PackedLinear, share_of
 
     streamed = _STREAMED.get() is not None
     if kept is None:
         net = _transformers_model(cls, folder, files, dtype, torch.device("cpu") if streamed else device)
         return _streamed(net, device) if streamed else net
-    net = _transformers_model(cls, folder, files, dtype, torch.device("cpu"))
+    found = {header.dtype for header in headers(files).values()} & set(_DTYPES)
+    there = getattr(torch, _DTYPES[found.pop()]) if len(found) == 1 else dtype  # then weights are pages, and no memory
+    net, exact = _transformers_model(cls, folder, files, there, torch.device("cpu")), _in_float32(cls, dtype)
     linears = dict(net.named_modules())
-    for path, layer in _packed(net, (), kept, dtype, _in_float32(cls, dtype)).items():
+    for path, layer in _packed(net, (), kept, dtype, exact).items():
         linear = linears.pop(path)  # and with it the only weight there is: one after the other goes as it is packed
         layer.take(linear.weight.detach().to(own), torch.device("cpu"))
         linear.weight = None
+    packed = {id(x) for layer in net.modules() if isinstance(layer, PackedLinear) for x in layer.kept.values()}
+    for name, parameter in net.named_parameters():
+        if id(parameter) not in packed:
+            wanted = torch.float32 if any(part in exact for part in name.split(".")) else dtype
+            parameter.data = parameter.data.to(wanted, copy=True)  # a page that stayed would keep the file mapped
     net.requires_grad_(False)
     share = share_of(net)
     said(

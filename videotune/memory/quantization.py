@@ -191,11 +191,11 @@ class PackedLinear(nn.Linear):
 
     def dequantize(self) -> Tensor:
         """The weight (out, in) in the dtype in which the layer computes."""
-        return unpack(self._kept(), self.kind, self.shape, self.dtype)
+        return unpack(self.kept, self.kind, self.shape, self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """x·Wᵀ + bias."""
-        kept = self._kept()
+        kept = self.kept
         layer = (self.kind, self.shape, self.dtype)
         out: Tensor = _Product.apply(input, self.bias, layer, self.names, *kept.values())
         return out
@@ -206,7 +206,9 @@ class PackedLinear(nn.Linear):
         else:
             setattr(self, name, nn.Parameter(tensor, requires_grad=False))
 
-    def _kept(self) -> dict[str, Tensor]:
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """The tensors that are kept of the weight, by name."""
         return {name: getattr(self, name) for name in self.names}
 
 
@@ -245,12 +247,12 @@ class Share:
 def share_of(net: nn.Module) -> Share:
     """How much of a network is packed."""
     layers = [module for module in net.modules() if isinstance(module, PackedLinear)]
-    own = {id(tensor) for layer in layers for tensor in layer._kept().values()}
+    own = {id(tensor) for layer in layers for tensor in layer.kept.values()}
     packed = sum(layer.in_features * layer.out_features for layer in layers)
     others = [parameter for parameter in net.parameters() if id(parameter) not in own]
     rest = sum(parameter.nbytes for parameter in others)
     plain = sum(layer.in_features * layer.out_features * layer.dtype.itemsize for layer in layers)
-    there = sum(tensor.nbytes for layer in layers for name, tensor in layer._kept().items() if name != "code")
+    there = sum(tensor.nbytes for layer in layers for name, tensor in layer.kept.items() if name != "code")
     return Share(packed, packed + sum(parameter.numel() for parameter in others), rest + there, rest + plain)
 
 
