@@ -20,6 +20,9 @@ WAYS = (
     "ours-one-file bfloat16",
     "text float32",
     "text bfloat16",
+    "ours-FLOAT_8 bfloat16",
+    "ours-NFLOAT_4 bfloat16",
+    "text-FLOAT_8 bfloat16",
 )
 
 
@@ -59,8 +62,10 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
     from diffusers import WanTransformer3DModel
     from transformers import UMT5EncoderModel
 
+    from videotune.config.words import ROUNDED
     from videotune.families.loading import load_model
 
+    way, _, kept = way.rpartition("-") if way.endswith(ROUNDED) else (way, "", None)
     dtype, part = getattr(torch, dtype_name), {"ours-one-file": "one", "text": "text"}.get(way, "net")
     cls = UMT5EncoderModel if way == "text" else WanTransformer3DModel
     before = resident("VmRSS")
@@ -69,12 +74,13 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
     if way == "diffusers":
         net = cls.from_pretrained(folder / part, dtype=dtype)
     else:
-        net = load_model(cls, folder / part, dtype, torch.device("cpu"))
+        net = load_model(cls, folder / part, dtype, torch.device("cpu"), kept, ("blocks",) if part != "text" else ())
     seconds = time.perf_counter() - start
     size = sum(x.numel() * x.element_size() for x in net.parameters()) / 2**20
     peak, after, own = resident("VmHWM") - before, resident("VmRSS") - before, resident("RssAnon")
     print(
-        f"{way:14} {dtype_name:9} model {size:5.0f} MB, peak {peak:5.0f} MB ({peak / size:.2f}), after {after:5.0f} MB, "
+        f"{way:14} {kept or '':8} {dtype_name:9} "
+        f"model {size:5.0f} MB, peak {peak:5.0f} MB ({peak / size:.2f}), after {after:5.0f} MB, "
         f"of the process's own {own:.0f} MB, {seconds:.1f} s",
         flush=True,
     )

@@ -309,6 +309,21 @@ class TextPart:
     encoder: nn.Module
 
 
+@dataclass(frozen=True)
+class WeightDtypes:
+    """How frozen weights are kept: a name of ``memory/quantization.py``; None: in the run's dtype."""
+
+    transformer: str | None = None
+    text_encoder: str | None = None
+
+    def of_text(self, dtype: torch.dtype) -> str:
+        """Names what a text encoder computes with, as its states differ by it."""
+        return "-".join(filter(None, (str(dtype), self.text_encoder)))
+
+
+PLAIN_WEIGHTS = WeightDtypes()
+
+
 class Family(Protocol):
     """A checkpoint opened by its family's file. Parts load at the first call and are freed by ``free``.
 
@@ -318,6 +333,7 @@ class Family(Protocol):
 
     spec: FamilySpec
     dtype: torch.dtype
+    weights: WeightDtypes
 
     def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each caption its unpadded states on the CPU: {"text": (l, D), …}."""

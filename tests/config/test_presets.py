@@ -16,7 +16,7 @@ from videotune.config.load import (
 from videotune.errors import VideotuneError
 from videotune.run.presets import show_preset
 
-THE_GUIDES = {"wan 2.2 LoRA": 16, "wan 2.2 Finetune": 180, "wan 2.2 Embedding": 24}
+THE_GUIDES = {"wan 2.2 LoRA": 12, "wan 2.2 Finetune": 180, "wan 2.2 Embedding": 16}
 """Named by the guide, which says no class; what is said of each says the GB."""
 
 

@@ -20,7 +20,7 @@ from videotune.memory.offload import OffloadSettings, stream_blocks
 from videotune.memory.planner import Choice, StepFacts, need
 from videotune.memory.shallow import deep
 from videotune.run.imagine import Imagination
-from videotune.run.models import lora_settings
+from videotune.run.models import lora_settings, weights_of
 from videotune.train.crew import Crew
 from videotune.train.step import Clock, StepSettings, train_step
 from videotune.types import ClipShape
@@ -65,20 +65,32 @@ def test_a_parameter_that_stands_in_two_places_stays_one() -> None:
 
 
 def imagination(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> Imagination:
-    return Imagination(find(family).open_family(folder, torch.device("cpu"), dtype), Config(**config))
+    kept = weights_of(Config(**config), {torch.float32: "FLOAT_32", torch.bfloat16: "BFLOAT_16"}[dtype])
+    return Imagination(find(family).open_family(folder, torch.device("cpu"), dtype, kept), Config(**config))
 
 
 @pytest.mark.parametrize("checkpointing", ["OFF", "ON"])
-@pytest.mark.parametrize(("family", "method"), [("wan", "LORA"), ("wan", "FINE_TUNE"), ("cogvideox", "LORA")])
-def test_a_real_step_holds_what_was_read(checkpointing: str, family: str, method: str, tiny_bases: BASES) -> None:
+@pytest.mark.parametrize(
+    ("family", "method", "kind"),
+    [
+        ("wan", "LORA", "auto"),
+        ("wan", "FINE_TUNE", "auto"),
+        ("cogvideox", "LORA", "auto"),
+        ("wan", "LORA", "NFLOAT_4"),
+        ("cogvideox", "LORA", "FLOAT_8"),
+    ],
+)
+def test_a_real_step_holds_what_was_read(
+    checkpointing: str, family: str, method: str, kind: str, tiny_bases: BASES
+) -> None:
     """Within 2 %: the very step on real tensors, by the allocator's own events."""
     folder, shape = tiny_bases(family), ClipShape(17, 256, 256, 16.0)
-    seen = imagination(folder, family, torch.float32, training_method=method)
+    seen = imagination(folder, family, torch.float32, training_method=method, weight_dtype=kind)
     seen.piece = 1  # as a CPU's allocator
     counts = {path: len(blocks) for path, blocks in seen.whole().items()}
     reading = deep(lambda depths: seen.step(shape, 2, checkpointing, depths), counts)
 
-    real = find(family).open_family(folder, torch.device("cpu"), torch.float32)
+    real = find(family).open_family(folder, torch.device("cpu"), torch.float32, seen.family.weights)
     net = real.denoiser()
     held = add_lora(net, real.spec, lora_settings(seen.config), 0) if method == "LORA" else dict(net.named_parameters())
     if method == "FINE_TUNE":
@@ -146,11 +158,13 @@ def test_a_deep_network_is_read_from_shallow_ones(tiny_bases: BASES, tmp_path: P
             assert sum(shallow.phases[phase].values()) == pytest.approx(sum(parts.values()), rel=0.005), phase
 
 
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_streamed_weights_leave_what_the_plan_says(fraction: float, tiny_bases: BASES, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fraction", "kind"), [(0.5, "auto"), (1.0, "auto"), (1.0, "INT_8"), (0.5, "NFLOAT_4")])
+def test_streamed_weights_leave_what_the_plan_says(
+    fraction: float, kind: str, tiny_bases: BASES, tmp_path: Path
+) -> None:
     """The very bytes of a real network whose blocks stream through a real ring, adapters in it."""
     folder, shape = deepen(tiny_bases("wan"), tmp_path / "deep"), ClipShape(5, 64, 64, 16.0)
-    seen = imagination(folder, "wan", torch.float32, lora={"rank": 4})
+    seen = imagination(folder, "wan", torch.float32, lora={"rank": 4}, weight_dtype=kind)
     seen.piece = 1
     whole = seen.whole()
     blocks = tuple(size for sizes in whole.values() for size in sizes)
@@ -159,7 +173,7 @@ def test_streamed_weights_leave_what_the_plan_says(fraction: float, tiny_bases: 
     facts = StepFacts(one, one, blocks, (0,) * len(blocks), {"OFF": 0, "ON": 0})
     planned = need(facts, Choice(1, "ON", round(fraction * len(blocks)))).device["end"]
 
-    family = find("wan").open_family(folder, torch.device("cpu"), torch.float32)
+    family = find("wan").open_family(folder, torch.device("cpu"), torch.float32, seen.family.weights)
     net = family.denoiser()
     held = add_lora(net, family.spec, lora_settings(seen.config), 0)
     streams = stream_blocks(

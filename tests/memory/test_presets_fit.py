@@ -11,10 +11,10 @@ from videotune.run.fitting import asked_card, fit
 from videotune.run.job import Words, open_job, settle
 
 MODELS = {
-    "wan 2.2 LoRA": ("wan2.2-ti2v-5b", 16),
+    "wan 2.2 LoRA": ("wan2.2-ti2v-5b", 12),
     "wan 2.2 LoRA 8GB": ("wan2.2-ti2v-5b", 8),
     "wan 2.2 Finetune": ("wan2.2-ti2v-5b", 180),
-    "wan 2.2 Embedding": ("wan2.2-ti2v-5b", 24),
+    "wan 2.2 Embedding": ("wan2.2-ti2v-5b", 16),
     "wan 2.2 A14B LoRA 8GB": ("wan2.2-t2v-a14b", 8),
     "wan 2.2 A14B LoRA 12GB": ("wan2.2-t2v-a14b", 12),
     "wan 2.2 A14B LoRA 24GB": ("wan2.2-t2v-a14b", 24),

@@ -193,15 +193,23 @@ def test_which_errors_say_that_there_was_no_room(error: BaseException, is_memory
 
 def test_what_a_resume_takes_comes_first_and_nothing_is_named_that_would_not_help() -> None:
     small = {"batch_size": 1, "gradient_checkpointing": "ON", "optimizer": {"name": "ADAMW_8BIT"}, "lora": {"rank": 4}}
-    new = ["a new run with a smaller resolution", "a new run with fewer video_config.frames"]
+    new = [
+        "a new run with weight_dtype=FLOAT_8",
+        "a new run with a smaller resolution",
+        "a new run with fewer video_config.frames",
+    ]
     assert [line.split(":")[0] for line in remedies(parse(small), gpu=False)] == new
     assert [line.split(":")[0] for line in remedies(parse(small))] == [
         "--resume --set gradient_checkpointing=CPU_OFFLOADED",
         "--resume --set layer_offload_fraction=0.5",
         *new,
     ]
+    assert "weight_dtype" not in " ".join(remedies(parse(small | {"weight_dtype": "INT_8"}))), (
+        "they are rounded already"
+    )
     full = small | {"training_method": "FINE_TUNE", "micro_batch_size": 1, "batch_size": 4}
     assert "layer_offload_fraction" not in " ".join(remedies(parse(full))), "its optimizer takes no weights on the host"
+    assert "weight_dtype" not in " ".join(remedies(parse(full))), "what trains is not rounded"
     assert "micro_batch_size" not in " ".join(remedies(parse(full))), "it is that small already"
     lines = remedies(parse({"batch_size": 2, "gradient_accumulation_steps": 3, "gradient_checkpointing": "OFF"}))
     takes = [line.startswith("--resume") for line in lines]

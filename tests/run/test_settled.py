@@ -14,6 +14,7 @@ from videotune.files import read_json
 from videotune.memory.cards import card
 from videotune.memory.planner import PLAIN, TILED, Fixed
 from videotune.run import fitting, models, readings
+from videotune.run.console import size
 from videotune.run.fitting import OPEN, activations_at_most, fit, fixed, peak, planned_bytes, settled, to_json
 from videotune.run.folder import read_run_config
 from videotune.run.imagine import Imagination
@@ -121,6 +122,20 @@ def test_what_does_not_fit_is_told_with_remedies(said: Say) -> None:
     assert facts["hours"] is not None
     least = fit(job, "FLOAT_32", 2**30, None)
     assert any("take a larger card, fewer frames" in line for line in least.remedies)
+
+
+def test_rounded_weights_are_named_with_what_they_save_and_never_chosen(said: Say) -> None:
+    job = opened(said("steps=10"))
+    short = fit(job, "FLOAT_32", 2**30, None)
+    (line,) = (line for line in short.remedies if line.startswith("weight_dtype=FLOAT_8"))
+    net = open_models(job.spec, job.base, job.config).denoiser()
+    numbers = sum(m.weight.numel() for m in net.blocks.modules() if isinstance(m, torch.nn.Linear))
+    assert f"the denoiser's take {size(round(numbers * (4 - 1 - 4 / 128)))} less" in line
+    assert "weight_dtype" not in short.chosen
+    rounded = opened(said("steps=10", "weight_dtype=NFLOAT_4"))
+    assert not any("weight_dtype" in line for line in fit(rounded, "FLOAT_32", 2**30, None).remedies)
+    saved = [fit(one, "FLOAT_32", None, None).training.device["end"]["weights"] for one in (job, rounded)]
+    assert saved[0] > saved[1], "and the plan knows"
 
 
 def test_what_was_planned_is_said_beside_what_was_held(said: Say) -> None:

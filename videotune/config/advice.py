@@ -83,6 +83,7 @@ REASONS = {
     "video_config.use_temporal_attention": "a video model without it learns pictures",
     "video_config.variants": "four views of what varies, for four times the cache",
     "video_config.video_batch_size_multiplier": "the guide's; it acts only where images and videos are mixed",
+    "weight_dtype": "rounding buys room with quality, so it acts only when named; the figures are in docs/memory.md",
     "warmup_steps": "a few steps let Adam's means settle; 5 % of a short run is enough",
 }
 
@@ -113,6 +114,11 @@ GUIDE: dict[str, tuple[str, str]] = {
     "train_dtype": (
         "BFLOAT_16 or FLOAT_16, for memory and speed.",
         "BFLOAT_16 on a GPU is the default. On a CPU it is slower than FLOAT_32.",
+    ),
+    "weight_dtype": (
+        "FLOAT_8 for LoRA and Embedding, NFLOAT_4 for 8 GB.",
+        "FLOAT_8 halves the frozen weights and is hardly seen; NFLOAT_4 is for cards where nothing else fits. Neither is "
+        "faster.",
     ),
     "training_method": ("LORA is recommended: least memory.", "True."),
     "video_config.frame_dropout_probability": (

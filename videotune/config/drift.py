@@ -48,9 +48,9 @@ DATA = frozenset((
 FATAL = frozenset((
     "embedding.init_text", "embedding.token", "embedding.vectors", "expert_period", "expert_share", "experts", "family",
     "init_from", "lora.alpha", "lora.rank", "lora.targets", "lora.variant", "optimizer.masters", "optimizer.name",
-    "seed", "shuffle", "text_encoder.layers", "text_encoder.train", "train_dtype", "training_method", "transformer.file",
-    "transformer.layers", "transformer.train",
-    "video_config.video_batch_size_multiplier",
+    "seed", "shuffle", "text_encoder.layers", "text_encoder.train", "text_encoder.weight_dtype", "train_dtype",
+    "training_method", "transformer.file", "transformer.layers", "transformer.train", "transformer.weight_dtype",
+    "video_config.video_batch_size_multiplier", "weight_dtype",
 ))  # fmt: skip
 
 CHECKED = frozenset(["base_model_name", "batch_size", "epochs", "gradient_accumulation_steps", "steps"])

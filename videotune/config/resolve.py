@@ -145,6 +145,8 @@ def refuse_what_would_not_train(config: Config) -> None:
             "text_encoder.train: FINE_TUNE trains the text encoder, and EMBEDDING new tokens of it; LORA does not, since "
             "the pipelines of video models read no adapter of a text encoder"
         )
+    if method == "FINE_TUNE":
+        refuse_rounded(config)
     if method == "FINE_TUNE" and not (net or text):
         raise VideotuneError("transformer.train: nothing would train: set it, or text_encoder.train, to true")
     others = [dataset.path for dataset in config.datasets if dataset.kind == "regularization"]
@@ -152,6 +154,19 @@ def refuse_what_would_not_train(config: Config) -> None:
         raise VideotuneError(
             f"datasets.kind: a regularization clip does not hold the new token, so EMBEDDING learns nothing of {others[0]}"
         )
+
+
+def refuse_rounded(config: Config) -> None:
+    """VideotuneError where weights that train would be kept in another dtype: updates are smaller than its steps."""
+    for name, part in (("transformer", config.transformer), ("text_encoder", config.text_encoder)):
+        own = part.weight_dtype != "auto"
+        kept, key = (part.weight_dtype, f"{name}.weight_dtype") if own else (config.weight_dtype, "weight_dtype")
+        if part.train and kept not in ("auto", config.train_dtype):
+            other = "text_encoder" if name == "transformer" else "transformer"
+            raise VideotuneError(
+                f"{key}: FINE_TUNE trains the {name.replace('_', ' ')}, and {kept} is for frozen weights: weights that "
+                f"train are in train_dtype. Leave it out{'' if own else f', or set {other}.weight_dtype alone'}."
+            )
 
 
 def parse(raw: Mapping[str, Any]) -> Config:

@@ -9,23 +9,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-def _word(value: Any) -> Any:
-    """Accept ``adamw`` for ``ADAMW``: the words of the config are not case-sensitive."""
-    return value.upper() if isinstance(value, str) else value
+from videotune.config.words import (
+    Checkpointing,
+    Decay,
+    Dtype,
+    Kind,
+    Layout,
+    OptimizerName,
+    Resolution,
+    Share,
+    Timesteps,
+    WeightDtype,
+    word,
+)
 
 
 class Section(BaseModel):
     """A part of the config: unknown keys are errors, and so are NaN and infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-
-Kind = Literal["train", "validation", "regularization"]
-Layout = Literal["chunks", "head", "slide"]
-Resolution = int | str | list[int | str]
 
 
 class Dataset(Section):
@@ -105,7 +107,7 @@ class VideoConfig(Section):
 class Lora(Section):
     """The adapter."""
 
-    variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(_word)] = Field(
+    variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)] = Field(
         "LORA", description="LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations"
     )
     rank: int = Field(16, ge=1, description="rank of each update (OFT: so many inputs are turned together)")
@@ -117,12 +119,6 @@ class Lora(Section):
         "attention",
         description="a named set of the family (attention, linear, all and more), or a list of patterns on module paths",
     )
-
-
-OptimizerName = Annotated[
-    Literal["ADAMW", "ADAMW_8BIT", "PAGED_ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON"],
-    BeforeValidator(_word),
-]
 
 
 class Optimizer(Section):
@@ -137,7 +133,7 @@ class Optimizer(Section):
         0.99, ge=0, lt=1, description="decay of the mean of its square; LION: of the mean that is kept; MUON: AdamW's"
     )
     weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay")
-    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(_word)] = Field(
+    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)] = Field(
         "FLOAT_32",
         description="of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance",
     )
@@ -168,6 +164,9 @@ class Transformer(Section):
     train: bool = Field(
         True, description="false: it stays as it is, and the text encoder alone trains (default for EMBEDDING: false)"
     )
+    weight_dtype: WeightDtype = Field(
+        "auto", description="how its frozen weights are kept (auto: as weight_dtype says)"
+    )
     file: str | list[str | None] | None = Field(
         None,
         description="a .safetensors file whose weights stand for the base model's; of two experts a list, null: the base's",
@@ -184,6 +183,9 @@ class TextEncoder(Section):
         False, description="FINE_TUNE: its weights train too, in the loop; false: frozen, its states are cached"
     )
     learning_rate: float | None = Field(None, gt=0, description="its own rate (default: learning_rate)")
+    weight_dtype: WeightDtype = Field(
+        "auto", description="how its frozen weights are kept (auto: as weight_dtype says)"
+    )
     layers: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="patterns on the paths of the weights, or of the modules, that train (default: all)"
     )
@@ -244,12 +246,6 @@ def _optimizer(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(_word)]
-Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"], BeforeValidator(_word)]
-Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(_word)]
-Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(_word)]
-
-
 class Config(Section):
     """A training run."""
 
@@ -257,7 +253,7 @@ class Config(Section):
     base_model_name: str | None = Field(
         None, description="a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune"
     )
-    training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(_word)] = Field(
+    training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)] = Field(
         "LORA",
         description="LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual inversion)",
     )
@@ -337,6 +333,11 @@ class Config(Section):
     )
     train_dtype: Dtype | None = Field(
         None, description="dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32 on a CPU)"
+    )
+    weight_dtype: WeightDtype = Field(
+        "auto",
+        description="how frozen weights of blocks are kept (auto: in train_dtype); FLOAT_8, INT_8 and NFLOAT_4 round them "
+        "to 8 or 4 bits: less memory, another base",
     )
     gradient_checkpointing: Checkpointing | None = Field(
         None,

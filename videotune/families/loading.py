@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from videotune.memory.quantization import PackedLinear
+
 READ_FROM_ONE_FILE = "Wan, HunyuanVideo, HiDream and LTX-Video"
 """The families whose transformers diffusers reads from one file as the authors or ComfyUI name its tensors."""
 
@@ -24,34 +26,45 @@ _SPARE = 0.01
 """Weights that a model has no place for are left out, and said, up to this share; more is another model."""
 
 
-def load_model(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def load_model(
+    cls: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    kept: str | None = None,
+    blocks: Sequence[str] = (),
+) -> nn.Module:
     """A part of a base model by its class of diffusers or transformers, frozen, in ``dtype`` on ``device``.
 
     It is what ``cls.from_pretrained(folder, dtype=dtype)`` gives, modules that diffusers keeps in float32 included, but
     never holds more than the model and one file of weights. On a CPU, weights that already have the dtype are the file's
-    own pages, mapped. Raises VideotuneError where weights and config are not of one model.
+    own pages, mapped. ``kept``: how the weights of the Linears in its lists of ``blocks`` (none named: in its longest one)
+    are packed, each as it is read (``memory/quantization.py``); None: they are not. Raises VideotuneError where weights
+    and config are not of one model.
 
     Inside ``without_weights`` it is the model's shape alone, and no file of weights is read.
     """
     given_shape = _WITHOUT.get()
     if given_shape is not None:
         net = _shape_of(cls, folder, dtype)
+        if kept is not None:
+            _packed(net, blocks, kept, dtype, _in_float32(cls, dtype))
         given_shape(net)
         return net.eval().requires_grad_(False)
-    files, device = weight_files(folder), _ONTO.get() or device
+    files, own, device = weight_files(folder), device, _ONTO.get() or device
     if not hasattr(cls, "load_config"):  # transformers streams by itself, and ties weights that stand in a file once
-        if _STREAMED.get() is None:
-            return _transformers_model(cls, folder, files, dtype, device)
-        import torch
-
-        return _streamed(_transformers_model(cls, folder, files, dtype, torch.device("cpu")), device)
+        return _text_encoder(cls, folder, files, dtype, device, own, kept)
     net = skeleton(cls, folder, dtype)
     rename = check_part(cls, folder, net, say=said)
-    kept = tuple(cls._keep_in_fp32_modules or ())
+    exact = _in_float32(cls, dtype)
+    layers = {} if kept is None else _packed(net, blocks, kept, dtype, exact)
     for batch in [files] if rename else [[file] for file in files]:
         state = _mapped(batch)
         state = rename(state) if rename else state
-        net.load_state_dict(_placed(state, dtype, device, kept), strict=False, assign=True)
+        for path in [path for path in layers if f"{path}.weight" in state]:
+            # where the run computes, so that what is streamed is what is not, to the bit; and fast
+            layers[path].take(state.pop(f"{path}.weight").to(own), device)
+        net.load_state_dict(_placed(state, dtype, device, exact, alone=bool(layers)), strict=False, assign=True)
     for module in net.modules():  # buffers that no file holds
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device)
@@ -82,14 +95,30 @@ def _shape_of(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
         with _default_dtype(dtype), torch.device("meta"):
             net = cls(config)
         net.tie_weights()
-    kept = tuple(getattr(cls, "_keep_in_fp32_modules", None) or ())
-    if not hasattr(cls, "load_config") and dtype != torch.float16:  # transformers means half precision alone by that
-        kept = tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
+    kept = _in_float32(cls, dtype)
     for name, parameter in net.named_parameters():
         wanted = torch.float32 if any(part in kept for part in name.split(".")) else dtype
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(wanted)
     return net
+
+
+def _in_float32(cls: Any, dtype: torch.dtype) -> tuple[str, ...]:
+    """Parts of the paths of modules that a model's authors keep in float32."""
+    import torch
+
+    if not hasattr(cls, "load_config") and dtype != torch.float16:  # transformers means half precision alone by that
+        return tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
+    return tuple(getattr(cls, "_keep_in_fp32_modules", None) or ())
+
+
+def _packed(
+    net: nn.Module, blocks: Sequence[str], kept: str, dtype: torch.dtype, exact: Sequence[str]
+) -> dict[str, PackedLinear]:
+    """Packed layers in the place of a network's Linears, empty; of its longest list of modules where no list is named."""
+    from videotune.memory.quantization import longest_list, pack_linears
+
+    return pack_linears(net, blocks or [longest_list(net)], kept, dtype, exact)
 
 
 def skeleton(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -145,13 +174,10 @@ def text_encoders_streamed(say: Callable[[str], None]) -> Iterator[None]:
 
 def _streamed(net: nn.Module, device: torch.device) -> nn.Module:
     """Move a network to the device, but for the weights of its longest list of blocks."""
-    from torch.nn import ModuleList
-
     from videotune.memory.offload import OffloadSettings, stream_blocks
+    from videotune.memory.quantization import longest_list
 
-    lists = {path: module for path, module in net.named_modules() if isinstance(module, ModuleList)}
-    longest = max(lists, key=lambda path: len(lists[path]))
-    streams = stream_blocks(net, [longest], device, OffloadSettings(1.0), say=_STREAMED.get() or said)
+    streams = stream_blocks(net, [longest_list(net)], device, OffloadSettings(1.0), say=_STREAMED.get() or said)
     net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network
     return net
 
@@ -180,9 +206,9 @@ def _mapped(files: list[Path]) -> dict[str, Tensor]:
 
 
 def _placed(
-    state: dict[str, Tensor], dtype: torch.dtype, device: torch.device, kept: tuple[str, ...]
+    state: dict[str, Tensor], dtype: torch.dtype, device: torch.device, kept: tuple[str, ...], alone: bool = False
 ) -> dict[str, Tensor]:
-    """Each tensor in its own dtype on the device; the state is emptied on the way."""
+    """Each tensor in its own dtype on the device; the state is emptied on the way. ``alone``: none stays a file's page."""
     import torch
 
     placed = {}
@@ -193,7 +219,7 @@ def _placed(
             wanted = torch.float32 if any(part in kept for part in name.split(".")) else dtype
         there = tensor.to(device).to(wanted).contiguous()
         # a small tensor that stayed a page of the file would keep all of the file mapped
-        placed[name] = there.clone() if there is tensor and wanted != dtype else there
+        placed[name] = there.clone() if there is tensor and (alone or wanted != dtype) else there
     return placed
 
 
@@ -209,6 +235,46 @@ def quietly() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def _text_encoder(
+    cls: Any,
+    folder: Path,
+    files: list[Path],
+    dtype: torch.dtype,
+    device: torch.device,
+    own: torch.device,
+    kept: str | None,
+) -> nn.Module:
+    """A network of transformers on a device, or streamed to it. ``own``: where weights that are packed are packed."""
+    import torch
+
+    from videotune.memory.quantization import PackedLinear, share_of
+
+    streamed = _STREAMED.get() is not None
+    if kept is None:
+        net = _transformers_model(cls, folder, files, dtype, torch.device("cpu") if streamed else device)
+        return _streamed(net, device) if streamed else net
+    found = {header.dtype for header in headers(files).values()} & set(_DTYPES)
+    there = getattr(torch, _DTYPES[found.pop()]) if len(found) == 1 else dtype  # then weights are pages, and no memory
+    net, exact = _transformers_model(cls, folder, files, there, torch.device("cpu")), _in_float32(cls, dtype)
+    linears = dict(net.named_modules())
+    for path, layer in _packed(net, (), kept, dtype, exact).items():
+        linear = linears.pop(path)  # and with it the only weight there is: one after the other goes as it is packed
+        layer.take(linear.weight.detach().to(own), torch.device("cpu"))
+        linear.weight = None
+    packed = {id(x) for layer in net.modules() if isinstance(layer, PackedLinear) for x in layer.kept.values()}
+    for name, parameter in net.named_parameters():
+        if id(parameter) not in packed:
+            wanted = torch.float32 if any(part in exact for part in name.split(".")) else dtype
+            parameter.data = parameter.data.to(wanted, copy=True)  # a page that stayed would keep the file mapped
+    net.requires_grad_(False)
+    share = share_of(net)
+    said(
+        f"text encoder {cls.__name__}: {share.packed / share.numbers:.0%} of its weights are kept in {kept}, "
+        f"{share.bytes / 1e9:.2f} GB in place of {share.plain / 1e9:.2f}"
+    )
+    return _streamed(net, device) if streamed else net.to(device)
 
 
 def _transformers_model(

@@ -136,7 +136,8 @@ def imagine(net: nn.Module, mode: FakeTensorMode) -> dict[int, nn.Parameter]:
     Returns the new parameters by the ``id`` of the old ones.
     """
     done: dict[int, nn.Parameter] = {}
-    before = list(net.parameters())  # kept alive: an id says nothing of what is gone
+    before = [*net.parameters(), *net.buffers()]  # kept alive: an id says nothing of what is gone
+    shared: dict[int, Tensor] = {}
     for module in net.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None:
@@ -146,8 +147,10 @@ def imagine(net: nn.Module, mode: FakeTensorMode) -> dict[int, nn.Parameter]:
             module._parameters[name] = done[id(parameter)]
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
-                module._buffers[name] = empty_like(buffer, mode)
-    assert len(done) == len(before)
+                if id(buffer) not in shared:
+                    shared[id(buffer)] = empty_like(buffer, mode)
+                module._buffers[name] = shared[id(buffer)]
+    assert len(done) + len(shared) == len(before)
     return done
 
 

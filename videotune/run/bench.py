@@ -22,6 +22,7 @@ from videotune.families.loading import loading_onto
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.home import Home
 from videotune.memory.offload import OffloadSettings, Streams, stream_blocks
+from videotune.memory.quantization import share_of
 from videotune.run.console import say, size
 from videotune.run.experts import TEXT, trained
 from videotune.run.models import device_and_dtype, dtype_name, lora_settings
@@ -120,6 +121,9 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
         streams = bool(config.layer_offload_fraction)
         with loading_onto(torch.device("cpu")) if streams else nullcontext():
             net = family.denoiser(name)
+        first = not bench.learners and not fresh
+        if first:
+            say_packed(net, family.weights.transformer)
         family.isolate_frames(net, not config.video_config.use_temporal_attention)
         held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in rota.names else {}
         learner, home = bench.learners.get(name), homes.get(name)
@@ -127,7 +131,7 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
             held = learner.held or learner.parameters
             elsewhere = bench.beside if home is None else bench.beside | set(home.parameters)
             share(net, {key: value for key, value in held.items() if key not in elsewhere})
-        bench.streams = arrange_blocks(net, family.spec, config, held, home, first=not bench.learners and not fresh)
+        bench.streams = arrange_blocks(net, family.spec, config, held, home, first)
         if bench.streams is not None and bench.streams.home is not None and bench.streams.home.parameters:
             homes[name] = bench.streams.home
         if learner is None and held:
@@ -145,6 +149,16 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
         _ = bench[name]  # opened, it is in memory, with what trains in it
         bench.learners[name] = make_learner(fresh.pop(name), text, family, config, name, rota, steps)
     return bench
+
+
+def say_packed(net: nn.Module, kept: str | None) -> None:
+    """Say how much of a network is kept in fewer bits."""
+    if kept is not None:
+        share = share_of(net)
+        say(
+            f"{share.packed / share.numbers:.0%} of the denoiser's weights are kept in {kept}: {size(share.bytes)} in place "
+            f"of {size(share.plain)}"
+        )
 
 
 def arrange_blocks(

@@ -28,10 +28,11 @@ from videotune.memory.planner import (
     seconds,
     smallest,
 )
+from videotune.memory.quantization import bytes_a_number
 from videotune.run.console import say, size
 from videotune.run.job import Job
 from videotune.run.memory_plan import known_facts, step_facts, tiled_too
-from videotune.run.models import dtype_name
+from videotune.run.models import dtype_name, dtype_of, weights_of
 from videotune.run.text import in_loop
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     given = config.layer_offload_fraction
     fraction = given if given is not None else choice.streamed / max(1, len(facts.blocks))
     result = Fit(choice, fraction, training, phases, vram, card, fits)
-    return result if fits is not False else replace(result, remedies=remedies(result, facts, config, batch))
+    if fits is not False:
+        return result
+    return replace(result, remedies=(*remedies(result, facts, config, batch), *rounding(result, job, dtype)))
 
 
 def remedies(tried: Fit, facts: StepFacts, config: Config, batch: int) -> tuple[str, ...]:
@@ -164,6 +167,27 @@ def remedies(tried: Fit, facts: StepFacts, config: Config, batch: int) -> tuple[
     if "encoding text" in short:
         said.append("the text encoder: fill the cache on a larger card first (videotune cache)")
     return tuple(said)
+
+
+def rounding(tried: Fit, job: Job, dtype: str) -> list[str]:
+    """What rounding frozen weights would save, where they stand in the way. It is never chosen: it changes the base."""
+    kept, vram, said = weights_of(job.config, dtype), tried.vram or 0, []
+    short = {name for name, (_, parts) in tried.phases.items() if room(parts) > vram}
+    full, width = job.config.training_method == "FINE_TUNE", dtype_of(dtype).itemsize
+    if kept.transformer is None and not full and short & {"training", "preview"}:
+        numbers = block_numbers(job)
+        less = [f"{size(round(numbers * (width - bytes_a_number(kind))))}" for kind in ("FLOAT_8", "NFLOAT_4")]
+        said.append(
+            "weight_dtype=FLOAT_8 rounds frozen weights, which is another base (docs/memory.md): the denoiser's take "
+            f"{less[0]} less, {less[1]} less in NFLOAT_4"
+        )
+    if (
+        kept.text_encoder is None
+        and not job.config.text_encoder.train
+        and (in_loop(job.config) or "encoding text" in short)
+    ):
+        said.append("text_encoder.weight_dtype=FLOAT_8 takes half of the text encoder's memory, NFLOAT_4 a quarter")
+    return said
 
 
 def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
@@ -304,6 +328,20 @@ def network_numbers(job: Job) -> tuple[int, int]:
     net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
     linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
     return sum(p.numel() for p in net.parameters()), sum(one.in_features + one.out_features for one in linear)
+
+
+def block_numbers(job: Job) -> int:
+    """Numbers in the weights of the linear layers of the denoiser's blocks: what can be rounded."""
+    import torch
+    from torch import nn
+
+    from videotune.families.find import find
+
+    assert job.base is not None
+    net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
+    blocks = [net.get_submodule(path) for path in job.spec.blocks]
+    linear = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
+    return sum(one.in_features * one.out_features for one in linear)
 
 
 def activations_at_most(job: Job, bytes_a_number: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from videotune.memory.planner import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepF
 from videotune.memory.shallow import FEW, MORE, Depths, deep
 from videotune.run.imagine import Imagination
 from videotune.run.job import Job
-from videotune.run.models import dtype_of
+from videotune.run.models import dtype_of, weights_of
 from videotune.run.previews import sample_settings, usual_shape
 from videotune.run.text import in_loop
 from videotune.train.optimizers import STATE_BYTES
@@ -45,6 +45,7 @@ class Wanted:
                 "videotune": __version__,
                 "configs": configs,
                 "dtype": dtype,
+                "weights": asdict(weights_of(config, dtype)),
                 "method": [config.training_method, config.transformer.train, config.transformer.layers],
                 "text_encoder": config.text_encoder.train,
                 "lora": config.lora.model_dump(mode="json"),
@@ -76,7 +77,9 @@ def tiled_too(job: Job, dtype: str, facts: StepFacts) -> StepFacts:
     wanted = wanted_of(job)
     if wanted.preview is None or TILED in facts.elsewhere["preview"]:
         return facts
-    family = find(wanted.spec.name).open_family(wanted.folder, torch.device("cpu"), dtype_of(dtype))
+    family = find(wanted.spec.name).open_family(
+        wanted.folder, torch.device("cpu"), dtype_of(dtype), weights_of(wanted.config, dtype)
+    )
     tiled = _autoencoder(Imagination(family, wanted.config).decode(wanted.preview, tiled=True))
     preview = {**facts.elsewhere["preview"], TILED: tiled}
     facts = replace(facts, elsewhere={**facts.elsewhere, "preview": preview})
@@ -103,7 +106,9 @@ def read_facts(wanted: Wanted, dtype: str, encoders: bool = True) -> StepFacts:
     """What a run's dearest step and its encoders hold; ``encoders`` False: the step alone."""
     import torch
 
-    family = find(wanted.spec.name).open_family(wanted.folder, torch.device("cpu"), dtype_of(dtype))
+    family = find(wanted.spec.name).open_family(
+        wanted.folder, torch.device("cpu"), dtype_of(dtype), weights_of(wanted.config, dtype)
+    )
     seen, config = Imagination(family, wanted.config), wanted.config
     whole, shape = seen.whole(), wanted.shapes[0]
     counts = {path: len(blocks) for path, blocks in whole.items()}

@@ -27,7 +27,7 @@ from videotune.run.job import Job
 from videotune.run.takes import captions_of, takes_of, texts_of
 from videotune.run.text import cut_prompts, in_loop, live_text
 from videotune.train.step import of_memory
-from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, Window
+from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
@@ -50,6 +50,16 @@ def dtype_name(config: Config) -> str:
     return config.train_dtype or ("BFLOAT_16" if torch.cuda.is_available() else "FLOAT_32")
 
 
+def weights_of(config: Config, dtype: str) -> WeightDtypes:
+    """How the frozen weights of each part are kept where the run is in ``dtype``."""
+
+    def kept(own: str) -> str | None:
+        asked = config.weight_dtype if own == "auto" else own
+        return None if asked in ("auto", dtype) else asked
+
+    return WeightDtypes(kept(config.transformer.weight_dtype), kept(config.text_encoder.weight_dtype))
+
+
 def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Family:
     """The family over its base model.
 
@@ -58,7 +68,7 @@ def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Fam
     if base is None:
         raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
     folder = place(base.name, files=part_files(config.transformer.file, spec)).folder
-    return find(spec.name).open_family(folder, *device_and_dtype(config))
+    return find(spec.name).open_family(folder, *device_and_dtype(config), weights_of(config, dtype_name(config)))
 
 
 def lora_settings(config: Config) -> LoraSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from videotune.config.numbers import cannot_wait
 from videotune.config.schema import Config
+from videotune.config.words import ROUNDED
 from videotune.errors import DoesNotFit
 from videotune.run.keeping import last_words, save_what_is_good
 from videotune.run.trainer import Trainer
@@ -64,6 +65,12 @@ def unchanging(config: Config, gpu: bool) -> list[tuple[str, str]]:
     return found
 
 
+def gone(config: Config) -> bool:
+    """Whether frozen weights of blocks take no room that rounding would give back: they wait on the host, or are rounded."""
+    kept = config.weight_dtype if config.transformer.weight_dtype == "auto" else config.transformer.weight_dtype
+    return kept in ROUNDED or (config.layer_offload_fraction or 0.0) == 1
+
+
 def remedies(config: Config, gpu: bool = True) -> list[str]:
     """Settings that need less memory; those that a resume takes come first.
 
@@ -82,6 +89,9 @@ def remedies(config: Config, gpu: bool = True) -> list[str]:
             )
         if config.optimizer.masters == "FLOAT_32" and config.train_dtype == "BFLOAT_16":
             lines.append("a new run with optimizer.masters=STOCHASTIC_ROUNDING: no float32 copies of the weights")
+    if config.training_method != "FINE_TUNE" and not gone(config):
+        what = "frozen weights in a half of bfloat16's memory, or a quarter (NFLOAT_4); another base"
+        lines.append(f"a new run with weight_dtype=FLOAT_8: {what}")
     lines.append("a new run with a smaller resolution: activations fall with its square")
     lines.append("a new run with fewer video_config.frames: activations fall with them")
     if config.training_method == "LORA" and config.lora.rank > 8:

@@ -15,7 +15,16 @@ from videotune.families.cogvideox.facts import read_spec
 from videotune.families.find import fingerprint, read_config
 from videotune.families.loading import in_tiles, load_model
 from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
-from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest, TextPart
+from videotune.types import (
+    PLAIN_WEIGHTS,
+    Batch,
+    ClipShape,
+    Condition,
+    Moments,
+    SampleRequest,
+    TextPart,
+    WeightDtypes,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,12 +50,12 @@ OFF_UNLESS_SAID = (
 class CogVideoX:
     """A CogVideoX checkpoint in diffusers layout; its parts load at the first use."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes) -> None:
         from videotune.diffusion.objective import objective
         from videotune.diffusion.timesteps import Timesteps
 
         self.spec = read_spec(folder)
-        self.folder, self.device, self.dtype = folder, device, dtype
+        self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
         self._path = objective("v", self.spec.path_constants, Timesteps()).path
         self._config = SimpleNamespace(
             **dict.fromkeys(OFF_UNLESS_SAID) | read_config(folder / "transformer" / "config.json")
@@ -57,9 +66,9 @@ class CogVideoX:
     def _text_encoder(self) -> Any:
         """A diffusers pipeline of tokenizer and text encoder alone, for its own prompt handling."""
         if "text_encoder" not in self._parts:
-            from transformers import AutoTokenizer, T5EncoderModel
+            from transformers import AutoTokenizer
 
-            encoder = load_model(T5EncoderModel, self.folder / "text_encoder", self.dtype, self.device)
+            encoder = self._t5()
             tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
             self._parts["text_encoder"] = self.pipeline_class()(tokenizer, encoder, None, None, None)
         return self._parts["text_encoder"]
@@ -169,11 +178,16 @@ class CogVideoX:
     def part(self, name: str) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""
         from diffusers import AutoencoderKLCogVideoX
+
+        if name == "text_encoder":
+            return self._t5()
+        return load_model(AutoencoderKLCogVideoX, self.folder / name, _torch().float32, self.device)
+
+    def _t5(self) -> nn.Module:
         from transformers import T5EncoderModel
 
-        float32 = _torch().float32
-        cls, dtype = {"text_encoder": (T5EncoderModel, self.dtype), "vae": (AutoencoderKLCogVideoX, float32)}[name]
-        return load_model(cls, self.folder / name, dtype, self.device)
+        folder = self.folder / "text_encoder"
+        return load_model(T5EncoderModel, folder, self.dtype, self.device, self.weights.text_encoder)
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
@@ -184,9 +198,10 @@ class CogVideoX:
 
     def denoiser(self, expert: str | None = None) -> nn.Module:
         """The transformer, frozen."""
-        from diffusers import CogVideoXTransformer3DModel
+        from diffusers import CogVideoXTransformer3DModel as Net
 
-        return load_model(CogVideoXTransformer3DModel, self.folder / (expert or "transformer"), self.dtype, self.device)
+        folder, kept = self.folder / (expert or "transformer"), self.weights.transformer
+        return load_model(Net, folder, self.dtype, self.device, kept, self.spec.blocks)
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """The transformer's shape without weights."""
@@ -381,7 +396,10 @@ class CogVideoX:
 
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on."""
-        text = "-".join([fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")] + [str(self.dtype)])
+        text = "-".join(
+            [fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")]
+            + [self.weights.of_text(self.dtype)]
+        )
         parts = {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
         if self.spec.first_frame is not None:  # the same VAE keeps more of a clip here
             parts["vae"] += "-image"
@@ -404,9 +422,11 @@ def _scattered(noise: Tensor) -> Tensor:
     return flat[:, places].view_as(noise)
 
 
-def open_family(folder: Path, device: torch.device, dtype: torch.dtype) -> CogVideoX:
+def open_family(
+    folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
+) -> CogVideoX:
     """The family over a checkpoint folder."""
-    return CogVideoX(folder, device, dtype)
+    return CogVideoX(folder, device, dtype, weights)
 
 
 def _torch() -> Any:

@@ -17,7 +17,16 @@ from videotune.families.hidream.nets import pictures, ready, stand_in
 from videotune.families.hidream.text import encoders, reader, states, together
 from videotune.families.loading import in_tiles, load_model
 from videotune.families.text import fresh_tokenizers, text_skeletons
-from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest, TextPart
+from videotune.types import (
+    PLAIN_WEIGHTS,
+    Batch,
+    ClipShape,
+    Condition,
+    Moments,
+    SampleRequest,
+    TextPart,
+    WeightDtypes,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,15 +40,15 @@ NEARLY = 1 + 1e-9
 class HiDream:
     """A HiDream-I1 checkpoint in diffusers layout; its parts load at the first use."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes) -> None:
         self.spec = read_spec(folder)
-        self.folder, self.device, self.dtype = folder, device, dtype
+        self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
         self._parts: dict[str, Any] = {}
         self._vae_lock = RLock()  # whoever frees the VAE waits for whoever uses it
 
     def _reader(self) -> Any:
         if "text_encoder" not in self._parts:
-            self._parts["text_encoder"] = reader(self.folder, self.dtype, self.device)
+            self._parts["text_encoder"] = reader(self.folder, self.dtype, self.device, self.weights)
         return self._parts["text_encoder"]
 
     def _vae(self) -> Any:
@@ -131,7 +140,7 @@ class HiDream:
     def part(self, name: str) -> nn.Module:
         """The networks of "text_encoder", all four, or of "vae", which takes clips of one frame; loaded for this call."""
         if name == "text_encoder":
-            return together(encoders(self.folder, self.dtype, self.device))
+            return together(encoders(self.folder, self.dtype, self.device, self.weights))
         from diffusers import AutoencoderKL
 
         return pictures(load_model(AutoencoderKL, self.folder / name, _torch().float32, self.device))
@@ -148,7 +157,8 @@ class HiDream:
         """The transformer, frozen; its routed experts carry gradients."""
         from diffusers import HiDreamImageTransformer2DModel as Net
 
-        return ready(load_model(Net, self.folder / (expert or "transformer"), self.dtype, self.device))
+        folder, kept = self.folder / (expert or "transformer"), self.weights.transformer
+        return ready(load_model(Net, folder, self.dtype, self.device, kept, self.spec.blocks))
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """The transformer's shape without weights."""
@@ -276,13 +286,15 @@ class HiDream:
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on."""
         folders = [place for part, (tokenizer, _) in ENCODERS.items() for place in (part, tokenizer)]
-        text = "-".join([fingerprint(self.folder / place) for place in folders] + [str(self.dtype)])
+        text = "-".join([fingerprint(self.folder / place) for place in folders] + [self.weights.of_text(self.dtype)])
         return {"text_encoder": text} | {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
 
 
-def open_family(folder: Path, device: torch.device, dtype: torch.dtype) -> HiDream:
+def open_family(
+    folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
+) -> HiDream:
     """The family over a checkpoint folder."""
-    return HiDream(folder, device, dtype)
+    return HiDream(folder, device, dtype, weights)
 
 
 def _torch() -> Any:

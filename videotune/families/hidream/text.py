@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.families.hidream.facts import ENCODERS
 from videotune.families.loading import load_model
+from videotune.types import WeightDtypes
 
 if TYPE_CHECKING:
     import torch
@@ -16,12 +17,12 @@ OLDER_END = 2
 """What CLIP's configs once named as the number of the end mark, which is another."""
 
 
-def reader(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+def reader(folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightDtypes) -> Any:
     """diffusers' pipeline of text encoders and tokenizers alone, for its own prompt handling."""
     from diffusers import HiDreamImagePipeline
     from transformers import AutoTokenizer
 
-    parts: dict[str, Any] = dict(encoders(folder, dtype, device))
+    parts: dict[str, Any] = dict(encoders(folder, dtype, device, weights))
     for part in ("text_encoder", "text_encoder_2"):
         # Older configs name 2 as the end mark, and then the highest number of a caption counts as its end: that of a new
         # token would. The end mark's own place is the same one in every other caption.
@@ -37,12 +38,12 @@ def reader(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     return HiDreamImagePipeline(scheduler=None, vae=None, transformer=None, **parts)
 
 
-def encoders(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, nn.Module]:
+def encoders(folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightDtypes) -> dict[str, nn.Module]:
     """The text encoders by their folders' names."""
     import transformers
 
     return {
-        part: load_model(getattr(transformers, name), folder / part, dtype, device)
+        part: load_model(getattr(transformers, name), folder / part, dtype, device, weights.text_encoder)
         for part, (_, name) in ENCODERS.items()
     }
 

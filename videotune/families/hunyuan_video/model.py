@@ -14,7 +14,16 @@ from videotune.families.hunyuan_video.facts import CROP, TEMPLATE, WIDTH, read_s
 from videotune.families.hunyuan_video.nets import both_encoders, isolate_frames, native, stand_in
 from videotune.families.loading import in_tiles, load_model
 from videotune.families.text import text_skeletons
-from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest, TextPart
+from videotune.types import (
+    PLAIN_WEIGHTS,
+    Batch,
+    ClipShape,
+    Condition,
+    Moments,
+    SampleRequest,
+    TextPart,
+    WeightDtypes,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,9 +40,9 @@ TEXT = {"text_encoder": "LlamaModel", "text_encoder_2": "CLIPTextModel"}
 class HunyuanVideo:
     """A HunyuanVideo checkpoint in diffusers layout; its parts load at the first use."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes) -> None:
         self.spec = read_spec(folder)
-        self.folder, self.device, self.dtype = folder, device, dtype
+        self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
         self._config = read_config(folder / "transformer" / "config.json")
         self._parts: dict[str, Any] = {}
         self._vae_lock = RLock()  # whoever frees the VAE waits for whoever uses it
@@ -55,7 +64,8 @@ class HunyuanVideo:
     def _text_encoder(self, part: str) -> Any:
         import transformers
 
-        return load_model(getattr(transformers, TEXT[part]), self.folder / part, self.dtype, self.device)
+        cls = getattr(transformers, TEXT[part])
+        return load_model(cls, self.folder / part, self.dtype, self.device, self.weights.text_encoder)
 
     def _bare(self, llama: Any = None, clip: Any = None, net: Any = None, scheduler: Any = None) -> Any:
         from diffusers import HunyuanVideoPipeline
@@ -197,7 +207,8 @@ class HunyuanVideo:
         """The transformer, frozen."""
         from diffusers import HunyuanVideoTransformer3DModel as Net
 
-        return load_model(Net, self.folder / (expert or "transformer"), self.dtype, self.device)
+        folder, kept = self.folder / (expert or "transformer"), self.weights.transformer
+        return load_model(Net, folder, self.dtype, self.device, kept, self.spec.blocks)
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """The transformer's shape without weights."""
@@ -309,13 +320,15 @@ class HunyuanVideo:
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on."""
         parts = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
-        text = "-".join([fingerprint(self.folder / part) for part in parts] + [str(self.dtype)])
+        text = "-".join([fingerprint(self.folder / part) for part in parts] + [self.weights.of_text(self.dtype)])
         return {"text_encoder": text} | {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
 
 
-def open_family(folder: Path, device: torch.device, dtype: torch.dtype) -> HunyuanVideo:
+def open_family(
+    folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
+) -> HunyuanVideo:
     """The family over a checkpoint folder."""
-    return HunyuanVideo(folder, device, dtype)
+    return HunyuanVideo(folder, device, dtype, weights)
 
 
 def _torch() -> Any:

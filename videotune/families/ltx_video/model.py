@@ -15,7 +15,16 @@ from videotune.families.ltx_video.facts import newer, read_spec
 from videotune.families.ltx_video.nets import encoded, full_name, isolate_frames, quiet_schedule, stand_in
 from videotune.families.text import fresh_tokenizers, text_skeletons
 from videotune.randomness import draws, seed32
-from videotune.types import Batch, ClipShape, Condition, Moments, SampleRequest, TextPart
+from videotune.types import (
+    PLAIN_WEIGHTS,
+    Batch,
+    ClipShape,
+    Condition,
+    Moments,
+    SampleRequest,
+    TextPart,
+    WeightDtypes,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,18 +38,18 @@ DECODE_TIMESTEP, DECODE_NOISE = 0.05, 0.025
 class LTXVideo:
     """An LTX-Video checkpoint in diffusers layout; its parts load at the first use."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes) -> None:
         self.spec, self.newer = read_spec(folder), newer(folder)
-        self.folder, self.device, self.dtype = folder, device, dtype
+        self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
         self._parts: dict[str, Any] = {}
         self._vae_lock = RLock()  # whoever frees the VAE waits for whoever uses it
 
     def _text_encoder(self) -> Any:
         """A diffusers pipeline of tokenizer and text encoder alone, for its own prompt handling."""
         if "text_encoder" not in self._parts:
-            from transformers import AutoTokenizer, T5EncoderModel
+            from transformers import AutoTokenizer
 
-            encoder = load_model(T5EncoderModel, self.folder / "text_encoder", self.dtype, self.device)
+            encoder = self._t5()
             tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
             self._parts["text_encoder"] = self.pipeline_class()(None, None, encoder, tokenizer, None)
         return self._parts["text_encoder"]
@@ -132,14 +141,19 @@ class LTXVideo:
     def part(self, name: str) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call; a VAE that is told a timestep is told the usual."""
         from diffusers import AutoencoderKLLTXVideo
-        from transformers import T5EncoderModel
 
-        float32 = _torch().float32
-        cls, dtype = {"text_encoder": (T5EncoderModel, self.dtype), "vae": (AutoencoderKLLTXVideo, float32)}[name]
-        net: Any = load_model(cls, self.folder / name, dtype, self.device)
-        if name == "vae" and net.config.timestep_conditioning:
+        if name == "text_encoder":
+            return self._t5()
+        net: Any = load_model(AutoencoderKLLTXVideo, self.folder / name, _torch().float32, self.device)
+        if net.config.timestep_conditioning:
             net.decode = _told_timestep(net.decode)
         return net
+
+    def _t5(self) -> nn.Module:
+        from transformers import T5EncoderModel
+
+        folder = self.folder / "text_encoder"
+        return load_model(T5EncoderModel, folder, self.dtype, self.device, self.weights.text_encoder)
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over.
@@ -158,9 +172,10 @@ class LTXVideo:
 
     def denoiser(self, expert: str | None = None) -> nn.Module:
         """The transformer, frozen; there is one expert."""
-        from diffusers import LTXVideoTransformer3DModel
+        from diffusers import LTXVideoTransformer3DModel as Net
 
-        return load_model(LTXVideoTransformer3DModel, self.folder / "transformer", self.dtype, self.device)
+        folder, kept = self.folder / "transformer", self.weights.transformer
+        return load_model(Net, folder, self.dtype, self.device, kept, self.spec.blocks)
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """The transformer's shape without weights."""
@@ -305,7 +320,8 @@ class LTXVideo:
 
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on; T5 reads padding otherwise from 0.9.5 on."""
-        text = [fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")] + [str(self.dtype)]
+        text = [fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")]
+        text.append(self.weights.of_text(self.dtype))
         parts = {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
         return {"text_encoder": "-".join([*text, *(["masked"] if self.newer else [])]), **parts}
 
@@ -352,9 +368,11 @@ def _own_draws(device: torch.device) -> Iterator[None]:
         yield
 
 
-def open_family(folder: Path, device: torch.device, dtype: torch.dtype) -> LTXVideo:
+def open_family(
+    folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
+) -> LTXVideo:
     """The family over a checkpoint folder."""
-    return LTXVideo(folder, device, dtype)
+    return LTXVideo(folder, device, dtype, weights)
 
 
 def _torch() -> Any:

@@ -19,12 +19,14 @@ from videotune.families.wan.nets import (
     stand_in,
 )
 from videotune.types import (
+    PLAIN_WEIGHTS,
     Batch,
     ClipShape,
     Condition,
     Moments,
     SampleRequest,
     TextPart,
+    WeightDtypes,
 )
 
 if TYPE_CHECKING:
@@ -36,9 +38,9 @@ if TYPE_CHECKING:
 class Wan:
     """A Wan checkpoint in diffusers layout; its parts load at the first use."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes) -> None:
         self.spec = read_spec(folder)
-        self.folder, self.device, self.dtype = folder, device, dtype
+        self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
         self._parts: dict[str, Any] = {}
         self._vae_lock = RLock()  # the VAE keeps its state between frames in itself: one clip at a time
 
@@ -46,9 +48,9 @@ class Wan:
         """A diffusers pipeline of tokenizer and text encoder alone, for its own prompt handling."""
         if "text_encoder" not in self._parts:
             from diffusers import WanPipeline
-            from transformers import AutoTokenizer, UMT5EncoderModel
+            from transformers import AutoTokenizer
 
-            encoder = load_model(UMT5EncoderModel, self.folder / "text_encoder", self.dtype, self.device)
+            encoder = self._umt5()
             tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
             self._parts["text_encoder"] = WanPipeline(tokenizer, encoder, vae=None, scheduler=None)
         return self._parts["text_encoder"]
@@ -200,10 +202,16 @@ class Wan:
     def part(self, name: str) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""
         from diffusers import AutoencoderKLWan
+
+        if name == "text_encoder":
+            return self._umt5()
+        return load_model(AutoencoderKLWan, self.folder / name, _torch().float32, self.device)
+
+    def _umt5(self) -> nn.Module:
         from transformers import UMT5EncoderModel
 
-        cls, dtype = {"text_encoder": (UMT5EncoderModel, self.dtype), "vae": (AutoencoderKLWan, _torch().float32)}[name]
-        return load_model(cls, self.folder / name, dtype, self.device)
+        folder = self.folder / "text_encoder"
+        return load_model(UMT5EncoderModel, folder, self.dtype, self.device, self.weights.text_encoder)
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
@@ -222,7 +230,8 @@ class Wan:
         """The transformer, frozen; norms and embedders that diffusers keeps in float32 stay so. None: the only expert."""
         from diffusers import WanTransformer3DModel
 
-        return load_model(WanTransformer3DModel, self._expert_folder(expert), self.dtype, self.device)
+        folder, kept = self._expert_folder(expert), self.weights.transformer
+        return load_model(WanTransformer3DModel, folder, self.dtype, self.device, kept, self.spec.blocks)
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """The transformer's shape without weights. None: the first expert; both have one shape."""
@@ -370,7 +379,10 @@ class Wan:
 
         Latents of image-to-video have the image's beside them, in the denoiser's dtype, and so another name.
         """
-        text = "-".join([fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")] + [str(self.dtype)])
+        text = "-".join(
+            [fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")]
+            + [self.weights.of_text(self.dtype)]
+        )
         vae = fingerprint(self.folder / "vae")
         if self.spec.given == "concat":
             looks = [fingerprint(self.folder / part) for part in ("image_encoder", "image_processor")]
@@ -379,9 +391,9 @@ class Wan:
         return {"text_encoder": text, "vae": vae} | {name: fingerprint(self.folder / name) for name in sorted(nets)}
 
 
-def open_family(folder: Path, device: torch.device, dtype: torch.dtype) -> Wan:
+def open_family(folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS) -> Wan:
     """The family over a checkpoint folder."""
-    return Wan(folder, device, dtype)
+    return Wan(folder, device, dtype, weights)
 
 
 def _torch() -> Any:

@@ -1,0 +1,38 @@
+"""The words that a config takes as values, and how they are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Kind = Literal["train", "validation", "regularization"]
+Layout = Literal["chunks", "head", "slide"]
+Resolution = int | str | list[int | str]
+
+
+def word(value: Any) -> Any:
+    """Accept ``adamw`` for ``ADAMW``: the words of the config are not case-sensitive."""
+    return value.upper() if isinstance(value, str) else value
+
+
+def weights(value: Any) -> Any:
+    """The same for how weights are kept, whose default is spelled in small letters."""
+    return "auto" if str(value).lower() == "auto" else word(value)
+
+
+OptimizerName = Annotated[
+    Literal["ADAMW", "ADAMW_8BIT", "PAGED_ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON"],
+    BeforeValidator(word),
+]
+ROUNDED = ("FLOAT_8", "INT_8", "NFLOAT_4")
+"""The ways to keep frozen weights in which their numbers lose most of their digits."""
+
+WeightDtype = Annotated[
+    Literal["auto", "FLOAT_32", "BFLOAT_16", "FLOAT_16", "FLOAT_8", "INT_8", "NFLOAT_4"], BeforeValidator(weights)
+]
+Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(word)]
+Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"], BeforeValidator(word)]
+Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(word)]
+Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(word)]
