@@ -7,8 +7,8 @@ four: four clips, each shown 240 times. The best step by the verdict, which read
 an independent dense ruler: 64 clips of its own, noise of its own, a reading for each checkpoint, each noise level on a third
 of the clips.
 endless: as many steps, and every sample is of a clip that was never shown before: a call of OVERFITTING is a false one.
-levels: the four clips at noise levels of which the base hardly knew the lowest. Its error there is most of the sum, and goes
-on falling, so the plain mean over noise levels sees nothing of the copying at the others.
+levels: four clips of what the base draws already, at noise levels of which it hardly knew the lowest. Its error there is most
+of the sum, and goes on falling, so the plain mean over noise levels sees nothing of the copying at the others.
 Runs that are done are kept: a second call goes on with what is missing, and then prints the table.
 """
 
@@ -51,7 +51,7 @@ DENSE = 64
 POOL, SHARE = 1000, 0.016
 """The endless clips, of which a run sees each at most once, and the share of them that is held out: 16."""
 
-LOW = {"timestep_distribution": "UNIFORM", "timestep_shift": 0.2}
+LOW = {"timestep_distribution": "UNIFORM", "timestep_shift": 0.2, "learning_rate": 6e-5, "video_config.frames": 17}
 """Noise levels of the third case: the lowest of nine is 0.02, and half of them lie below 0.17."""
 
 SHORT = {"video_config.frames": 9, "video_config.windows": "head", "batch_size": 4}
@@ -79,11 +79,11 @@ class Plan:
         return self.work / "-".join([case, str(seed), f"steps-{self.steps}", *self.sets])
 
 
-def clips_of(plan: Plan, name: str, count: int, seed: int) -> Path:
-    """A folder of so many drawn clips of the concept, made once."""
+def clips_of(plan: Plan, name: str, count: int, seed: int, known: bool = False) -> Path:
+    """A folder of so many drawn clips of the concept, or of what the base knows, made once."""
     folder = plan.work / "clips" / f"{name}-{count}-{seed}"
     if not (folder / "whole").exists():
-        write_dataset(folder, concept_clips=count, reminder_clips=0, seed=seed)
+        write_dataset(folder, concept_clips=0 if known else count, reminder_clips=count if known else 0, seed=seed)
         (folder / "whole").touch()
     return folder
 
@@ -91,8 +91,9 @@ def clips_of(plan: Plan, name: str, count: int, seed: int) -> Path:
 def words_of(plan: Plan, case: str, seed: int) -> Words:
     """The toy preset, a checkpoint and a reading every so many steps, no previews."""
     if case in ("four", "levels"):
-        own = clips_of(plan, "four", 4, 1000 + seed)
-        fresh = clips_of(plan, "validation", VALIDATION, 2000 + seed)
+        known, kind = case == "levels", "-known" if case == "levels" else ""
+        own = clips_of(plan, f"four{kind}", 4, 1000 + seed, known)
+        fresh = clips_of(plan, f"validation{kind}", VALIDATION, 2000 + seed, known)
         datasets = [{"path": str(own)}, {"path": str(fresh), "kind": "validation"}]
     else:
         datasets = [{"path": str(clips_of(plan, "endless", POOL, 3000))}]
@@ -100,7 +101,7 @@ def words_of(plan: Plan, case: str, seed: int) -> Words:
         "seed": seed,
         "steps": plan.steps,
         "datasets": datasets,
-        "validation_fraction": SHARE,
+        "validation_fraction": SHARE if case == "endless" else 0,
         "cache_dir": str(plan.work / f"cache-{'endless' if case == 'endless' else 'four'}"),
         "save_every": plan.every if case == "four" else 0,
         "probe_budget": 0,
