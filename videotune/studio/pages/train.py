@@ -11,12 +11,13 @@ import gradio as gr
 
 from videotune.report.curves import loss_section, ruler_section
 from videotune.report.exposure import exposure_section
-from videotune.report.html import verdict, warnings_section
+from videotune.report.html import warnings_section
 from videotune.report.markup import (
     NOTHING,
     Html,
     badge,
     bullets,
+    details,
     duration,
     element,
     join,
@@ -25,8 +26,9 @@ from videotune.report.markup import (
     plain,
     text,
 )
-from videotune.report.read import Run, last_of_kind, of_kind
+from videotune.report.read import Run, last_of_kind, mapping, number, of_kind
 from videotune.report.state import standing
+from videotune.report.verdict import COLOURS, clips_part, curve, history, in_words, readings_of
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, log_tail, result, why
 from videotune.studio.pages.data import choose
@@ -138,7 +140,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
             _standing(run, job, far),
             _bar(far, run),
             _asked(run, job, name),
-            *(verdict(record) for record in of_kind(run, "verdict")[-1:]),
+            _verdict(run),
             _doctor(project, name, run),
             _log(job),
         ]
@@ -279,6 +281,30 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
     return element("div", element("div", go_on, button("Look for what is wrong", "doctor", body), css="row"), branch)
 
 
+def _verdict(run: Run) -> Html:
+    """How it went, in words, with the state that is best taken; the export is a page of its own."""
+    latest = last_of_kind(run, "verdict")
+    if not latest:
+        return NOTHING
+    word = str(latest.get("verdict") or "no verdict")
+    best = number(mapping(last_of_kind(run, "end").get("take")).get("step"))
+    best = number(latest.get("best_step")) if best is None and word == "OVERFITTING" else best
+    take = (
+        NOTHING if best is None else paragraph(text(f"Best taken: the state after step {plain(best)} (page Export)."))
+    )
+    return join([paragraph(badge(word, COLOURS.get(word, "quiet")), text(in_words(latest)), css="state"), take])
+
+
+def _grounds(run: Run) -> Html:
+    """What the verdict rests on: the curve of clips that were held out, when it changed, and the clips one by one."""
+    readings = readings_of(run)
+    if not readings:
+        return NOTHING
+    latest = last_of_kind(run, "verdict")
+    told = join([curve(readings, latest), history(run) if latest else NOTHING, clips_part(run, readings)])
+    return details("What the verdict rests on", told)
+
+
 def _doctor(project: Project, name: str, run: Run) -> Html:
     job = latest(project.folder, "doctor", name)
     if job is None:
@@ -328,6 +354,7 @@ def charts_part(root: Path, project: Project | None, query: Mapping[str, str]) -
             loss_section(run),
             paragraph(tip("How to read this", HOW_TO_READ), css="soft"),
             ruler_section(run),
+            _grounds(run),
             exposure_section(run),
             warnings_section(run),
         ]
