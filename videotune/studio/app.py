@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +57,8 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
     """The whole program as an ASGI app."""
     prepare_gradio(root)
     try:
-        import gradio as gr
+        with without_stubs():
+            import gradio as gr
         from fastapi import FastAPI, Request
         from fastapi.responses import FileResponse
     except ImportError as error:
@@ -107,6 +111,27 @@ def prepare_gradio(root: Path) -> None:
     """Gradio keeps uploads below the root, where they can be renamed into a project, and tells nobody anything."""
     os.environ["GRADIO_TEMP_DIR"] = str(root / ".uploads")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+
+@contextmanager
+def without_stubs() -> Iterator[None]:
+    """Gradio imported within this writes no stub files (.pyi) beside its own source.
+
+    It does so for every component at every start, which is half of the time of its start, and useful to editors alone. It
+    leaves it where a class says that it is in no file, so that is what its own classes say meanwhile.
+    """
+    plain = inspect.getfile
+
+    def getfile(thing: Any) -> str:
+        if isinstance(thing, type) and thing.__module__.startswith("gradio."):
+            raise OSError("not asked for")
+        return plain(thing)
+
+    inspect.getfile = getfile
+    try:
+        yield
+    finally:
+        inspect.getfile = plain
 
 
 def blocks(root: Path, local: bool) -> Any:
