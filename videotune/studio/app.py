@@ -19,6 +19,9 @@ PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 NAME = "studio"
 """The name to log in with."""
 
+LOOK = 0.1
+"""Seconds between two looks into Gradio's queue, and so the longest that a button of its own waits."""
+
 PAGES = ("project", "data", "setup", "train", "samples", "export")
 
 
@@ -104,7 +107,16 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
         head='<script src="/studio.js" defer></script><meta name="viewport" content="width=device-width, initial-scale=1">',
     )
     holder.append(next(route.app for route in reversed(app.routes) if hasattr(getattr(route, "app", None), "tokens")))
+    rest(holder[0])
     return Guard(app, host)
+
+
+def rest(gradio_app: Any) -> None:
+    """Gradio looks into its queue a thousand times a second also where nobody asks for anything; ten times are enough."""
+    queue = gradio_app.get_blocks()._queue
+    if not (hasattr(queue, "sleep_when_free") and hasattr(queue, "progress_update_sleep_when_free")):
+        raise VideotuneError("this Gradio is not the one that the studio knows: pip install 'videotune[studio]'")
+    queue.sleep_when_free = queue.progress_update_sleep_when_free = LOOK
 
 
 def prepare_gradio(root: Path) -> None:

@@ -112,7 +112,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
         return choose()
     job, last = latest(project.folder, "check"), clips.last_account(project)
     work = [
-        at_work(job, "looking at the clips", "check"),
+        NOTHING if last is not None and last[0] == job else at_work(job, "looking at the clips", "check"),
         at_work(latest(project.folder, "split"), "cutting into scenes", "split"),
     ]
     sources = [dict(row) for row in project.facts.get("sources", ())]

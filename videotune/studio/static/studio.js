@@ -104,7 +104,7 @@ const videotune = (() => {
     if (answer.error) return;
     if (answer.reload) { field.blur(); refresh(); }
     clearTimeout(planning);
-    planning = setTimeout(async () => { await ask("plan", {}); refresh(); }, 700);
+    planning = setTimeout(async () => { await ask("plan", {}); refresh(); }, 1200);
   }
   document.addEventListener("change", (event) => { if (event.target.matches("[data-key]")) save(event.target); });
   document.addEventListener("input", (event) => {
@@ -190,6 +190,7 @@ const videotune = (() => {
           placeholder="no caption yet: say what the clip shows"></textarea>
         <div class="acts"></div>`;
       element.querySelector("img")?.addEventListener("error", (event) => event.target.remove());
+      element.querySelector(".why").onclick = () => tell(row.why, row.state === "skipped");  // a telephone shows no titles
       const area = element.querySelector("textarea");
       area.value = row.caption;
       area.onchange = async () => {
