@@ -60,10 +60,9 @@ const videotune = (() => {
           if (element.dataset.live === "data") for (const table of document.querySelectorAll("[data-clips]")) table.reload?.();
         }
       } else if (response.status !== 304) put(element, `<p class="bad">${escape(await response.text())}</p>`);
-      element.classList.remove("lost");
+      document.body.classList.remove("vt-lost");
     } catch (error) {
-      element.classList.add("lost");
-      if (!element.innerHTML) element.innerHTML = '<p class="bad">The studio does not answer. Is it still running?</p>';
+      document.body.classList.add("vt-lost");
     }
     state.busy = false; state.next = Date.now() + state.every;
   }
