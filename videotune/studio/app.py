@@ -139,7 +139,7 @@ def without_stubs() -> Iterator[None]:
             raise OSError("not asked for")
         return plain(thing)
 
-    inspect.getfile = getfile
+    inspect.getfile = getfile  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import gradio as gr
@@ -13,7 +12,7 @@ import gradio as gr
 from videotune.report.markup import NOTHING, Html, element, join, paragraph, plain, text
 from videotune.report.read import Run, of_kind
 from videotune.studio.actions import run_folder
-from videotune.studio.jobs import latest
+from videotune.studio.jobs import Job, all_jobs, latest
 from videotune.studio.pages.data import choose
 from videotune.studio.pages.kit import THEN, asking, at_work, empty, live
 from videotune.studio.pages.train import chosen, tabs
@@ -145,9 +144,28 @@ def tries_part(root: Path, project: Project | None, query: Mapping[str, str]) ->
         return NOTHING
     home = project.folder / "tries" / name
     found = sorted(home.glob("*.mp4"), key=lambda path: -path.stat().st_mtime)[:TRIES] if home.is_dir() else []
-    told: dict[str, Any] = {
-        path.name: path.stem.partition("-step-")[0] if "strength" in path.stem else "" for path in found
-    }
+    jobs = all_jobs(project.folder, "sample")
+    cells = [media(project, f"tries/{name}/{path.name}", drawn_as(path, jobs)) for path in found]
     job = latest(project.folder, "sample", name)
-    cells = [media(project, f"tries/{name}/{path.name}", f"{told[path.name]} {path.stem}".strip()) for path in found]
     return join([at_work(job, "drawing", "sample"), element("div", *cells, css="tries")])
+
+
+def drawn_as(path: Path, jobs: list[Job]) -> str:
+    """What a try shows, in words: the prompt of the command that wrote it, and what its name says of the rest."""
+    written = path.stat().st_mtime
+    prompt = next(
+        (
+            job.words[job.words.index("--prompt") + 1]
+            for job in jobs
+            if job.started <= written <= (job.ended or written) + 1 and "--prompt" in job.words
+        ),
+        "",
+    )
+    said = [f"{what} {found[1] if '.' in found[1] else int(found[1])}" for what, found in _places(path.stem)]
+    return f"{prompt}: {', '.join(said)}" if prompt else ", ".join(said) or path.stem
+
+
+def _places(stem: str) -> list[tuple[str, re.Match[str]]]:
+    """Step, strength and seed in the name of a try, as far as it says them."""
+    forms = (("step", r"step-(\d+)"), ("strength", r"strength-([\d.]+)"), ("seed", r"seed(\d+)"))
+    return [(what, found) for what, form in forms if (found := re.search(form, stem))]
