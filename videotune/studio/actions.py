@@ -236,8 +236,8 @@ def resume(root: Path, words: Mapping[str, Any]) -> Answer:
         if value and not value.isdigit():
             raise VideotuneError(f"a step is a whole number, not {value!r}")
         args += [*option, f"steps={value}" if key == "steps" else value] if value else []
-    if words.get("override"):
-        args.append("--override")
+    if _text(words, "steps").strip():
+        args.append("--override")  # the rate's schedule is of another length then, and that was asked for
     jobs.start(project.folder, "train", args, run.name)
     return {"say": f"{run.name} goes on", "go": _address(project, run)}
 

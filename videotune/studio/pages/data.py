@@ -143,6 +143,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
     account = last[1]
     return join(
         [
+            element("i", attributes={"data-table": last[0].folder.name, "hidden": "hidden"}),
             *work,
             _sums(account),
             named_ones,

@@ -138,6 +138,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
             tabs(project, query, "train"),
             element("h2", text(name)),
             _standing(run, job, far),
+            _not_begun(run, job),
             _bar(far, run),
             _asked(run, job, name),
             _verdict(run),
@@ -202,6 +203,13 @@ def _standing(run: Run, job: Job | None, far: Progress) -> Html:
     return paragraph(badge(told_word, css), text(say.get(told_word, told)), css="state")
 
 
+def _not_begun(run: Run, job: Job | None) -> Html:
+    """That the last command to go on ended without a step, where the run still shows how it stood before."""
+    if job is None or job.state not in ("failed", "dead") or not run.journal or job.started < (run.written or 0):
+        return NOTHING
+    return paragraph(text(f"The last attempt to go on did not begin: {why(job)}"), css="bad")
+
+
 def _bar(far: Progress, run: Run) -> Html:
     if far.total is None:
         return NOTHING
@@ -264,7 +272,12 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
                 css="entry",
             ),
             entry("steps", "steps in all", "", "number", f"{steps} now"),
-            button("Go on like this", "resume", body, confirm=f"Go on with {name} like this?"),
+            button(
+                "Go on like this",
+                "resume",
+                body,
+                confirm=f"Go on with {name} like this? With another number of steps its learning rate changes too.",
+            ),
             css="row",
             attributes={"data-form": "1"},
         ),
@@ -344,7 +357,7 @@ def charts_part(root: Path, project: Project | None, query: Mapping[str, str]) -
         return NOTHING
     mark = (len(run.journal), run.journal[-1].get("step"), run.journal[-1].get("kind"))
     known, now = _charts.get(folder), time.monotonic()
-    if known is not None and (known[0] == mark or now - known[1] < 60 * known[2]):
+    if known is not None and (known[0] == mark or now - known[1] < 150 * known[2]):
         return known[3]
     if len(_charts) > 8:
         _charts.clear()
