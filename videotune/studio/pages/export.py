@@ -104,16 +104,9 @@ def _files(project: Project, name: str, run: Run) -> Html:
         path, verified = Path(str(one.get("path", ""))), mapping(one.get("verified"))
         path = path if path.is_absolute() else run.folder / path
         error = number(verified.get("max_error"))
-        told = (
-            [
-                badge("verified", "good"),
-                text(
-                    f"read back by {verified.get('reader')}: {verified.get('modules')} parts, largest difference {error:.1e}"
-                ),
-            ]
-            if error is not None
-            else [badge("not verified", "care")]
-        )
+        same = "the same to the bit" if error == 0 else f"largest difference {error or 0:.1e}"
+        parts = f"read back by {verified.get('reader')}: {verified.get('modules')} parts, {same}"
+        told = [badge("not verified", "care")] if error is None else [badge("verified", "good"), text(parts)]
         rows.append([text(one.get("format", "")), _download(project, path), join(told)])
     return table(["format", "file", "read back"], rows, "cards") if rows else NOTHING
 
@@ -127,6 +120,6 @@ def _download(project: Project, path: Path) -> Html:
     return element(
         "a",
         text(f"Download {path.name} ({path.stat().st_size / 1e6:.2f} MB)"),
-        css="download",
+        css="fetch",
         attributes={"href": where, "download": path.name},
     )
