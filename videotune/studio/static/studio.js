@@ -44,16 +44,18 @@ const videotune = (() => {
 
   // --- parts that keep themselves up to date -------------------------------------------------------------------------
   const lives = new Map();
+  let edits = 0;  // how often something was typed into a field of the form
   async function load(element) {
     const state = lives.get(element);
     if (state.busy) return;
     state.busy = true;
     try {
       const headers = state.tag ? { "If-None-Match": state.tag } : {};
-      const words = query(); words.delete("tab");
+      const words = query(), before = edits; words.delete("tab");
       const response = await fetch(`/studio/part/${element.dataset.live}?${words}`, { headers, cache: "no-store" });
       if (response.status === 200) {
         const text = await response.text();
+        if (edits !== before && element.querySelector("[data-key]")) { state.busy = false; state.next = 0; return; }  // it was asked for before
         if (!element.contains(document.activeElement) || !document.activeElement.matches("input, textarea, select")) {
           state.tag = response.headers.get("ETag");
           put(element, text);
@@ -69,16 +71,27 @@ const videotune = (() => {
     }
     state.busy = false; state.next = Date.now() + state.every;
   }
-  function put(element, text) {
+  const chosen = (one) => one.type === "checkbox" ? one.checked !== one.defaultChecked
+    : one.matches("select") ? one.selectedIndex > 0 : one.value !== one.defaultValue;
+  const place = (one) => `${one.closest("[id]")?.id} ${one.name}`;
+  function put(element, text) {  // what was opened, and what was chosen in small forms and not sent yet, stays
+    const kept = new Map([...element.querySelectorAll("[data-form] [name]")].filter(chosen).map((one) => [place(one), one.type === "checkbox" ? one.checked : one.value]));
     const open = [...element.querySelectorAll("details[open]")].map((one) => one.id || one.querySelector("summary").textContent);
     element.innerHTML = text;
     for (const one of element.querySelectorAll("details")) {
       if (open.includes(one.id || one.querySelector("summary").textContent)) one.open = true;
     }
+    for (const one of kept.size ? element.querySelectorAll("[data-form] [name]") : []) {
+      if (!kept.has(place(one))) continue;
+      if (one.type === "checkbox") one.checked = kept.get(place(one)); else one.value = kept.get(place(one));
+    }
     element.dataset.ready = "yes";
   }
-  function refresh() {
-    for (const [element, state] of lives) { state.next = 0; if (element.isConnected && shown(element)) load(element); }
+  function refresh(but) {
+    for (const [element, state] of lives) {
+      if (but && element.dataset.live === but) continue;
+      state.next = 0; if (element.isConnected && shown(element)) load(element);
+    }
     for (const table of document.querySelectorAll("[data-clips]")) if (shown(table)) table.reload?.();
   }
   function look() {
@@ -104,12 +117,14 @@ const videotune = (() => {
       field.setAttribute("aria-invalid", answer.error ? "true" : "false");
     } else if (answer.error) tell(answer.error, true);
     if (answer.error) return;
+    if (field.dataset.do !== "fact") field.closest(".field").classList.toggle("own", field.value !== "");
     if (answer.reload) { field.blur(); refresh(); }
     clearTimeout(planning);
-    planning = setTimeout(async () => { await ask("plan", {}); refresh(); }, 1200);
+    planning = setTimeout(async () => { await ask("plan", {}); refresh("setup"); }, 1200);
   }
-  document.addEventListener("change", (event) => { if (event.target.matches("[data-key]")) save(event.target); });
+  document.addEventListener("change", (event) => { if (event.target.matches("[data-key]")) { edits += 1; save(event.target); } });
   document.addEventListener("input", (event) => {
+    if (event.target.matches("[data-key]")) edits += 1;
     if (!event.target.matches("[data-find]")) return;
     const words = event.target.value.toLowerCase(), form = event.target.closest(".vt");
     for (const field of form.querySelectorAll(".field")) field.hidden = words && !field.textContent.toLowerCase().includes(words);
@@ -264,6 +279,6 @@ const videotune = (() => {
   watchTabs();
   setInterval(look, 200);
   document.addEventListener("visibilitychange", look);
-  return { project, refresh, tell, first: (...values) => [project(), ...values.slice(1)] };
+  return { project, refresh: () => refresh(), tell, first: (...values) => [project(), ...values.slice(1)] };
 })();
 window.videotune = videotune;
