@@ -127,7 +127,7 @@ const videotune = (() => {
     if (event.target.matches("[data-key]")) edits += 1;
     if (!event.target.matches("[data-find]")) return;
     const words = event.target.value.toLowerCase(), form = event.target.closest(".vt");
-    for (const field of form.querySelectorAll(".field")) field.hidden = words && !field.textContent.toLowerCase().includes(words);
+    for (const field of form.querySelectorAll(".keys .field")) field.hidden = words && !field.textContent.toLowerCase().includes(words);
     for (const part of form.querySelectorAll("details.keys")) {
       part.hidden = words && !part.querySelector(".field:not([hidden])"); if (words) part.open = !part.hidden;
     }
