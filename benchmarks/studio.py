@@ -225,7 +225,8 @@ def table(page: Any, address: str, server: psutil.Process) -> None:
     cpu = (browsers() - cpu) / 180
     print(
         f"  scroll by 25 rows a frame: {frames['median']:.0f} ms a frame, 95 % within {frames['p95']:.0f} ms, worst "
-        f"{frames['worst']:.0f} ms; {frames['long']} tasks above 50 ms; {frames['rows']} rows exist; {cpu * 1000:.0f} ms of CPU a frame, in all of the browser"
+        f"{frames['worst']:.0f} ms; {frames['long']} tasks above 50 ms; {frames['rows']} rows exist; "
+        f"{cpu * 1000:.0f} ms of CPU a frame, in all of the browser"
     )
 
 
