@@ -230,16 +230,21 @@ def resume(root: Path, words: Mapping[str, Any]) -> Answer:
     project = _of(root, words)
     run = run_folder(project, _text(words, "run"))
     _refuse_running(project, run)
+    jobs.start(project.folder, "train", resume_words(run, words), run.name)
+    return {"say": f"{run.name} goes on", "go": _address(project, run)}
+
+
+def resume_words(run: Path, words: Mapping[str, Any]) -> list[str]:
+    """The command that goes on with a run as the form says."""
     args = ["train", "--out", str(run), "--resume"]
     for key, option in (("from", ["--from"]), ("steps", ["--set"])):
         value = _text(words, key).strip()
         if value and not value.isdigit():
             raise VideotuneError(f"a step is a whole number, not {value!r}")
         args += [*option, f"steps={value}" if key == "steps" else value] if value else []
-    if words.get("override"):
-        args.append("--override")
-    jobs.start(project.folder, "train", args, run.name)
-    return {"say": f"{run.name} goes on", "go": _address(project, run)}
+    if _text(words, "steps").strip():
+        args.append("--override")  # the rate's schedule is of another length then, and that was asked for
+    return args
 
 
 def _address(project: Project, run: Path) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 
 NAME = "studio"
 """The name to log in with."""
+
+LOOK = 0.1
+"""Seconds between two looks into Gradio's queue, and so the longest that a button of its own waits."""
 
 PAGES = ("project", "data", "setup", "train", "samples", "export")
 
@@ -54,7 +60,8 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
     """The whole program as an ASGI app."""
     prepare_gradio(root)
     try:
-        import gradio as gr
+        with without_stubs():
+            import gradio as gr
         from fastapi import FastAPI, Request
         from fastapi.responses import FileResponse
     except ImportError as error:
@@ -100,13 +107,43 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
         head='<script src="/studio.js" defer></script><meta name="viewport" content="width=device-width, initial-scale=1">',
     )
     holder.append(next(route.app for route in reversed(app.routes) if hasattr(getattr(route, "app", None), "tokens")))
+    rest(holder[0])
     return Guard(app, host)
+
+
+def rest(gradio_app: Any) -> None:
+    """Gradio looks into its queue a thousand times a second also where nobody asks for anything; ten times are enough."""
+    queue = gradio_app.get_blocks()._queue
+    if not (hasattr(queue, "sleep_when_free") and hasattr(queue, "progress_update_sleep_when_free")):
+        raise VideotuneError("this Gradio is not the one that the studio knows: pip install 'videotune[studio]'")
+    queue.sleep_when_free = queue.progress_update_sleep_when_free = LOOK
 
 
 def prepare_gradio(root: Path) -> None:
     """Gradio keeps uploads below the root, where they can be renamed into a project, and tells nobody anything."""
     os.environ["GRADIO_TEMP_DIR"] = str(root / ".uploads")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+
+@contextmanager
+def without_stubs() -> Iterator[None]:
+    """Gradio imported within this writes no stub files (.pyi) beside its own source.
+
+    It does so for every component at every start, which is half of the time of its start, and useful to editors alone. It
+    leaves it where a class says that it is in no file, so that is what its own classes say meanwhile.
+    """
+    plain = inspect.getfile
+
+    def getfile(thing: Any) -> str:
+        if isinstance(thing, type) and thing.__module__.startswith("gradio."):
+            raise OSError("not asked for")
+        return plain(thing)
+
+    inspect.getfile = getfile  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        inspect.getfile = plain
 
 
 def blocks(root: Path, local: bool) -> Any:

@@ -187,7 +187,7 @@ def result(job: Job) -> Any:
 
 
 def why(job: Job) -> str:
-    """How a job ended, in a sentence."""
+    """How a job ended, in words; an error as the command told it, which may be several lines."""
     if job.state == "running":
         return "at work"
     if job.state == "done":
@@ -197,8 +197,10 @@ def why(job: Job) -> str:
     if job.state == "dead":
         by = f" by signal {-job.code}" if job.code is not None and job.code < 0 else ""
         return f"its process was killed{by}, or the computer went off"
-    told = [line for line in log_tail(job, 12) if line.startswith("videotune: ")]
-    return told[-1].removeprefix("videotune: ") if told else (log_tail(job, 1) or ["it said nothing"])[-1]
+    said = log_tail(job, 40)
+    begins = [place for place, line in enumerate(said) if line.startswith("videotune: ")]
+    told = "\n".join(said[begins[-1] :] if begins else said[-1:]).removeprefix("videotune: ")
+    return told.replace(f"{job.folder.parent.parent}/", "") or "it said nothing"
 
 
 def sweep(project: Path, kind: str) -> None:

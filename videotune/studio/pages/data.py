@@ -110,10 +110,14 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
     """The account of the clips in figures, with what is at work; the table below it is the script's."""
     if project is None:
         return choose()
+    cut = latest(project.folder, "split")
     job, last = latest(project.folder, "check"), clips.last_account(project)
+    if cut is not None and cut.state == "done" and (job is None or job.started < (cut.ended or 0)):
+        actions.start_check(project)  # the scenes are new clips
+        job = latest(project.folder, "check")
     work = [
-        at_work(job, "looking at the clips", "check"),
-        at_work(latest(project.folder, "split"), "cutting into scenes", "split"),
+        NOTHING if last is not None and last[0] == job else at_work(job, "looking at the clips", "check"),
+        at_work(cut, "cutting into scenes", "split"),
     ]
     sources = [dict(row) for row in project.facts.get("sources", ())]
     named_ones = bullets(
@@ -139,6 +143,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
     account = last[1]
     return join(
         [
+            element("i", attributes={"data-table": last[0].folder.name, "hidden": "hidden"}),
             *work,
             _sums(account),
             named_ones,

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import gradio as gr
 
 from videotune.report.markup import NOTHING, Html, badge, element, join, paragraph, table, text
-from videotune.report.read import Run, mapping, number, of_kind
+from videotune.report.read import Run, mapping, number, of_kind, setting
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import latest
 from videotune.studio.pages.data import choose
@@ -18,11 +18,24 @@ from videotune.studio.pages.train import chosen, tabs
 from videotune.studio.projects import Project
 from videotune.studio.status import read_live
 
-FORMATS = (
-    ("diffusers", "diffusers", "for Python programs that use the diffusers library"),
-    ("comfyui", "ComfyUI", "put the file into ComfyUI's folder models/loras"),
-    ("peft", "PEFT", "a folder for the PEFT library; the only one for LOHA, LOKR and OFT"),
-)
+FORMATS = {
+    "comfyui": ("ComfyUI", "put the file into ComfyUI's folder models/loras, or models/embeddings for new tokens"),
+    "diffusers": ("diffusers", "for Python programs that use the diffusers library"),
+    "peft": ("PEFT", "a file for the PEFT library, which trains and loads adapters of this kind"),
+}
+"""What a format is called, and who reads it."""
+
+OFFERED = {"DORA": ("diffusers",), "LOHA": ("comfyui", "peft"), "LOKR": ("comfyui", "peft"), "OFT": ("peft",)}
+"""Formats of kinds of adapters other than LoRA."""
+
+
+def offered(run: Run) -> tuple[str, ...]:
+    """The formats that can be written of what the run trained."""
+    method = setting(run, "training_method")
+    if method == "FINE_TUNE":
+        return ("diffusers",)
+    variant = mapping(setting(run, "lora")).get("variant") if method == "LORA" else None
+    return OFFERED.get(str(variant), ("comfyui", "diffusers"))
 
 
 def build(root: Path, project: gr.Textbox) -> None:
@@ -51,21 +64,21 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
             _files(project, name, run),
             at_work(latest(project.folder, "export", name), "writing files", "export"),
             element("h3", text("Write more")),
-            _form(name, saves),
+            _form(name, saves, offered(run)),
         ]
     )
 
 
-def _form(name: str, saves: list[str]) -> Html:
+def _form(name: str, saves: list[str], formats: tuple[str, ...]) -> Html:
     boxes = [
         element(
             "label",
-            Html(f'<input type="checkbox" name="{key}"{" checked" if key == "comfyui" else ""}>'),
-            text(f" {title}"),
-            element("small", text(f" {help}")),
+            Html(f'<input type="checkbox" name="{key}"{" checked" if key == formats[0] else ""}>'),
+            text(f" {FORMATS[key][0]}"),
+            element("small", text(f" {FORMATS[key][1]}")),
             css="check",
         )
-        for key, title, help in FORMATS
+        for key in formats
     ]
     options = [element("option", text(f"step {step}"), attributes={"value": step}) for step in reversed(saves)]
     newest = element("option", text("the newest checkpoint"), attributes={"value": ""})
@@ -91,16 +104,9 @@ def _files(project: Project, name: str, run: Run) -> Html:
         path, verified = Path(str(one.get("path", ""))), mapping(one.get("verified"))
         path = path if path.is_absolute() else run.folder / path
         error = number(verified.get("max_error"))
-        told = (
-            [
-                badge("verified", "good"),
-                text(
-                    f"read back by {verified.get('reader')}: {verified.get('modules')} parts, largest difference {error:.1e}"
-                ),
-            ]
-            if error is not None
-            else [badge("not verified", "care")]
-        )
+        same = "the same to the bit" if error == 0 else f"largest difference {error or 0:.1e}"
+        parts = f"read back by {verified.get('reader')}: {verified.get('modules')} parts, {same}"
+        told = [badge("not verified", "care")] if error is None else [badge("verified", "good"), text(parts)]
         rows.append([text(one.get("format", "")), _download(project, path), join(told)])
     return table(["format", "file", "read back"], rows, "cards") if rows else NOTHING
 
@@ -114,6 +120,6 @@ def _download(project: Project, path: Path) -> Html:
     return element(
         "a",
         text(f"Download {path.name} ({path.stat().st_size / 1e6:.2f} MB)"),
-        css="download",
+        css="fetch",
         attributes={"href": where, "download": path.name},
     )

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from videotune.report.markup import NOTHING, Html, element, join, paragraph, plain, text
-from videotune.report.read import Run, of_kind
+from videotune.report.markup import NOTHING, Html, details, element, join, paragraph, plain, text
+from videotune.report.read import Run, items, mapping, number, of_kind
 from videotune.studio.actions import run_folder
-from videotune.studio.jobs import latest
+from videotune.studio.jobs import Job, all_jobs, latest
 from videotune.studio.pages.data import choose
 from videotune.studio.pages.kit import THEN, asking, at_work, empty, live
 from videotune.studio.pages.train import chosen, tabs
@@ -87,7 +87,13 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
     grid = element("div", *parts, css="samples", attributes={"style": f"--columns:{len(steps) + 1}"})
     play = element("button", text("Play all in step"), attributes={"type": "button", "data-play": ".samples video"})
     return join(
-        [mark, tabs(project, query, "samples"), element("p", play, css="row"), element("div", grid, css="grid-scroll")]
+        [
+            mark,
+            tabs(project, query, "samples"),
+            element("p", play, css="row"),
+            element("div", grid, css="grid-scroll"),
+            measured(project, name, run),
+        ]
     )
 
 
@@ -117,19 +123,43 @@ def _nearest(project: Project, run: Run, prompt: str) -> Html:
     )
     if best is None:
         return element("figure")
-    path, words = Path(best["path"]), "training clip with the nearest caption"
-    if (
-        path.is_relative_to(project.folder)
-        and path.is_file()
-        and path.suffix.lower() in (".mp4", ".webm", ".mov", ".m4v")
-    ):
-        return media(project, path.relative_to(project.folder).as_posix(), f"{words}: {path.name}")
-    thumb = f"/studio/thumb?project={quote(project.name)}&id={str(best.get('id'))[:16]}"
-    return element(
-        "figure",
-        element("img", attributes={"src": thumb, "alt": ""}),
-        element("figcaption", text(f"{words}: {path.name}")),
+    return _clip(project, best, f"training clip with the nearest caption: {Path(best['path']).name}")
+
+
+def _clip(project: Project, clip: Mapping[str, Any], caption: str) -> Html:
+    """A clip of the account: its video where the browser may have it, else its picture."""
+    path = Path(str(clip["path"]))
+    shown = path.suffix.lower() in (".mp4", ".webm", ".mov", ".m4v")
+    if shown and path.is_relative_to(project.folder) and path.is_file():
+        return media(project, path.relative_to(project.folder).as_posix(), caption)
+    thumb = f"/studio/thumb?project={quote(project.name)}&id={str(clip.get('id'))[:16]}"
+    picture = Html(element("img", attributes={"src": thumb, "alt": ""}).removesuffix("</img>"))
+    return element("figure", picture, element("figcaption", text(caption)))
+
+
+def measured(project: Project, name: str, run: Run) -> Html:
+    """The samples that the latest probe drew, each beside the training clip that it is nearest to in pictures."""
+    found = [record for record in of_kind(run, "probe") if items(record.get("samples"))]
+    if not found:
+        return NOTHING
+    clips = {str(clip.get("path")): clip for clip in map(mapping, items((run.check or {}).get("clips")))}
+    parts: list[Html] = []
+    for one in map(mapping, items(found[-1].get("samples"))):
+        path, seed = str(one.get("path") or ""), plain(number(one.get("seed")))
+        drawn = f"{one.get('prompt', '')} (seed {seed})"
+        if not (run.folder / path).is_file():
+            continue
+        clip = str(one.get("clip", "?"))
+        near = f"nearest training clip: {Path(clip).name}, likeness {plain(number(one.get('similarity')), 3)}"
+        near += ": likely a copy" if one.get("copy") else ""
+        parts += [
+            media(project, f"runs/{name}/{path}", drawn),
+            _clip(project, clips.get(clip, {"path": clip}), near),
+        ]
+    title = (
+        f"Measured at step {plain(number(found[-1].get('step')))}: samples beside the clips that they are nearest to"
     )
+    return details(title, element("div", *parts, css="tries")) if parts else NOTHING
 
 
 def alike(one: str, other: str) -> float:
@@ -145,9 +175,28 @@ def tries_part(root: Path, project: Project | None, query: Mapping[str, str]) ->
         return NOTHING
     home = project.folder / "tries" / name
     found = sorted(home.glob("*.mp4"), key=lambda path: -path.stat().st_mtime)[:TRIES] if home.is_dir() else []
-    told: dict[str, Any] = {
-        path.name: path.stem.partition("-step-")[0] if "strength" in path.stem else "" for path in found
-    }
+    jobs = all_jobs(project.folder, "sample")
+    cells = [media(project, f"tries/{name}/{path.name}", drawn_as(path, jobs)) for path in found]
     job = latest(project.folder, "sample", name)
-    cells = [media(project, f"tries/{name}/{path.name}", f"{told[path.name]} {path.stem}".strip()) for path in found]
     return join([at_work(job, "drawing", "sample"), element("div", *cells, css="tries")])
+
+
+def drawn_as(path: Path, jobs: list[Job]) -> str:
+    """What a try shows, in words: the prompt of the command that wrote it, and what its name says of the rest."""
+    written = path.stat().st_mtime
+    prompt = next(
+        (
+            job.words[job.words.index("--prompt") + 1]
+            for job in jobs
+            if job.started <= written <= (job.ended or written) + 1 and "--prompt" in job.words
+        ),
+        "",
+    )
+    said = [f"{what} {found[1] if '.' in found[1] else int(found[1])}" for what, found in _places(path.stem)]
+    return f"{prompt}: {', '.join(said)}" if prompt else ", ".join(said) or path.stem
+
+
+def _places(stem: str) -> list[tuple[str, re.Match[str]]]:
+    """Step, strength and seed in the name of a try, as far as it says them."""
+    forms = (("step", r"step-(\d+)"), ("strength", r"strength-([\d.]+)"), ("seed", r"seed(\d+)"))
+    return [(what, found) for what, form in forms if (found := re.search(form, stem))]

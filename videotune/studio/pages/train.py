@@ -11,12 +11,13 @@ import gradio as gr
 
 from videotune.report.curves import loss_section, ruler_section
 from videotune.report.exposure import exposure_section
-from videotune.report.html import verdict, warnings_section
+from videotune.report.html import warnings_section
 from videotune.report.markup import (
     NOTHING,
     Html,
     badge,
     bullets,
+    details,
     duration,
     element,
     join,
@@ -25,8 +26,9 @@ from videotune.report.markup import (
     plain,
     text,
 )
-from videotune.report.read import Run, last_of_kind, of_kind
+from videotune.report.read import Run, last_of_kind, mapping, number, of_kind
 from videotune.report.state import standing
+from videotune.report.verdict import COLOURS, clips_part, curve, history, in_words, readings_of
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, log_tail, result, why
 from videotune.studio.pages.data import choose
@@ -136,9 +138,10 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
             tabs(project, query, "train"),
             element("h2", text(name)),
             _standing(run, job, far),
+            _not_begun(run, job),
             _bar(far, run),
             _asked(run, job, name),
-            *(verdict(record) for record in of_kind(run, "verdict")[-1:]),
+            _verdict(run),
             _doctor(project, name, run),
             _log(job),
         ]
@@ -198,6 +201,13 @@ def _standing(run: Run, job: Job | None, far: Progress) -> Html:
         "stopped": "stopped as you asked, and saved; it can go on",
     }
     return paragraph(badge(told_word, css), text(say.get(told_word, told)), css="state")
+
+
+def _not_begun(run: Run, job: Job | None) -> Html:
+    """That the last command to go on ended without a step, where the run still shows how it stood before."""
+    if job is None or job.state not in ("failed", "dead") or not run.journal or job.started < (run.written or 0):
+        return NOTHING
+    return paragraph(text(f"The last attempt to go on did not begin: {why(job)}"), css="bad")
 
 
 def _bar(far: Progress, run: Run) -> Html:
@@ -262,7 +272,12 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
                 css="entry",
             ),
             entry("steps", "steps in all", "", "number", f"{steps} now"),
-            button("Go on like this", "resume", body, confirm=f"Go on with {name} like this?"),
+            button(
+                "Go on like this",
+                "resume",
+                body,
+                confirm=f"Go on with {name} like this? With another number of steps its learning rate changes too.",
+            ),
             css="row",
             attributes={"data-form": "1"},
         ),
@@ -277,6 +292,30 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
         )
     )
     return element("div", element("div", go_on, button("Look for what is wrong", "doctor", body), css="row"), branch)
+
+
+def _verdict(run: Run) -> Html:
+    """How it went, in words, with the state that is best taken; the export is a page of its own."""
+    latest = last_of_kind(run, "verdict")
+    if not latest:
+        return NOTHING
+    word = str(latest.get("verdict") or "no verdict")
+    best = number(mapping(last_of_kind(run, "end").get("take")).get("step"))
+    best = number(latest.get("best_step")) if best is None and word == "OVERFITTING" else best
+    take = (
+        NOTHING if best is None else paragraph(text(f"Best taken: the state after step {plain(best)} (page Export)."))
+    )
+    return join([paragraph(badge(word, COLOURS.get(word, "quiet")), text(in_words(latest)), css="state"), take])
+
+
+def _grounds(run: Run) -> Html:
+    """What the verdict rests on: the curve of clips that were held out, when it changed, and the clips one by one."""
+    readings = readings_of(run)
+    if not readings:
+        return NOTHING
+    latest = last_of_kind(run, "verdict")
+    told = join([curve(readings, latest), history(run) if latest else NOTHING, clips_part(run, readings)])
+    return details("What the verdict rests on", told)
 
 
 def _doctor(project: Project, name: str, run: Run) -> Html:
@@ -318,7 +357,7 @@ def charts_part(root: Path, project: Project | None, query: Mapping[str, str]) -
         return NOTHING
     mark = (len(run.journal), run.journal[-1].get("step"), run.journal[-1].get("kind"))
     known, now = _charts.get(folder), time.monotonic()
-    if known is not None and (known[0] == mark or now - known[1] < 60 * known[2]):
+    if known is not None and (known[0] == mark or now - known[1] < 150 * known[2]):
         return known[3]
     if len(_charts) > 8:
         _charts.clear()
@@ -328,6 +367,7 @@ def charts_part(root: Path, project: Project | None, query: Mapping[str, str]) -
             loss_section(run),
             paragraph(tip("How to read this", HOW_TO_READ), css="soft"),
             ruler_section(run),
+            _grounds(run),
             exposure_section(run),
             warnings_section(run),
         ]

@@ -1,0 +1,153 @@
+"""What the pages say of runs and jobs, and what Gradio is kept from."""
+
+import inspect
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gradio")
+
+from studio.test_jobs import steps
+
+from videotune.errors import VideotuneError
+from videotune.files import write_json
+from videotune.studio import actions, jobs, projects, status
+from videotune.studio.app import LOOK, make_app, without_stubs
+from videotune.studio.pages import data, export, samples, train
+
+
+def ended_job(project: projects.Project, kind: str, code: int, log: str = "", **facts: Any) -> Path:
+    """A job's folder as a command leaves it."""
+    folder = project.folder / "jobs" / f"{1 + len(list((project.folder / 'jobs').iterdir())):06d}-{kind}"
+    folder.mkdir()
+    now = time.time()
+    told = {"kind": kind, "about": "run-1", "words": [], "cwd": str(project.folder), "started": now}
+    write_json(folder / "job.json", told | facts)
+    write_json(folder / "rc.json", {"code": code, "ended": now + 1})
+    (folder / "log").write_text(log)
+    return folder
+
+
+def test_an_error_is_told_whole_and_by_the_names_of_the_project(tmp_path: Path) -> None:
+    project = projects.create(tmp_path, "one")
+    said = f"encoding 3/4\nvideotune: 1 clip has no caption:\n  {project.folder}/clips/a.mp4: there is no a.txt\nWrite it.\n"
+    told = jobs.why(jobs.read(ended_job(project, "train", 1, said)))
+    assert told == "1 clip has no caption:\n  clips/a.mp4: there is no a.txt\nWrite it."
+
+
+def test_a_run_that_did_not_go_on_says_so_beside_how_it_stood(tmp_path: Path) -> None:
+    project = projects.create(tmp_path, "one")
+    run = project.folder / "runs" / "run-1"
+    steps(run, range(1, 4))
+    write_json(run / "config.json", {"steps": 3, "settings": {}})
+    os.utime(run / "journal.jsonl", (time.time() - 60, time.time() - 60))
+    assert "did not begin" not in train.part(tmp_path, project, {})
+    ended_job(project, "train", 1, "videotune: this changes what it learns\n")
+    shown = train.part(tmp_path, project, {})
+    assert "The last attempt to go on did not begin: this changes what it learns" in shown
+    assert "3 of 3" in shown
+
+
+def test_another_number_of_steps_is_meant_where_it_is_asked_for(tmp_path: Path) -> None:
+    assert actions.resume_words(tmp_path, {"run": "run-1"}) == ["train", "--out", str(tmp_path), "--resume"]
+    assert actions.resume_words(tmp_path, {"from": "2"})[-2:] == ["--from", "2"]
+    assert actions.resume_words(tmp_path, {"from": "2", "steps": "50"})[-3:] == ["--set", "steps=50", "--override"]
+    with pytest.raises(VideotuneError, match="whole number"):
+        actions.resume_words(tmp_path, {"steps": "many"})
+
+
+def test_scenes_are_looked_at_once_they_are_cut(tmp_path: Path) -> None:
+    project = projects.create(tmp_path, "one")
+    (project.folder / "clips" / "scene.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
+    data.part(tmp_path, project, {})
+    assert jobs.latest(project.folder, "check") is None
+    ended_job(project, "split", 0, started=time.time() - 9)
+    time.sleep(1.1)
+    data.part(tmp_path, project, {})
+    data.part(tmp_path, project, {})
+    found = jobs.all_jobs(project.folder, "check")
+    assert len(found) == 1, "once"
+    jobs.stop(found[0])
+
+
+@pytest.mark.parametrize("variant", ["LORA", "DORA", "LOHA", "LOKR", "OFT"])
+def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: Path, variant: str) -> None:
+    import torch
+
+    from videotune.export.formats import formats_of
+    from videotune.families.find import place
+    from videotune.families.wan.model import open_family
+
+    family = open_family(place("asset:toy").folder, torch.device("cpu"), torch.float32)
+    write_json(tmp_path / "config.json", {"settings": {"training_method": "LORA", "lora": {"variant": variant}}})
+    offered = export.offered(status.read_live(tmp_path))
+    assert sorted(offered) == sorted(formats_of(family, variant))
+    assert set(offered) <= set(export.FORMATS)
+
+
+def test_tries_say_their_prompt_and_how_they_were_drawn(tmp_path: Path) -> None:
+    project = projects.create(tmp_path, "one")
+    words = ["sample", "run", "--prompt", "a <b>cat</b>", "--strength", "0.5"]
+    ended_job(project, "sample", 0, words=words, started=time.time() - 5)
+    path = project.folder / "tries" / "run-1" / "strength-0.5-step-000040-473b80bc-seed42.mp4"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"video")
+    (project.folder / "runs" / "run-1").mkdir()
+    (project.folder / "runs" / "run-1" / "config.json").write_text("{}")
+    shown = samples.tries_part(tmp_path, project, {"run": "run-1"})
+    assert "a &lt;b&gt;cat&lt;/b&gt;: step 40, strength 0.5, seed 42" in shown
+
+
+def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_path: Path) -> None:
+    project = projects.create(tmp_path, "one")
+    run, clip = project.folder / "runs" / "run-1", project.folder / "clips" / "cat.mp4"
+    (run / "probe").mkdir(parents=True)
+    for path in (run / "probe" / "a.mp4", clip):
+        path.write_bytes(b"video")
+    one = {"path": "probe/a.mp4", "prompt": "a cat", "seed": 7, "clip": str(clip), "similarity": 0.98765, "copy": True}
+    line = {"kind": "probe", "step": 20, "samples": [one, {**one, "path": "probe/gone.mp4"}]}
+    (run / "journal.jsonl").write_text(json.dumps(line) + "\n")
+    shown = samples.measured(project, "run-1", status.read_live(run))
+    assert "path=runs/run-1/probe/a.mp4" in shown
+    assert "path=clips/cat.mp4" in shown
+    assert "nearest training clip: cat.mp4, likeness 0.988: likely a copy" in shown
+    assert "gone.mp4" not in shown
+
+
+def test_gradio_gives_out_nothing_of_the_computer_and_rests_while_nobody_asks(tmp_path: Path) -> None:
+    from starlette.testclient import TestClient
+
+    project = projects.create(tmp_path, "one")
+    (project.folder / "clips" / "a.mp4").write_bytes(b"clip")
+    guard = make_app(tmp_path, "127.0.0.1", 7860, None)
+    with TestClient(guard, base_url="http://127.0.0.1:7860") as client:
+        for path in (
+            "/etc/passwd",
+            str(project.folder / "project.json"),
+            str(project.folder / "clips/a.mp4"),
+            __file__,
+        ):
+            assert client.get(f"/gradio_api/file={path}").status_code == 403, path
+        assert client.get("/gradio_api/file=../../../etc/passwd").status_code in (403, 404)
+        sent = {"files": ("a.mp4", b"clip")}
+        assert client.post("/gradio_api/upload", files=sent, headers={"Origin": "http://evil.org"}).status_code == 403
+        assert client.post("/gradio_api/upload", files=sent).status_code == 200, "the page's own"
+    mounted = next(route.app for route in reversed(guard.app.routes) if hasattr(getattr(route, "app", None), "tokens"))  # type: ignore[attr-defined]
+    queue = mounted.get_blocks()._queue
+    assert queue.sleep_when_free == queue.progress_update_sleep_when_free == LOOK >= 0.05
+
+
+def test_gradio_is_asked_for_without_its_stub_files() -> None:
+    import gradio
+
+    plain = inspect.getfile
+    with without_stubs():
+        with pytest.raises(OSError, match="not asked for"):
+            inspect.getfile(gradio.Button)
+        assert inspect.getfile(Path).endswith("pathlib.py")
+    assert inspect.getfile is plain
+    assert inspect.getfile(gradio.Button).endswith("button.py")
