@@ -79,6 +79,26 @@ class Crew:
         self.wait()
         return work()
 
+    def gather(self, value: T) -> list[T]:
+        """Each process's value, in their order."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.hosts)
+        return values
+
+    def told(self, value: T) -> T:
+        """The first process's value, everywhere."""
+        return self.gather(value)[0]
+
+    def mesh(self, device: torch.device) -> Any:
+        """The processes as torch's sharding knows them, a line."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(device.type, (self.size,))
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Each gradient becomes the sum over all processes; a process that has none counts as zeros."""
         if self.size == 1:
