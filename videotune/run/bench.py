@@ -115,9 +115,7 @@ def shares(rota: Rota) -> dict[str, float]:
     return {name: float(part) for name, part in zip(rota.names, (first, 1 - first), strict=False)}
 
 
-def open_bench(
-    family: Family, config: Config, rota: Rota, steps: int, first: int, crew: Crew | None = None
-) -> Bench:
+def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: int, crew: Crew | None = None) -> Bench:
     """The denoisers with what trains in them; the one of step ``first`` is in memory."""
     crew = crew or Crew()
     mesh = crew.mesh(device_and_dtype(config)[0]) if sharded(config, crew) else None

@@ -188,7 +188,14 @@ def make_records(trainer: Trainer) -> Iterator[StepRecord]:
         trainer.family,
         trainer.bench.turn,
         trainer.source.objective,
-        stream(trainer.source, trainer.first, job.steps, config.dataloader_threads, (crew.rank, crew.size), trainer.together),
+        stream(
+            trainer.source,
+            trainer.first,
+            job.steps,
+            config.dataloader_threads,
+            (crew.rank, crew.size),
+            trainer.together,
+        ),
         StepSettings(
             config.gradient_accumulation_steps * job.processes,
             config.max_grad_norm,

@@ -139,7 +139,9 @@ class Trainer:
     def rows(self) -> dict[str, Rows]:
         """Of what trains and is cut into rows, those that this process has, by the names of checkpoints."""
         return {
-            self.prefix(name) + key: rows for name, shards in self.bench.shards.items() for key, rows in shards.rows.items()
+            self.prefix(name) + key: rows
+            for name, shards in self.bench.shards.items()
+            for key, rows in shards.rows.items()
         }
 
     @contextmanager

@@ -283,7 +283,9 @@ def passes(prepared: Prepared, size: int, together: int = 1) -> list[Pass]:
     for part in prepared.batch.split(size) if prepared.batch is not None else ():
         rows = slice(first - prepared.first, first - prepared.first + len(part))
         own = not anchored.isdisjoint(range(first, first + len(part)))
-        out.append(Pass(part, prepared.t[rows], prepared.noise[rows], first, not prepared.spare, own or part.any_anchored))
+        out.append(
+            Pass(part, prepared.t[rows], prepared.noise[rows], first, not prepared.spare, own or part.any_anchored)
+        )
         first += len(part)
     if together == 1:
         return out
