@@ -64,8 +64,8 @@ def refuse_for_sharding(config: Config) -> None:
     kind, full = config.optimizer, config.training_method == "FINE_TUNE" and config.transformer.train
     if config.layer_offload_fraction:
         raise VideotuneError(
-            "layer_offload_fraction: with sharding FULL the weights lie with the processes, not on the host: set it to 0, or "
-            "sharding to OFF"
+            "layer_offload_fraction: with sharding FULL the weights lie with the processes, not on the host: set it to 0, "
+            "or sharding to OFF"
         )
     if config.gradient_checkpointing == "CPU_OFFLOADED":
         raise VideotuneError(

@@ -134,7 +134,7 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
             held = learner.held or learner.parameters
             elsewhere = bench.beside | (set(home.parameters) if home else set()) | set(shards.rows if shards else ())
             share(net, {key: value for key, value in held.items() if key not in elsewhere})
-        if shards is not None:
+        if shards is not None and mesh is not None:
             checkpoint_blocks(net, config.gradient_checkpointing or ON)
             alone = () if config.training_method == "FINE_TUNE" else tuple(held.values())
             shards.bind(net, family.spec.blocks, mesh, alone)

@@ -14,7 +14,6 @@ from torch import nn
 
 from videotune.adapters.kinds import split
 from videotune.cache.batches import Source
-from videotune.cache.store import Store
 from videotune.data.account import totals
 from videotune.errors import VideotuneError
 from videotune.memory.host import keep_freed_memory
@@ -28,14 +27,13 @@ from videotune.monitor.verdict import Verdict
 from videotune.run.begin_from import begin_from
 from videotune.run.bench import Bench, make_rota, open_bench, shares
 from videotune.run.console import say
-from videotune.run.dealt import sharded
+from videotune.run.dealt import fill_together, sharded
 from videotune.run.experts import prefix
 from videotune.run.export import check_formats
 from videotune.run.folder import Signals, begin, read_run_config, versions
 from videotune.run.job import Job
 from videotune.run.models import (
     dtype_name,
-    fill_cache,
     make_objective,
     make_source,
     open_models,
@@ -202,14 +200,10 @@ def prepare(
     if config.transformer.train:
         what_trains(family.skeleton(), job.spec, config)  # a pattern that matches nothing is said before any work
     refuse_text(family, config)
-    store = Store(job.cache, KEPT_IN_MEMORY)
     pulse.tell("encoding")
-    if crew.first:
-        fill_cache(job, family, store, all_prompts(job))
+    store = fill_together(job, family, all_prompts(job), crew, KEPT_IN_MEMORY)
     pulse.tell("loading")
     crew.wait()
-    if not crew.first:
-        store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
     bench = open_bench(family, config, rota, job.steps, first, crew)
     if crew.first:
         say_cut_in_loop(job, family, all_prompts(job))

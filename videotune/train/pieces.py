@@ -1,7 +1,7 @@
 """A checkpoint that several processes write: each its rows, a file a part, and an index that says what is where.
 
-``{part}.index.json``: ``files``, each with its bytes and sha256, and ``tensors``, each with its shape and, in the order of its
-rows, the files that hold some and the row with which each begins. What is not cut stands in one file alone.
+``{part}.index.json``: ``files``, each with its bytes and sha256, and ``tensors``, each with its shape and, in the order of
+its rows, the files that hold some and the row with which each begins. What is not cut stands in one file alone.
 """
 
 from __future__ import annotations
@@ -144,13 +144,17 @@ def save_pieces(
 
 def _all_well(crew: Crew, work: Any) -> list[Any]:
     """What each process's work gives, in their order; what one of them has met is raised by all alike."""
-    done, error = None, None
+    done: Any = None
+    error: OSError | VideotuneError | None = None
+    trouble: tuple[str, bool, bool] | None = None
     try:
         done = work()
-    except (OSError, VideotuneError) as met:
-        error = met
-    each = crew.gather((done, None if error is None else (str(error), isinstance(error, OSError), out_of_room(error))))
-    wrong = [trouble for _, trouble in each if trouble is not None]
+    except OSError as met:
+        error, trouble = met, (str(met), True, out_of_room(met))
+    except VideotuneError as met:
+        error, trouble = met, (str(met), False, False)
+    each = crew.gather((done, trouble))
+    wrong = [one for _, one in each if one is not None]
     if not wrong:
         return [value for value, _ in each]
     text, system, full = next((one for one in wrong if one[2]), wrong[0])

@@ -229,7 +229,7 @@ def train_step(
 
 
 def _collected(learner: Learner) -> list[nn.Parameter]:
-    """What the optimizer holds of a network that is cut, after its gradients have been handed over; () of one that is not."""
+    """What the optimizer holds of a network that is cut, its gradients handed over; nothing of one that is whole."""
     if learner.shards is None:
         return []
     learner.shards.collect()
@@ -343,7 +343,7 @@ def accumulate(
 
 
 def _with_graph(batch: Batch) -> Batch:
-    """The same batch, with a graph from its text on: where blocks are gathered in backward too, every process has a backward."""
+    """The same batch, with a graph from its text on: blocks are gathered in backward too, so every process has one."""
     if batch.cond.text.requires_grad:
         return batch
     return replace(batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_()))
