@@ -25,6 +25,7 @@ from videotune.run.job import Job
 from videotune.run.probe_gallery import Shown, name_of, show
 from videotune.run.probe_plan import ProbePlan, facts_of, not_paid_yet, probe_plan, share_of_run
 from videotune.sampling.preview import draw, file_name, write_video
+from videotune.train.crew import OutOfStep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -127,9 +128,9 @@ def probe(trainer: Trainer, step: int) -> None:
         trainer.journal.event("probe", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
     except Interrupted:
         say(f"the probe at step {step} is given up")
+    except OutOfStep:  # the others wait for this process within the network
+        raise
     except Exception as error:  # whatever a probe does wrong, hours of training must not be lost to it
-        if trainer.together:  # the others wait for this process within the network
-            raise
         text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
         trainer.journal.event("warning", step=step, text=text)
         say(f"warning: {text}")
@@ -158,7 +159,7 @@ def drawn(trainer: Trainer, plan: ProbePlan, step: int) -> list[Frames]:
     prompts = [plan.prompts[i] for i, _ in plan.drawn]
     told = [trainer.source.plain(plan.told[i]) for i, _ in plan.drawn] if plan.told else None
     # in this order: weights are put back whatever is given up
-    with averaged(trainer), trainer.breaking(), bar(f"probe at step {step}") as progress:
+    with averaged(trainer), trainer.breaking(), trainer.in_step(), bar(f"probe at step {step}") as progress:
         states = {prompt: trainer.states(prompt) for prompt in {*prompts, ""}}
         latents = draw(
             trainer.family,
@@ -171,9 +172,10 @@ def drawn(trainer: Trainer, plan: ProbePlan, step: int) -> list[Frames]:
             told=told,
             isolated=not trainer.job.config.video_config.use_temporal_attention,
         )
-        films = decoded(trainer, latents) if trainer.crew.first else []
     if not trainer.crew.first:
         return []
+    with trainer.breaking():
+        films = decoded(trainer, latents)
     for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
         write_video(path, frames, plan.settings.shape.fps)
     return films

@@ -17,6 +17,7 @@ from videotune.run.previews import first_frames_of, sample_settings, usual_shape
 from videotune.run.trainer import Trainer
 from videotune.run.verdicts import write_verdict, write_views
 from videotune.sampling.preview import decode, draw, file_name, write_video
+from videotune.train.crew import OutOfStep
 from videotune.train.step import condition, of_memory
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
     try:
         settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
         told = first_frames_of(trainer.job)
-        with averaged(trainer), trainer.breaking(), bar(f"previews at step {step}") as progress:
+        with averaged(trainer), trainer.breaking(), trainer.in_step(), bar(f"previews at step {step}") as progress:
             latents = draw(
                 trainer.family,
                 trainer.bench,
@@ -178,9 +179,10 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
                 told=[trainer.source.plain(told[prompt]) for prompt, _ in wanted] if told else None,
                 isolated=not config.video_config.use_temporal_attention,
             )
-            videos = decoded(trainer, latents) if trainer.crew.first else []
         if not trainer.crew.first:
             return
+        with trainer.breaking():
+            videos = decoded(trainer, latents)
         seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
         for (prompt, seed), frames in zip(wanted, videos, strict=True):
             path = trainer.run / "samples" / file_name(step, prompt, seed)
@@ -189,9 +191,9 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
             trainer.journal.event("sample", step=step, prompt=prompt, seed=seed, path=place, seconds=seconds)
     except Interrupted:
         say(f"the previews at step {step} are given up")
+    except OutOfStep:  # the others wait for this process within the network
+        raise
     except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
-        if trainer.together:  # the others wait for this process within the network
-            raise
         text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
         trainer.journal.event("warning", step=step, text=text)
         say(f"warning: {text}")

@@ -143,6 +143,12 @@ class Trainer:
         }
 
     @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """What is done in this block all processes do together, where none has the whole network."""
+        with self.crew.in_step() if self.together else nullcontext():
+            yield
+
+    @contextmanager
     def breaking(self) -> Iterator[None]:
         """What is done in this block is given up when the person asks to stop; not where others would wait for it."""
         with nullcontext() if self.together else self.asked.breaking():
