@@ -262,7 +262,8 @@ def _in_backward(
 class Pass:
     """Samples that go through the network together, from number ``first`` of the step's on.
 
-    ``counts``: they are this process's own, else they only run along. ``anchors``: some process asks the base model first.
+    ``counts``: they are this process's own, else they only run along. ``anchors``: some process has samples here that ask
+    the base model first.
     """
 
     batch: Batch
@@ -282,10 +283,7 @@ def passes(prepared: Prepared, size: int, together: int = 1) -> list[Pass]:
     first, total, anchored = prepared.first, len(prepared.drawn.window_ids), set(prepared.drawn.anchored)
     for part in prepared.batch.split(size) if prepared.batch is not None else ():
         rows = slice(first - prepared.first, first - prepared.first + len(part))
-        own = not anchored.isdisjoint(range(first, first + len(part)))
-        out.append(
-            Pass(part, prepared.t[rows], prepared.noise[rows], first, not prepared.spare, own or part.any_anchored)
-        )
+        out.append(Pass(part, prepared.t[rows], prepared.noise[rows], first, not prepared.spare))
         first += len(part)
     if together == 1:
         return out
@@ -322,7 +320,7 @@ def accumulate(
         t, noise = _to(one.t, device), _to(one.noise, device)
         anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes] if part.any_anchored else []
         batch, target = condition(family, text, part.map(lambda x: _to(x, device))), None
-        if one.anchors:
+        if anchored or one.anchors:
             with adapter_off(net):
                 said = anchored_target(family, net, objective, batch, t, noise, anchored or [0])
             target = said if anchored else None
