@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 
-LONGEST = 120.0
+LONGEST = 300.0
 """Seconds after which processes that wait for each other are given up."""
 
 FORKED = multiprocessing.get_context("forkserver")
