@@ -6,6 +6,7 @@ for each process would take ten times as long as what is tested; ``tests/train/t
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -143,4 +144,24 @@ def killed_in_the_second_save(rank: int) -> None:
     pieces._write_own = dying  # type: ignore[assignment]
 
 
-FAULTS = {"killed in the second save": killed_in_the_second_save}
+def without_room_once(rank: int) -> None:
+    """The last process finds its disk full the first time that it writes its part of a checkpoint."""
+    from videotune.run import keeping
+    from videotune.train import pieces
+
+    write, tries = pieces._write_own, []
+    keeping.TRY_AGAIN = 0.2
+
+    def full(aside: Path, *rest: object) -> object:
+        tries.append(aside)
+        if rank == 1 and len(tries) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
+        return write(aside, *rest)  # type: ignore[arg-type]
+
+    pieces._write_own = full  # type: ignore[assignment]
+
+
+FAULTS = {
+    "killed in the second save": killed_in_the_second_save,
+    "no room once": without_room_once,
+}

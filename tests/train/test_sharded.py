@@ -230,6 +230,15 @@ def test_a_process_killed_while_all_save_leaves_the_checkpoint_before(words: Wor
     verify(pick(run, 2).folder)
 
 
+@pytest.mark.long
+def test_where_one_process_has_no_room_all_wait_and_go_on(words: Words, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ended = several(2, run, words, "training_method=FINE_TUNE", *QUIET, fault="no room once")
+    assert ended.codes == (DONE, DONE), ended.said
+    assert "there is room again" in ended.said[0]
+    assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2, STEPS]
+
+
 def test_a_part_with_other_bytes_is_named_and_one_that_is_missing_makes_a_checkpoint_incomplete(
     two: Path, tmp_path: Path
 ) -> None:
