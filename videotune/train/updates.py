@@ -29,7 +29,8 @@ def clip(
     if total is not None:
         apart = {id(parameter) for parameter in cut}
         rows, whole = norm_of(cut), norm_of([p for p in parameters if id(p) not in apart])
-        norm = (total(rows.float() ** 2) + whole**2).sqrt()
+        device = parameters[0].device  # of a process without a row the sum must go the same way as the others'
+        norm = (total(rows.float().to(device) ** 2) + whole.to(device) ** 2).sqrt()
     if norm.is_cuda or isinstance(norm, FakeTensor) or norm > most:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
     return norm
