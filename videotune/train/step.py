@@ -206,7 +206,8 @@ def train_step(
             crew.sum_gradients([parameter for parameter in parameters if id(parameter) not in apart])
             crew.sum(values)
             total = crew.sum if learner.shards is not None and learner.shards.rows else None
-            values[1] = norm = clip(parameters, settings.max_grad_norm, cut, total)
+            among = () if total is None else (cut, total)
+            values[1] = norm = clip(parameters, settings.max_grad_norm, *among)
             good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
             intact = False
             first_rows = {name: rows.first for name, rows in learner.shards.rows.items()} if learner.shards else None
