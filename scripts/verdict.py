@@ -7,8 +7,8 @@ four: four clips, each shown 240 times. The best step by the verdict, which read
 an independent dense ruler: 64 clips of its own, noise of its own, a reading for each checkpoint, each noise level on a third
 of the clips.
 endless: as many steps, and every sample is of a clip that was never shown before: a call of OVERFITTING is a false one.
-levels: four clips of what the base draws already, at noise levels of which it hardly knew the lowest. Its error there is most
-of the sum, and goes on falling, so the plain mean over noise levels sees nothing of the copying at the others.
+levels: four clips of what the base draws already, at a small rate, at noise levels the lowest of which no model can do much
+about: its error there is most of the plain mean, which hardly moves while the other levels copy.
 Runs that are done are kept: a second call goes on with what is missing, and then prints the table.
 """
 
@@ -32,7 +32,7 @@ from videotune.errors import DONE
 from videotune.files import hash_file, read_json, write_json
 from videotune.monitor.journal import read_journal
 from videotune.monitor.ruler import QUANTILES
-from videotune.monitor.verdict import OVERFITTING, judge
+from videotune.monitor.verdict import LEAST_RISE, OVERFITTING, judge
 from videotune.randomness import draws
 from videotune.run.bench import attach, put_weights
 from videotune.run.demo import train_or_resume
@@ -51,7 +51,7 @@ DENSE = 64
 POOL, SHARE = 1000, 0.016
 """The endless clips, of which a run sees each at most once, and the share of them that is held out: 16."""
 
-LOW = {"timestep_distribution": "UNIFORM", "timestep_shift": 0.2, "learning_rate": 6e-5, "video_config.frames": 17}
+LOW = {"timestep_distribution": "UNIFORM", "timestep_shift": 0.2, "learning_rate": 3e-5, "video_config.frames": 17}
 """Noise levels of the third case: the lowest of nine is 0.02, and half of them lie below 0.17."""
 
 SHORT = {"video_config.frames": 9, "video_config.windows": "head", "batch_size": 4}
@@ -226,6 +226,14 @@ def row_of(plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
+def plain_rises(values: Sequence[float]) -> bool:
+    """Whether the plain mean over noise levels meets the least that the rule asks for: two readings in a row after the best
+    one that lie above it by more than ``LEAST_RISE`` of the first."""
+    best = min(range(len(values)), key=lambda i: (values[i], i))
+    risen = [value - values[best] > LEAST_RISE * values[0] for value in values[best:]]
+    return any(one and other for one, other in zip(risen, risen[1:], strict=False))
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How many runs of each case were called, and how near the best step was to the dense ruler's."""
     found: dict[str, Any] = {}
@@ -235,7 +243,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if case == "four":
             found[case]["within_one_reading"] = sum(row["off_by"] <= 1 for row in own)
         if case == "levels":
-            found[case]["plain_mean_lowest_at_the_end"] = sum(row["plain"][-1] == min(row["plain"]) for row in own)
+            found[case]["by_the_plain_mean"] = sum(plain_rises(row["plain"]) for row in own)
     return found
 
 

@@ -19,12 +19,14 @@ from videotune.memory.planner import (
     Choice,
     Fixed,
     StepFacts,
+    choices,
     fastest,
     lighter,
     need,
     others,
     room,
     seconds,
+    shared_out,
     smallest,
 )
 from videotune.run.memory_plan import Wanted, from_json, read_facts, to_json
@@ -187,3 +189,22 @@ def test_the_guide_s_first_row_fits_a_card_of_8_gb() -> None:
     assert found is not None
     assert all(room(parts) <= 8 * GB for _, parts in others(seen, found[1], 8 * GB).values())
     assert fastest(seen, 1, Fixed(checkpointing=ON, streamed=0), 8 * GB, USUAL) is None
+
+
+def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_whole() -> None:
+    """Of 1200 MB and four processes 300 MB; an adapter and activations stay, what trains of every weight is cut as well."""
+    plain, choice = need(facts(), Choice(1, ON, 0)), Choice(1, ON, 0)
+    for full in (False, True):
+        held = need(shared_out(facts(full), 4, full), choice)
+        cut = 4 if full else 1
+        for phase in ("forward", "backward", "end"):
+            gathered = 0 if phase == "end" else 200 * MB
+            assert held.device[phase]["weights"] == 300 * MB + gathered
+            assert held.device[phase]["optimizer"] == plain.device[phase]["optimizer"] // cut
+            assert held.device[phase].get("activations") == plain.device[phase].get("activations")
+        assert held.device["backward"]["gradients"] == 10 * MB // cut + (200 * MB if full else 0)
+    assert need(shared_out(facts(), 4, False), Choice(2, OFF, 0)).device["forward"]["weights"] == 500 * MB
+
+
+def test_where_inputs_cannot_wait_on_the_host_they_are_not_planned_to() -> None:
+    assert {choice.checkpointing for choice in choices(facts(), 2, Fixed(streamed=0, waits=False))} == {OFF, ON}

@@ -102,10 +102,11 @@ def close(run: Path, other: Path) -> None:
 def test_two_processes_with_one_sample_are_one_with_two(
     launcher: str, words: Words, alone: Path, tmp_path: Path
 ) -> None:
-    """With previews and readings on, which the first process makes alone while the other waits."""
+    """With previews and readings on, which the first process makes alone while the other waits, or both in step."""
     run = tmp_path / "run"
+    shared = f"sharding={'FULL' if launcher == 'torchrun' else 'OFF'}"
     process = launch(
-        launcher, 2, "--out", str(run), *words_of(words, "batch_size=1", "sample_after=2", "ruler_after=2")
+        launcher, 2, "--out", str(run), *words_of(words, "batch_size=1", "sample_after=2", "ruler_after=2", shared)
     )
     told, _ = process.communicate(timeout=120)
     assert process.returncode == DONE, told

@@ -26,18 +26,23 @@ from videotune.types import PLAIN, Batch, Clip, ClipShape, Condition, Moments, T
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a step shows, of all its samples in order: windows, captions, noise levels t (B,)."""
+    """What a step shows, of all its samples in order: windows, captions, noise levels t (B,).
+
+    ``anchored``: the numbers of the samples whose target is the base model's own prediction.
+    """
 
     window_ids: tuple[str, ...]
     captions: tuple[str, ...]
     t: Tensor
+    anchored: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A process's samples of a step with what was drawn for them: t (b,), noise (b,C,F,H,W); and what the whole step shows.
 
-    Of several processes each has the samples from number ``first`` on; one that has none has no ``batch``.
+    Of several processes each has the samples from number ``first`` on; one that has none has no ``batch``, or where all of
+    them must run the network together a ``spare`` one, of another's sample, which counts nothing.
     """
 
     step: int
@@ -46,6 +51,7 @@ class Prepared:
     batch: Batch | None
     t: Tensor
     noise: Tensor
+    spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,7 @@ def assemble(
         {name: value * tells for name, value in moments.extras.items()}
         for moments, tells in zip(clips, told, strict=True)
     ]
-    anchored = [clip.kind == "regularization" and clip.target == "base" for clip in own]
+    anchored = [_is_anchored(clip) for clip in own]
     return Batch(
         x0=x0,
         given=given,
@@ -189,6 +195,11 @@ def assemble(
         any_given=bool(given.any()),
         any_anchored=any(anchored),
     )
+
+
+def _is_anchored(clip: Clip) -> bool:
+    """Whether its samples' target is the base model's own prediction."""
+    return clip.kind == "regularization" and clip.target == "base"
 
 
 def _condition(source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]) -> Condition:
@@ -223,10 +234,16 @@ def _touched(begin: int, length: int, cells: int, pixels: int) -> Tensor:
     return (first < begin + length) & (first + pixels > begin)
 
 
-def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1)) -> Prepared:
+def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
+    """The samples, from and to, that the i-th of n processes takes of a step: nearly equal parts, in order."""
+    i, n = part
+    return i * samples // n, (i + 1) * samples // n
+
+
+def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: bool = False) -> Prepared:
     """What step ``step`` (from 1) trains on. Each draw belongs to (seed, purpose, step, index of the sample).
 
-    ``part`` (i, n): the i-th of n nearly equal parts of the step's samples, in order.
+    ``part`` (i, n) as in ``share_of``; ``spares``: where it is empty, another's sample is there, to run along with.
     """
     seed = source.schedule.seed
     bucket, places = picks(source.schedule, step)
@@ -234,16 +251,23 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1)) -> Prepar
     windows = [shown.window for shown in takes]
     captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
     t = source.timesteps_of(step).draw(uniforms(seed, step, len(takes), source.stratified))
-    drawn = Drawn(tuple(window.id for window in windows), tuple(captions), t)
-    lo, hi = (i * len(takes) // part[1] for i in (part[0], part[0] + 1))
+    clips = [source.clips[window.clip_id] for window in windows]
+    anchored = tuple(i for i, clip in enumerate(clips) if _is_anchored(clip))
+    drawn = Drawn(tuple(window.id for window in windows), tuple(captions), t, anchored)
+    lo, hi = share_of(part, len(takes))
+    spare = spares and lo == hi
+    if spare:
+        lo = min(lo, len(takes) - 1)
+        hi = lo + 1
     if lo == hi:
         return Prepared(step, drawn, lo, None, t[:0], torch.empty(0))
-    clips = [source.drawn(takes[i], step, i) for i in range(lo, hi)]
+    encoded = [source.drawn(takes[i], step, i) for i in range(lo, hi)]
     told = [draws(seed, "first frame", step, i).random() < source.first_frame for i in range(lo, hi)]
-    batch = assemble(source, windows[lo:hi], captions[lo:hi], clips, told)
+    batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, told)
     shape = tuple(batch.x0.shape[1:])
     noise = [torch.from_numpy(draws(seed, "noise", step, i).standard_normal(shape, "float32")) for i in range(lo, hi)]
-    return Prepared(step, drawn, lo, _with_dropped_frames(source, batch, step, lo), t[lo:hi], torch.stack(noise))
+    batch = _with_dropped_frames(source, batch, step, lo)
+    return Prepared(step, drawn, lo, batch, t[lo:hi], torch.stack(noise), spare)
 
 
 def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
@@ -303,20 +327,22 @@ def quiet_pool(threads: int) -> ThreadPoolExecutor:
     return pool
 
 
-def stream(source: Source, first: int, last: int, threads: int, part: tuple[int, int] = (0, 1)) -> Iterator[Prepared]:
+def stream(
+    source: Source, first: int, last: int, threads: int, part: tuple[int, int] = (0, 1), spares: bool = False
+) -> Iterator[Prepared]:
     """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them.
 
-    ``part`` as in ``prepare``.
+    ``part`` and ``spares`` as in ``prepare``.
     """
     steps = iter(range(first, last + 1))
     if threads == 0:
-        yield from (prepare(source, step, part) for step in steps)
+        yield from (prepare(source, step, part, spares) for step in steps)
         return
     pool = quiet_pool(threads)
     ahead: deque[Future[Prepared]] = deque()
     try:
         for step in steps:
-            ahead.append(pool.submit(prepare, source, step, part))
+            ahead.append(pool.submit(prepare, source, step, part, spares))
             if len(ahead) > 2 * threads:
                 yield ahead.popleft().result()
         while ahead:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,20 +106,43 @@ def fill(
     seed: int,
     workers: Workers | None,
     progress: Progress,
+    helps: bool = False,
 ) -> FillReport:
     """Encode what is missing, with frames decoded ahead by ``workers`` (None: by this process, in turn).
 
-    Each entry is on the disk when the next one begins; they are packed into shards along the way. Raises VideotuneError
-    that names the clip where one cannot be decoded or encoded, and where another process fills the same cache.
+    Each entry is on the disk when the next one begins; they are packed into shards along the way. ``helps``: somebody else
+    holds the folder's lock for this process, and packs. Raises VideotuneError that names the clip where one cannot be
+    decoded or encoded, and where another process fills the same cache.
     """
     begun = time.monotonic()
-    with store.filling():
-        captions = _fill_captions(family, store, todo.captions, progress)
-        takes, waited = _fill_takes(family, store, todo.takes, facts, seed, workers, progress)
+    with nullcontext() if helps else store.filling():
+        captions = _fill_captions(family, store, todo.captions, progress, not helps)
+        takes, waited = _fill_takes(family, store, todo.takes, facts, seed, workers, progress, not helps)
     return FillReport(captions, takes, time.monotonic() - begun, waited)
 
 
-def _fill_captions(family: Family, store: Store, captions: Sequence[str], progress: Progress) -> int:
+def dealt(todo: Todo, part: int, of: int) -> Todo:
+    """What one of several processes encodes of it: every so-manieth caption, and whole clips, nearly as many pixels each.
+
+    Takes of one clip stay together, since they are decoded in one pass.
+    """
+    clips: dict[str, list[tuple[Window, int]]] = {}
+    for pair in todo.takes:
+        clips.setdefault(pair[0].clip_id, []).append(pair)
+    loads, own = [0] * of, []
+    for pairs in sorted(clips.values(), key=_pixels, reverse=True):
+        least = loads.index(min(loads))
+        loads[least] += _pixels(pairs)
+        if least == part:
+            own += pairs
+    return Todo(todo.captions[part::of], tuple(own))
+
+
+def _pixels(pairs: Sequence[tuple[Window, int]]) -> int:
+    return sum(window.shape.frames * window.shape.height * window.shape.width for window, _ in pairs)
+
+
+def _fill_captions(family: Family, store: Store, captions: Sequence[str], progress: Progress, packs: bool) -> int:
     """How many were encoded; another process may have made some since ``missing`` looked."""
     encoder, tokens = family.fingerprints()["text_encoder"], family.spec.text_tokens
     left = [text for text in captions if not store.has("text", text_key(text, encoder, tokens))]
@@ -131,7 +154,7 @@ def _fill_captions(family: Family, store: Store, captions: Sequence[str], progre
             with _named(f"the caption {caption[:60]!r}", "Shorten it, or free memory."):
                 states = _finite(family.encode_text([caption])[0])
             store.put("text", text_key(caption, encoder, tokens), states, about)
-            if store.full("text") or done == len(left):
+            if packs and (store.full("text") or done == len(left)):
                 store.pack("text")
             progress(_rate("captions", done, begun), done, len(left))
     finally:
@@ -147,6 +170,7 @@ def _fill_takes(
     seed: int,
     workers: Workers | None,
     progress: Progress,
+    packs: bool,
 ) -> tuple[int, float]:
     """How many were encoded, and the seconds for which the VAE waited for frames."""
     vae, waited = family.fingerprints()["vae"], 0.0
@@ -160,7 +184,7 @@ def _fill_takes(
             tensors = tensors_of(_encoded(family, shown, frames, clip, seed))
             about = {"clip": _printable(clip.path), "window": window.id, "variant": shown.variant, "encoder": vae}
             store.put("latents", view_key(shown, vae, seed, noisy), tensors, about)
-            if store.full("latents") or done == len(left):
+            if packs and (store.full("latents") or done == len(left)):
                 store.pack("latents")
             waited += wait
             progress(_rate("windows", done, begun), done, len(left))

@@ -20,7 +20,8 @@ SAFE = frozenset((
     "output_model_destination", "output_model_format", "probe.encoder", "probe.prompts", "probe.samples", "probe.steps",
     "probe_budget", "ruler_after", "sample.frames", "sample.guidance",
     "sample.guidance_2", "sample.resolution", "sample.seed", "sample.shift", "sample.steps",
-    "sample.use_temporal_attention", "sample_after", "samples", "save_every", "save_keep", "tensorboard",
+    "sample.use_temporal_attention", "sample_after", "samples", "save_every", "save_keep", "sharding",
+    "tensorboard",
 ))  # fmt: skip
 
 OVERRIDE = frozenset((

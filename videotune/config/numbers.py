@@ -32,6 +32,7 @@ def refuse_numbers_of_others(config: Config) -> None:
             raise VideotuneError(
                 f"{key}: {of} {choice} does not use it; it is for {' and '.join(choices)}. Leave it out."
             )
+    refuse_for_sharding(config)
     _refuse_of_optimizer(config)
 
 
@@ -50,6 +51,32 @@ def cannot_wait(config: Config) -> str | None:
     if kind.masters == "STOCHASTIC_ROUNDING":
         return "optimizer.masters: weights that wait on the host have float32 masters there"
     return None
+
+
+BY_NUMBER = ("ADAMW", "LION")
+"""Optimizers whose update of a number needs that number's own gradient and moments alone, and so can be shared out."""
+
+
+def refuse_for_sharding(config: Config) -> None:
+    """Raise VideotuneError for what cannot stand beside weights that several processes share out."""
+    if config.sharding == "OFF":
+        return
+    kind, full = config.optimizer, config.training_method == "FINE_TUNE" and config.transformer.train
+    if config.layer_offload_fraction:
+        raise VideotuneError(
+            "layer_offload_fraction: with sharding FULL the weights lie with the processes, not on the host: set it to 0, "
+            "or sharding to OFF"
+        )
+    if config.gradient_checkpointing == "CPU_OFFLOADED":
+        raise VideotuneError(
+            "gradient_checkpointing: CPU_OFFLOADED computes a block by itself, and with sharding FULL its weights would not "
+            "be there: set it to ON, or sharding to OFF"
+        )
+    if full and kind.name not in BY_NUMBER:
+        raise VideotuneError(
+            f"optimizer.name: {kind.name} looks at a matrix, or at blocks of numbers, as a whole, and with sharding FULL a "
+            f"process has some rows of each: take {' or '.join(BY_NUMBER)}, or LORA, whose adapter each process has whole"
+        )
 
 
 def _refuse_of_optimizer(config: Config) -> None:

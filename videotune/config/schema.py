@@ -349,6 +349,10 @@ class Config(Section):
         description="share of the blocks whose weights stay on the host and come to the device for their turn "
         "(default: the fastest that fits, 0 where all do)",
     )
+    sharding: Annotated[Literal["OFF", "FULL"], BeforeValidator(word)] = Field(
+        "OFF",
+        description="of several processes: FULL: each keeps a part of the denoiser's weights, and of what trains of them",
+    )
     timestep_distribution: Timesteps | None = Field(
         None, description="how noise levels are drawn (default: the family's)"
     )

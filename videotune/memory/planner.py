@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -62,6 +62,32 @@ class StepFacts:
             for name, parts in one.phases.items()
         }
         return Reading(phases, one.flops + (two.flops - one.flops) * (samples - 1))
+
+
+GATHERED = 2
+"""Blocks that lie whole with a process that has rows of each: one computes, the next one arrives."""
+
+
+def shared_out(facts: StepFacts, processes: int, full: bool) -> StepFacts:
+    """What each of several processes holds that share the weights out, and with ``full`` all that trains of them.
+
+    An adapter each has whole. What has another dtype than most stays whole too, which is little and not counted.
+    """
+    cut = ("weights", "trained", "optimizer", "ema", "gradients") if full else ("weights",)
+
+    def part(reading: Reading) -> Reading:
+        phases = {}
+        for name, parts in reading.phases.items():
+            phases[name] = {key: -(-size // processes) if key in cut else size for key, size in parts.items()}
+            if name in ("forward", "backward"):
+                whole = GATHERED * max(facts.blocks, default=0)
+                phases[name]["weights"] = phases[name].get("weights", 0) + whole
+                if full:
+                    phases[name]["gradients"] = phases[name].get("gradients", 0) + whole
+        return Reading(phases, reading.flops)
+
+    one, two = ({mode: part(reading) for mode, reading in each.items()} for each in (facts.one, facts.two))
+    return replace(facts, one=one, two=two)
 
 
 @dataclass(frozen=True)
@@ -185,17 +211,18 @@ def lighter(facts: StepFacts, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What the person has decided; None: free to choose."""
+    """What the person has decided; None: free to choose. ``waits`` False: block inputs cannot wait on the host."""
 
     micro_batch: int | None = None
     checkpointing: str | None = None
     streamed: int | None = None
+    waits: bool = True
 
 
 def choices(facts: StepFacts, batch: int, fixed: Fixed) -> list[Choice]:
     """All that may be chosen, the plainest first."""
     sizes = [fixed.micro_batch] if fixed.micro_batch else sorted({-(-batch // n) for n in range(1, batch + 1)})[::-1]
-    modes = [fixed.checkpointing] if fixed.checkpointing else [OFF, ON, CPU_OFFLOADED]
+    modes = [fixed.checkpointing] if fixed.checkpointing else [OFF, ON, *([CPU_OFFLOADED] if fixed.waits else [])]
     streamed = [fixed.streamed] if fixed.streamed is not None else range(len(facts.blocks) + 1)
     return [Choice(min(size, batch), mode, count) for count in streamed for mode in modes for size in sizes]
 

@@ -17,6 +17,7 @@ from videotune.run.console import say
 from videotune.run.experts import of_expert, prefix
 from videotune.run.models import lora_settings
 from videotune.run.text import ROWS
+from videotune.train.pieces import cut
 from videotune.train.state import Checkpoint, read_checkpoint
 from videotune.types import Family
 
@@ -48,9 +49,10 @@ def _begin_one(source: Path, family: Family, name: str, learner: Learner, config
     elif config.training_method == "EMBEDDING":
         told = put_rows(source, family, learner.parameters)
     elif source.is_dir():
-        checkpoint = checkpoint_in(source)
-        put_weights(learner.parameters, of_expert(checkpoint.load("weights"), begin), config, f"init_from: {source}")
-        told = f"all {len(learner.parameters)} tensors"
+        rows = learner.shards.rows if learner.shards is not None else {}
+        found_all = cut(of_expert(checkpoint_in(source).load("weights"), begin), rows)
+        put_weights(learner.parameters, found_all, config, f"init_from: {source}")
+        told = f"all {len({*learner.parameters, *rows})} tensors"
     else:
         what = "is a file" if source.exists() else "is not there"
         raise VideotuneError(f"init_from: {source} {what}; FINE_TUNE begins from a checkpoint's folder")

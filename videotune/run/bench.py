@@ -23,10 +23,13 @@ from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.home import Home
 from videotune.memory.offload import OffloadSettings, Streams, stream_blocks
 from videotune.memory.quantization import share_of
+from videotune.memory.sharding import Shards
 from videotune.run.console import say, size
+from videotune.run.dealt import sharded
 from videotune.run.experts import TEXT, trained
 from videotune.run.models import device_and_dtype, dtype_name, lora_settings
 from videotune.run.text import attach_text, live_text, peak_rates
+from videotune.train.crew import Crew
 from videotune.train.ema import Ema
 from videotune.train.engine import Turn
 from videotune.train.masters import Masters
@@ -47,6 +50,7 @@ class Bench(Mapping[str, "nn.Module"]):
         self.learners: dict[str, Learner] = {}
         self.beside: frozenset[str] = frozenset()  # what trains and is of no network here, by name
         self.streams: Streams | None = None
+        self.shards: dict[str, Shards] = {}  # of networks that are cut into rows: what trains of them, by expert
         self._held: tuple[str, nn.Module] | None = None
 
     def __getitem__(self, name: str) -> nn.Module:
@@ -112,14 +116,16 @@ def shares(rota: Rota) -> dict[str, float]:
     return {name: float(part) for name, part in zip(rota.names, (first, 1 - first), strict=False)}
 
 
-def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: int) -> Bench:
+def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: int, crew: Crew | None = None) -> Bench:
     """The denoisers with what trains in them; the one of step ``first`` is in memory."""
+    crew = crew or Crew()
+    mesh = crew.mesh(device_and_dtype(config)[0]) if sharded(config, crew) else None
     fresh: dict[str, Mapping[str, nn.Parameter]] = {}  # of an expert that has no learner yet
     homes: dict[str, Home] = {}  # of streamed weights that train, which outlive the network
 
     def open_net(name: str) -> nn.Module:
-        streams = bool(config.layer_offload_fraction)
-        with loading_onto(torch.device("cpu")) if streams else nullcontext():
+        from_host = bool(config.layer_offload_fraction) or mesh is not None
+        with loading_onto(torch.device("cpu")) if from_host else nullcontext():
             net = family.denoiser(name)
         first = not bench.learners and not fresh
         if first:
@@ -127,10 +133,19 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
         family.isolate_frames(net, not config.video_config.use_temporal_attention)
         held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in rota.names else {}
         learner, home = bench.learners.get(name), homes.get(name)
+        shards = bench.shards.setdefault(name, Shards()) if mesh is not None else None
         if learner is not None:
             held = learner.held or learner.parameters
-            elsewhere = bench.beside if home is None else bench.beside | set(home.parameters)
+            elsewhere = bench.beside | (set(home.parameters) if home else set()) | set(shards.rows if shards else ())
             share(net, {key: value for key, value in held.items() if key not in elsewhere})
+        if shards is not None and mesh is not None:
+            checkpoint_blocks(net, config.gradient_checkpointing or ON)
+            alone = () if config.training_method == "FINE_TUNE" else tuple(held.values())
+            shards.bind(net, family.spec.blocks, mesh, alone)
+            if learner is None and held:
+                parts = {key: shards.local.get(key) if key in shards.rows else held[key] for key in held}
+                fresh[name] = {key: part for key, part in parts.items() if part is not None}
+            return net
         bench.streams = arrange_blocks(net, family.spec, config, held, home, first)
         if bench.streams is not None and bench.streams.home is not None and bench.streams.home.parameters:
             homes[name] = bench.streams.home
@@ -144,10 +159,13 @@ def open_bench(family: Family, config: Config, rota: Rota, steps: int, first: in
     if not config.transformer.train:
         bench.learners[TEXT] = make_learner({}, text, family, config, TEXT, rota, steps)
         _ = bench[now]
+        if bench.shards:
+            bench.learners[TEXT] = replace(bench.learners[TEXT], shards=bench.shards[now])
         return bench
     for name in sorted(rota.names, key=lambda name: name == now):  # the one that is needed first comes last
         _ = bench[name]  # opened, it is in memory, with what trains in it
-        bench.learners[name] = make_learner(fresh.pop(name), text, family, config, name, rota, steps)
+        made = make_learner(fresh.pop(name), text, family, config, name, rota, steps)
+        bench.learners[name] = replace(made, shards=bench.shards.get(name))
     return bench
 
 

@@ -11,21 +11,26 @@ from videotune.cache.shards import LOCK
 from videotune.cache.store import Store
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.run.console import bar, print_table, say, size
+from videotune.run.dealt import fill_together
 from videotune.run.job import CACHE_NAME, Job, Words, open_job, refuse_skips, settle
-from videotune.run.models import fill_cache, open_models
+from videotune.run.models import open_models
 from videotune.run.probe_plan import all_prompts
 from videotune.run.takes import captions_of, takes_of
+from videotune.train.crew import join
 
 
 def cache(words: Words, *, allow_skips: str | None = None) -> int:
-    """Fill the cache with everything that a run of these words would need."""
-    job = _job(words)
-    refuse_skips(job, allow_skips)
-    for note in job.notes:
-        say(f"note: {note}")
-    family = open_models(job.spec, job.base, job.config)
-    fill_cache(job, family, Store(job.cache), all_prompts(job))
-    print(f"{len(job.library.windows) + len(job.library.held_out_windows)} windows are cached in {job.cache}")
+    """Fill the cache with everything that a run of these words would need; several processes share it out."""
+    with join() as crew:
+        job = crew.in_turn(lambda: _job(words))
+        refuse_skips(job, allow_skips)
+        for note in job.notes:
+            say(f"note: {note}")
+        family = open_models(job.spec, job.base, job.config)
+        fill_together(job, family, all_prompts(job), crew)
+        if crew.first:
+            print(f"{len(job.library.windows) + len(job.library.held_out_windows)} windows are cached in {job.cache}")
+        crew.wait()
     return DONE
 
 

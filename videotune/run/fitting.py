@@ -26,6 +26,7 @@ from videotune.memory.planner import (
     others,
     room,
     seconds,
+    shared_out,
     smallest,
 )
 from videotune.memory.quantization import bytes_a_number
@@ -95,14 +96,23 @@ def planned_dtype(config: Config, on_card: bool) -> str:
 def forced(config: Config, batch: int) -> Fixed:
     """What keys beside those of memory leave no choice of; ``batch``: samples of a pass that is not split."""
     whole = batch if config.optimizer.step_in_backward else None  # gradients that are used at once cannot be summed
-    return Fixed(micro_batch=whole, streamed=0 if cannot_wait(config) else None)
+    stays = config.sharding == "FULL"
+    return Fixed(micro_batch=whole, streamed=0 if stays or cannot_wait(config) else None, waits=not stays)
 
 
 def fixed(config: Config, blocks: int, batch: int) -> Fixed:
     """What the person has decided of memory, by its own keys or by others; ``batch`` as in ``forced``."""
     leaves, fraction = forced(config, batch), config.layer_offload_fraction
     streamed = leaves.streamed if fraction is None else len(spread(blocks, fraction))
-    return Fixed(leaves.micro_batch or config.micro_batch_size, config.gradient_checkpointing, streamed)
+    own = config.gradient_checkpointing
+    return Fixed(leaves.micro_batch or config.micro_batch_size, own, streamed, leaves.waits)
+
+
+def own_facts(job: Job, facts: StepFacts) -> StepFacts:
+    """What this process holds of a step: of several that share the weights out its part."""
+    if job.config.sharding != "FULL" or job.processes == 1:
+        return facts
+    return shared_out(facts, job.processes, job.config.training_method == "FINE_TUNE" and job.config.transformer.train)
 
 
 def pass_samples(job: Job) -> list[int]:
@@ -116,16 +126,16 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     Without a limit: one pass for the batch, its blocks computed again, nothing on the host. ``host``: bytes of host memory
     that are free (None: not known, as of another machine).
     """
-    facts, config = step_facts(job, dtype), job.config
+    facts, config = own_facts(job, step_facts(job, dtype)), job.config
     batch = max(pass_samples(job))
     own = fixed(config, len(facts.blocks), batch)
     if vram is None:
-        own = Fixed(own.micro_batch or batch, own.checkpointing or ON, own.streamed or 0)
+        own = Fixed(own.micro_batch or batch, own.checkpointing or ON, own.streamed or 0, own.waits)
     found = fastest(facts, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
     choice, training = found or smallest(facts, batch, own)
     away = others(facts, training, vram)
     if vram is not None and "preview" in away and room(away["preview"][1]) > vram:
-        away = others(tiled_too(job, dtype, facts), training, vram)
+        away = others(own_facts(job, tiled_too(job, dtype, step_facts(job, dtype))), training, vram)
     phases: dict[str, tuple[str, Parts]] = {"training": ("as it is", training.device[training.worst]), **away}
     fits = None if vram is None else found is not None and all(room(parts) <= vram for _, parts in phases.values())
     given = config.layer_offload_fraction
@@ -263,6 +273,7 @@ def planned_bytes(job: Job, dtype: str) -> int | None:
     facts, config = known_facts(job, dtype), job.config
     if facts is None or config.micro_batch_size is None or config.gradient_checkpointing is None:
         return None
+    facts = own_facts(job, facts)
     streamed = len(spread(len(facts.blocks), config.layer_offload_fraction or 0.0))
     batch = min(config.micro_batch_size, config.batch_size)
     return need(facts, Choice(batch, config.gradient_checkpointing, streamed)).allocated

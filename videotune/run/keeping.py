@@ -20,6 +20,7 @@ from videotune.run.models import lora_settings
 from videotune.run.trainer import Trainer
 from videotune.run.verdicts import write_views
 from videotune.train.optimizers import optimizer_state, without_state
+from videotune.train.pieces import save_pieces
 from videotune.train.state import (
     Checkpoint,
     complete_checkpoints,
@@ -61,28 +62,37 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
 
     Where the disk is full the run waits. Raises VideotuneError where it is broken, or the person ends the waiting.
     """
-    if not trainer.crew.first or step == 0 or is_kept(trainer.run, step, kind):
+    crew, rows = trainer.crew, trainer.rows
+    if step == 0 or not (crew.first or rows):
+        return
+    if (crew.agree(crew.first and is_kept(trainer.run, step, kind))[0]) if rows else is_kept(trainer.run, step, kind):
         return
     trainer.pulse.tell("saving", step)
     begun, parts = time.perf_counter(), parts_of(trainer)
+    without = [
+        key
+        for name, learner in trainer.bench.learners.items()
+        for key in without_state(learner.optimizer, _named(trainer, name))
+    ]
     state = {
         "seed": trainer.job.config.seed,
         "effective_batch": trainer.job.effective_batch,
-        "without_state": [
-            key
-            for name, learner in trainer.bench.learners.items()
-            for key in without_state(learner.optimizer, _named(trainer, name))
-        ],
+        "without_state": sorted({key for own in (crew.gather(without) if rows else [without]) for key in own}),
         "lora_scale": lora_settings(trainer.job.config).scale if trainer.job.config.training_method == "LORA" else None,
     }
 
     def write() -> Checkpoint:
-        refuse_full(trainer.run, parts)
+        if not rows:  # of several each finds out by itself, and all hear of it
+            refuse_full(trainer.run, parts)
         trainer.journal.sync()
+        if rows:
+            return save_pieces(trainer.run, step, parts, rows, state, kind, crew)
         return save_checkpoint(trainer.run, step, parts, state, kind)
 
     saved = when_there_is_room(trainer, step, write)
     trainer.saved_at = time.monotonic()
+    if not crew.first:
+        return
     place = saved.folder.relative_to(trainer.run).as_posix()
     backup = {"backup": True} if saved.kind == "backup" else {}
     trainer.journal.event("save", step=step, path=place, **backup, seconds=round(time.perf_counter() - begun, 3))
@@ -168,7 +178,10 @@ def when_there_is_room(trainer: Trainer, step: int, write: Callable[[], T]) -> T
             done = write()
             break
         except OSError as error:
-            wait_or_raise(trainer, step, error)
+            if trainer.crew.first:
+                wait_or_raise(trainer, step, error)
+            elif not out_of_room(error):
+                raise VideotuneError(f"step {step} cannot be saved in {trainer.run}: {error}") from error
     if trainer.paused_at is not None:
         say("there is room again: going on")
         trainer.paused_at = None
@@ -209,6 +222,6 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
 def save_what_is_good(trainer: Trainer, step: int) -> str:
     """Before an error ends the run: keep the state after ``step``, and say where it can go on."""
     there = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
-    if trainer.crew.first and step and step not in there:
+    if step and (trainer.rows or (trainer.crew.first and step not in there)):
         save(trainer, step)
     return last_words(trainer.run)

@@ -12,7 +12,7 @@ import torch
 
 from videotune.adapters.lora import LoraSettings
 from videotune.cache.batches import Source, assemble
-from videotune.cache.encode import FillReport, cut_captions, encode_take, fill, missing
+from videotune.cache.encode import FillReport, Todo, cut_captions, encode_take, fill, missing
 from videotune.cache.experts import Rota
 from videotune.cache.store import Store
 from videotune.config.schema import Config
@@ -117,13 +117,13 @@ def shift_of(spec: FamilySpec, config: Config) -> Callable[[ClipShape], float] |
     return lambda shape: shift_of_tokens(spec.tokens(shape), rule)
 
 
-def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:
+def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = (), own: Todo | None = None) -> None:
     """``fill_once``; where the device has no room for the text encoder, once more with its blocks streamed from the host.
 
     Raises DoesNotFit where there is none then either, or none for the autoencoder.
     """
     try:
-        fill_once(job, family, store, extra)
+        fill_once(job, family, store, extra, own)
     except (MemoryError, RuntimeError) as error:
         if not of_memory(error):
             raise
@@ -132,7 +132,7 @@ def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()
         family.free("vae")
         try:
             with text_encoders_streamed(say):
-                fill_once(job, family, store, extra)
+                fill_once(job, family, store, extra, own)
         except (MemoryError, RuntimeError) as again:
             if not of_memory(again):
                 raise
@@ -142,11 +142,16 @@ def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()
             ) from again
 
 
-def fill_once(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> None:
-    """Encode what the cache lacks: every caption, the empty one, ``extra`` prompts, every take of every window."""
+def lacks(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> Todo:
+    """What the cache does not have of what a run reads: every caption, the empty one, ``extra`` prompts, every take."""
     prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
-    captions = captions_of(job, extra)
-    todo = missing(store, prints, tokens, captions, takes_of(job), seed, job.spec.image_noise)
+    return missing(store, prints, tokens, captions_of(job, extra), takes_of(job), seed, job.spec.image_noise)
+
+
+def fill_once(job: Job, family: Family, store: Store, extra: Sequence[str] = (), own: Todo | None = None) -> None:
+    """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds."""
+    prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
+    captions, todo = captions_of(job, extra), lacks(job, family, store, extra) if own is None else own
     if todo:
         threads = job.config.dataloader_threads
         with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
@@ -158,8 +163,12 @@ def fill_once(job: Job, family: Family, store: Store, extra: Sequence[str] = ())
                 seed,
                 workers,
                 lambda what, done, total: progress.update(done, total, what),
+                own is not None,
             )
-        say(f"encoded {report.captions} captions and {report.takes} windows into {store.folder} {waiting(report)}")
+        if own is None:
+            say(f"encoded {report.captions} captions and {report.takes} windows into {store.folder} {waiting(report)}")
+    if own is not None:
+        return
     for note in store.notes:
         say(f"note: {note}")
     say_cut(job, [text for text in cut_captions(store, prints["text_encoder"], tokens, captions) if text])

@@ -25,6 +25,7 @@ from videotune.run.job import Job
 from videotune.run.probe_gallery import Shown, name_of, show
 from videotune.run.probe_plan import ProbePlan, facts_of, not_paid_yet, probe_plan, share_of_run
 from videotune.sampling.preview import draw, file_name, write_video
+from videotune.train.crew import OutOfStep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,15 +89,20 @@ def open_probes(job: Job) -> Probes | None:
 
 def before_training_probe(trainer: Trainer) -> None:
     """The base's readings before the first step; those of a checkpoint that a resume begins with, if it was killed first."""
-    if trainer.probes is None:
+    if trainer.probes is None or not trainer.looks:
         return
+    if trainer.crew.told(trainer.crew.first and lacking(trainer)) if trainer.together else lacking(trainer):
+        probe(trainer, trainer.first - 1)
+
+
+def lacking(trainer: Trainer) -> bool:
+    """Whether a probe belongs to the step before the first one, and the journal has none."""
     step, config = trainer.first - 1, trainer.job.config
     here = [line for line in read_journal(trainer.run) if line.get("step") == step]
     read = any(line["kind"] == "probe" for line in here)
     failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
     at_checkpoint = step == 0 or step == trainer.job.steps or bool(config.save_every and step % config.save_every == 0)
-    if at_checkpoint and not read and not failed:
-        probe(trainer, step)
+    return at_checkpoint and not read and not failed
 
 
 def probe(trainer: Trainer, step: int) -> None:
@@ -106,19 +112,24 @@ def probe(trainer: Trainer, step: int) -> None:
         return
     trainer.pulse.tell("measuring", step)
     try:
-        why = why_not(trainer, probes, step)
+        why = why_not(trainer, probes, step) if trainer.crew.first else None
+        why = trainer.crew.told(why) if trainer.together else why
         if why is not None:
             trainer.journal.event("probe", step=step, not_measured=why)
             return
         begun = time.perf_counter()
         films = drawn(trainer, probes.plan, step)
+        if not trainer.crew.first:
+            return
         if step == 0:
             keep_base(trainer.run, probes.plan, films)
-        with trainer.asked.breaking():
+        with trainer.breaking():
             fields = compared(trainer, probes, films, step)
         trainer.journal.event("probe", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
     except Interrupted:
         say(f"the probe at step {step} is given up")
+    except OutOfStep:  # the others wait for this process within the network
+        raise
     except Exception as error:  # whatever a probe does wrong, hours of training must not be lost to it
         text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
         trainer.journal.event("warning", step=step, text=text)
@@ -148,7 +159,7 @@ def drawn(trainer: Trainer, plan: ProbePlan, step: int) -> list[Frames]:
     prompts = [plan.prompts[i] for i, _ in plan.drawn]
     told = [trainer.source.plain(plan.told[i]) for i, _ in plan.drawn] if plan.told else None
     # in this order: weights are put back whatever is given up
-    with averaged(trainer), trainer.asked.breaking(), bar(f"probe at step {step}") as progress:
+    with averaged(trainer), trainer.breaking(), trainer.in_step(), bar(f"probe at step {step}") as progress:
         states = {prompt: trainer.states(prompt) for prompt in {*prompts, ""}}
         latents = draw(
             trainer.family,
@@ -161,6 +172,9 @@ def drawn(trainer: Trainer, plan: ProbePlan, step: int) -> list[Frames]:
             told=told,
             isolated=not trainer.job.config.video_config.use_temporal_attention,
         )
+    if not trainer.crew.first:
+        return []
+    with trainer.breaking():
         films = decoded(trainer, latents)
     for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
         write_video(path, frames, plan.settings.shape.fps)

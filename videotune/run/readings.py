@@ -17,6 +17,7 @@ from videotune.run.previews import first_frames_of, sample_settings, usual_shape
 from videotune.run.trainer import Trainer
 from videotune.run.verdicts import write_verdict, write_views
 from videotune.sampling.preview import decode, draw, file_name, write_video
+from videotune.train.crew import OutOfStep
 from videotune.train.step import condition, of_memory
 
 if TYPE_CHECKING:
@@ -33,24 +34,38 @@ def due(step: int, every: int, last: int) -> bool:
 
 
 def before_training(trainer: Trainer) -> None:
-    """Readings that belong to the first step, or to the step resumed from if it was killed before they were made."""
-    if not trainer.crew.first:
+    """Readings that belong to the first step, or to the step resumed from if it was killed before they were made.
+
+    What the journal lacks the first process says; where all must run the network in step, it tells the others.
+    """
+    if not trainer.looks:
         return
+    step, crew = trainer.first - 1, trainer.crew
+    reads, draws, drawn = lacking(trainer) if crew.first else (False, False, set())
+    if trainer.together:
+        reads, draws, drawn = crew.told((reads, draws, drawn))
+    if reads:
+        measure(trainer, step)
+    elif crew.first and trainer.job.config.ruler_after:
+        write_verdict(trainer, step)  # of a reading that was made before a kill
+    if draws:
+        preview(trainer, step, drawn)
+
+
+def lacking(trainer: Trainer) -> tuple[bool, bool, set[str]]:
+    """Whether the ruler is to be read before the first step, whether previews are to be drawn, and those that are there."""
     config, step, last = trainer.job.config, trainer.first - 1, trainer.job.steps
-    journal = read_journal(trainer.run)
+    journal, reads = read_journal(trainer.run), False
     if config.ruler_after:
         name = ruler_name(trainer)
         read_at = {line["step"] for line in journal if line["kind"] == "ruler" and line.get("ruler") == name}
         # a ruler that is another one since the resume is read before anything is learnt: later readings compare with it
-        if step not in read_at and (due(step, config.ruler_after, last) or not read_at):
-            measure(trainer, step)
-        else:  # of a reading that was made before a kill
-            write_verdict(trainer, step)
+        reads = step not in read_at and (due(step, config.ruler_after, last) or not read_at)
     here = [line for line in journal if line.get("step") == step]
     drawn = {line["prompt"] for line in here if line["kind"] == "sample"}
     failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
-    if due(step, config.sample_after, last) and not drawn.issuperset(trainer.prompts) and not failed:
-        preview(trainer, step, drawn)
+    draws = due(step, config.sample_after, last) and not drawn.issuperset(trainer.prompts) and not failed
+    return reads, draws, drawn
 
 
 @contextmanager
@@ -71,13 +86,15 @@ def averaged(trainer: Trainer) -> Iterator[None]:
 def measure(trainer: Trainer, step: int) -> None:
     """Read the ruler; normalised by the first reading of the same ruler. Given up where the person asks to stop."""
     trainer.pulse.tell("measuring", step)
-    begun, name = time.perf_counter(), ruler_name(trainer)
+    begun, name = time.perf_counter(), ruler_name(trainer) if trainer.crew.first else ""
     try:
-        with averaged(trainer), trainer.asked.breaking():  # in this order: weights are put back whatever is given up
+        with averaged(trainer), trainer.breaking():  # in this order: weights are put back whatever is given up
             reading = read(trainer)
-        with trainer.asked.breaking():
-            live = read(trainer) if trainer.averages else None
+        with trainer.breaking():
+            live = read(trainer) if trainer.job.config.ema.decay is not None else None
     except Interrupted:
+        return
+    if not trainer.crew.first:  # it has run the network in step with the first one, which knows the same
         return
     lines = [line for line in read_journal(trainer.run) if line["kind"] == "ruler"]
     before: dict[str, Any] = next((line for line in lines if line.get("ruler") == name), reading)
@@ -150,7 +167,7 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
     try:
         settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
         told = first_frames_of(trainer.job)
-        with averaged(trainer), trainer.asked.breaking(), bar(f"previews at step {step}") as progress:
+        with averaged(trainer), trainer.breaking(), trainer.in_step(), bar(f"previews at step {step}") as progress:
             latents = draw(
                 trainer.family,
                 trainer.bench,
@@ -162,6 +179,9 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
                 told=[trainer.source.plain(told[prompt]) for prompt, _ in wanted] if told else None,
                 isolated=not config.video_config.use_temporal_attention,
             )
+        if not trainer.crew.first:
+            return
+        with trainer.breaking():
             videos = decoded(trainer, latents)
         seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
         for (prompt, seed), frames in zip(wanted, videos, strict=True):
@@ -171,6 +191,8 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
             trainer.journal.event("sample", step=step, prompt=prompt, seed=seed, path=place, seconds=seconds)
     except Interrupted:
         say(f"the previews at step {step} are given up")
+    except OutOfStep:  # the others wait for this process within the network
+        raise
     except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
         text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
         trainer.journal.event("warning", step=step, text=text)

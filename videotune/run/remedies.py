@@ -55,10 +55,10 @@ def unchanging(config: Config, gpu: bool) -> list[tuple[str, str]]:
     if config.gradient_checkpointing == "OFF":
         what = "blocks are computed twice, activations of one block at a time"
         found.append(("gradient_checkpointing=ON", what))
-    elif config.gradient_checkpointing == "ON" and gpu:
+    elif config.gradient_checkpointing == "ON" and gpu and config.sharding == "OFF":
         found.append(("gradient_checkpointing=CPU_OFFLOADED", "the inputs of blocks wait in host memory"))
     fraction = config.layer_offload_fraction or 0.0
-    if fraction < 1 and gpu and not cannot_wait(config):
+    if fraction < 1 and gpu and config.sharding == "OFF" and not cannot_wait(config):
         share = min(1.0, fraction + 0.5)
         what = "the weights of that share of the blocks wait in host memory"
         found.append((f"layer_offload_fraction={share:g}", what))

@@ -27,6 +27,7 @@ from videotune.run.keeping import last_words
 from videotune.run.plan import make_plan
 from videotune.run.trainer import Trainer
 from videotune.train.optimizers import load_optimizer_state
+from videotune.train.pieces import verify
 from videotune.train.state import Checkpoint, complete_checkpoints, incomplete_checkpoints, listed, pick, sweep, why_not
 
 
@@ -265,8 +266,11 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
     Raises VideotuneError where a part is missing, damaged or does not fit.
     """
     config, where = trainer.job.config, str(checkpoint.folder)
-    weights, moments, without = checkpoint.load("weights"), checkpoint.load("optimizer"), checkpoint.state()
-    averages = checkpoint.load("ema") if checkpoint.has_ema else weights
+    rows, crew = trainer.rows, trainer.crew
+    verify(checkpoint.folder, crew.rank, crew.size)
+    weights, moments = checkpoint.load("weights", rows), checkpoint.load("optimizer", rows)
+    without = checkpoint.state()
+    averages = checkpoint.load("ema", rows) if checkpoint.has_ema else weights
     try:
         for name, learner in trainer.bench.learners.items():
             begin = trainer.prefix(name)
@@ -274,6 +278,7 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
             if learner.masters:
                 learner.masters.spread()
             none = [key.removeprefix(begin) for key in without.get("without_state", ()) if key.startswith(begin)]
+            none = [key for key in none if key in learner.parameters]
             load_optimizer_state(learner.optimizer, learner.parameters, of_expert(moments, begin), none)
             if learner.ema:
                 learner.ema.load(of_expert(averages, begin))

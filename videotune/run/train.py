@@ -38,7 +38,7 @@ from videotune.run.verdicts import is_new_best, stops_early, take, write_verdict
 from videotune.train.crew import Crew, join
 from videotune.train.engine import run_steps
 from videotune.train.kernels import same_bits
-from videotune.train.state import complete_checkpoints, pick
+from videotune.train.state import Checkpoint, complete_checkpoints, pick
 from videotune.train.step import OutOfMemory, StepRecord, StepSettings, finite
 
 MOST_SKIPPED = 5
@@ -168,12 +168,12 @@ def loop(trainer: Trainer) -> str:
                 save(trainer, step, "backup")
             if stop and not end:
                 return "interrupted" if asked.stop else "stopped"
-            if rules and crew.first:
+            if rules and trainer.looks:
                 measure(trainer, step)
                 keep_if_best(trainer, step)
-            if (samples or sampled) and crew.first:
+            if (samples or sampled) and trainer.looks:
                 preview(trainer, step)
-            if (end or saves) and crew.first:
+            if (end or saves) and trainer.looks:
                 probe(trainer, step)
             if (rules or samples or sampled or (saves and config.probe_budget)) and not end:
                 stop, early = crew.agree(asked.stop, rules and stops_early(trainer))
@@ -190,7 +190,14 @@ def make_records(trainer: Trainer) -> Iterator[StepRecord]:
         trainer.family,
         trainer.bench.turn,
         trainer.source.objective,
-        stream(trainer.source, trainer.first, job.steps, config.dataloader_threads, (crew.rank, crew.size)),
+        stream(
+            trainer.source,
+            trainer.first,
+            job.steps,
+            config.dataloader_threads,
+            (crew.rank, crew.size),
+            trainer.together,
+        ),
         StepSettings(
             config.gradient_accumulation_steps * job.processes,
             config.max_grad_norm,
@@ -258,7 +265,10 @@ def caption_numbers(trainer: Trainer, record: StepRecord) -> list[int | None]:
 
 def keep_if_best(trainer: Trainer, step: int) -> None:
     """With early_stopping: what read best so far is kept, so that it is there to be taken."""
-    if trainer.job.config.early_stopping is not None and is_new_best(read_journal(trainer.run), step):
+    if trainer.job.config.early_stopping is None:
+        return
+    best = trainer.crew.first and is_new_best(read_journal(trainer.run), step)
+    if trainer.crew.told(best) if trainer.together else best:
         save(trainer, step, "backup")
 
 
@@ -274,10 +284,15 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     if job.config.early_stopping is not None:
         best = take(run, step)["step"]
         if best != step or why == "early":
-            checkpoint = pick(run, best)
-            state = checkpoint.load("ema" if checkpoint.has_ema else "weights")
-            return export_run(run, trainer.family, state, best, job.resolved)
+            return export_run(run, trainer.family, result_of(pick(run, best)), best, job.resolved)
+    if trainer.rows:  # gathered where all have written their parts
+        return export_run(run, trainer.family, result_of(pick(run, step)), step, job.resolved)
     return export_run(run, trainer.family, trainer.result, step, job.resolved)
+
+
+def result_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """What is exported of a checkpoint."""
+    return checkpoint.load("ema" if checkpoint.has_ema else "weights")
 
 
 def finish(trainer: Trainer, why: str) -> None:

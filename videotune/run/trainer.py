@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,6 @@ from torch import nn
 
 from videotune.adapters.kinds import split
 from videotune.cache.batches import Source
-from videotune.cache.store import Store
 from videotune.data.account import totals
 from videotune.errors import VideotuneError
 from videotune.memory.host import keep_freed_memory
@@ -26,13 +27,13 @@ from videotune.monitor.verdict import Verdict
 from videotune.run.begin_from import begin_from
 from videotune.run.bench import Bench, make_rota, open_bench, shares
 from videotune.run.console import say
+from videotune.run.dealt import fill_together, sharded
 from videotune.run.experts import prefix
 from videotune.run.export import check_formats
 from videotune.run.folder import Signals, begin, read_run_config, versions
 from videotune.run.job import Job
 from videotune.run.models import (
     dtype_name,
-    fill_cache,
     make_objective,
     make_source,
     open_models,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from videotune.adapters.text import LiveText
+    from videotune.memory.sharding import Rows
 
 KEPT_IN_MEMORY = 256 << 20
 """Bytes of the cache that stay in host memory while a run trains."""
@@ -122,6 +124,37 @@ class Trainer:
         return self.averages or self.parameters
 
     @property
+    def together(self) -> bool:
+        """Whether all processes must run the network in step, since none has the whole of it."""
+        return sharded(self.job.config, self.crew)
+
+    @property
+    def looks(self) -> bool:
+        """Whether this process takes part in what the network is asked between steps: readings, previews, probes."""
+        return self.crew.first or self.together
+
+    @property
+    def rows(self) -> dict[str, Rows]:
+        """Of what trains and is cut into rows, those that this process has, by the names of checkpoints."""
+        return {
+            self.prefix(name) + key: rows
+            for name, shards in self.bench.shards.items()
+            for key, rows in shards.rows.items()
+        }
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """What is done in this block all processes do together, where none has the whole network."""
+        with self.crew.in_step() if self.together else nullcontext():
+            yield
+
+    @contextmanager
+    def breaking(self) -> Iterator[None]:
+        """What is done in this block is given up when the person asks to stop; not where others would wait for it."""
+        with nullcontext() if self.together else self.asked.breaking():
+            yield
+
+    @property
     def averages(self) -> dict[str, Tensor]:
         """Averages of the weights, where they are kept, by the names of checkpoints."""
         return {
@@ -159,7 +192,7 @@ def prepare(
     loss = make_objective(job.spec, config)
     rota = make_rota(job.spec, config, loss)
     prompts = prompts_of(job)
-    probes = open_probes(job) if crew.first else None
+    probes = open_probes(job) if crew.first or sharded(config, crew) else None
     check_formats(config, family)
     if config.tensorboard:
         refuse_missing()
@@ -168,18 +201,16 @@ def prepare(
     if crew.first:
         for note in job.notes:
             say(f"note: {note}")
+        if config.sharding == "FULL" and crew.size == 1:
+            say("note: sharding FULL has nothing to share out: this is one process, which has all weights")
     if config.transformer.train:
         what_trains(family.skeleton(), job.spec, config)  # a pattern that matches nothing is said before any work
     refuse_text(family, config)
-    store = Store(job.cache, KEPT_IN_MEMORY)
     pulse.tell("encoding")
-    if crew.first:
-        fill_cache(job, family, store, all_prompts(job))
+    store = fill_together(job, family, all_prompts(job), crew, KEPT_IN_MEMORY)
     pulse.tell("loading")
     crew.wait()
-    if not crew.first:
-        store = Store(job.cache, KEPT_IN_MEMORY)  # with what the first process has encoded
-    bench = open_bench(family, config, rota, job.steps, first)
+    bench = open_bench(family, config, rota, job.steps, first, crew)
     if crew.first:
         say_cut_in_loop(job, family, all_prompts(job))
     if next(bench.net.parameters()).device.type == "cpu":
@@ -216,7 +247,9 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     if trainer.job.config.tensorboard:
         trainer.board = Board(trainer.run, trainer.first)
         trainer.journal.followers.append(trainer.board.tell)
-    job, count = trainer.job, sum(p.numel() for p in trainer.parameters.values())
+    job, rows = trainer.job, trainer.rows
+    count = sum(p.numel() for name, p in trainer.parameters.items() if name not in rows)
+    count += sum(prod(own.whole) for own in rows.values())
     if changes is not None:
         more = {"processes": trainer.crew.size} if trainer.crew.size > 1 else {}
         trainer.journal.event(
@@ -254,5 +287,6 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
         )
     device, several = next(trainer.net.parameters()).device, trainer.crew.size
     where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
-    modules = {(split(name) or (name.rpartition(".")[0],))[0] for name in trainer.parameters}
+    where += ", which share its weights out" if trainer.together else ""
+    modules = {(split(name) or (name.rpartition(".")[0],))[0] for name in {*trainer.parameters, *rows}}
     say(f"training {count:,} parameters in {len(modules)} modules on {where}, into {trainer.run}")

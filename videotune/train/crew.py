@@ -27,6 +27,9 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=48)
 """How long a process waits for the first one, which encodes clips and draws previews alone; a dead one ends all sooner."""
 
+SOON = timedelta(minutes=15)
+"""How long a process that failed where all run the network together waits for the others to say that they failed too."""
+
 FLAT = 1 << 26
 """At most so many numbers are copied into one buffer to be summed in one message."""
 
@@ -42,6 +45,10 @@ def launched() -> tuple[int, int]:
     return int(words[0]), int(words[1])
 
 
+class OutOfStep(VideotuneError):
+    """Processes that must do something together have not all come through it."""
+
+
 @dataclass(frozen=True)
 class Crew:
     """This process's place among those of the run."""
@@ -50,6 +57,8 @@ class Crew:
     size: int = 1
     hosts: Any = None
     """The group over which hosts agree, apart from the one that sums on devices."""
+    impatient: Any = None
+    """The same with SOON as its patience."""
 
     @property
     def first(self) -> bool:
@@ -78,6 +87,50 @@ class Crew:
             return done
         self.wait()
         return work()
+
+    def gather(self, value: T) -> list[T]:
+        """Each process's value, in their order."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.hosts)
+        return values
+
+    def told(self, value: T) -> T:
+        """The first process's value, everywhere."""
+        return self.gather(value)[0]
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """What all processes do alike and together: an error that all of them meet is raised as it is.
+
+        Raises OutOfStep where some met one and others did not: these may wait for them for ever, so all must end.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as met:
+            error = met
+        if self.size > 1:
+            import torch.distributed as dist
+
+            failed: list[Any] = [None] * self.size
+            try:
+                dist.all_gather_object(failed, error is not None, group=self.impatient)
+            except RuntimeError as late:
+                raise OutOfStep(f"this process failed where the others did not: {error or late}") from (error or late)
+            if any(failed) and not all(failed):
+                raise OutOfStep(f"process {failed.index(True)} failed where others did not: {error}") from error
+        if error is not None:
+            raise error
+
+    def mesh(self, device: torch.device) -> Any:
+        """The processes as torch's sharding knows them, a line."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(device.type, (self.size,))
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Each gradient becomes the sum over all processes; a process that has none counts as zeros."""
@@ -134,6 +187,7 @@ def join() -> Iterator[Crew]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
     try:
-        yield Crew(rank, size, dist.new_group(backend="gloo", timeout=PATIENCE))
+        hosts, impatient = (dist.new_group(backend="gloo", timeout=patience) for patience in (PATIENCE, SOON))
+        yield Crew(rank, size, hosts, impatient)
     finally:
         dist.destroy_process_group()

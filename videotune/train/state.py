@@ -15,6 +15,8 @@ from videotune.files import read_json, sync_file, sync_folder, system_errors, wr
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from videotune.memory.sharding import Rows
+
 MARKER = "COMPLETE"
 
 PARTS = ("weights", "optimizer", "ema")
@@ -29,18 +31,24 @@ class Checkpoint:
     folder: Path
     kind: str = "save"
 
-    def load(self, part: str) -> dict[str, Tensor]:
-        """The tensors of a part.
+    def load(self, part: str, rows: Mapping[str, Rows] | None = None) -> dict[str, Tensor]:
+        """The tensors of a part, whole, whether one process has written them or each its rows.
 
-        Raises VideotuneError where the file is missing or damaged.
+        ``rows`` by parameter name: what of them, and of what is kept of them, this process has; of the others nothing.
+        Raises VideotuneError where a file is missing or damaged.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        from videotune.train.pieces import cut, put_together
+
+        name = f"{part}.safetensors"
         try:
-            return load_file(self.folder / f"{part}.safetensors")
-        except (OSError, SafetensorError, ValueError) as error:
-            raise VideotuneError(f"checkpoint {self.folder} cannot be read: {part}.safetensors: {error}") from error
+            if (self.folder / name).is_file():
+                return cut(load_file(self.folder / name), rows or {})
+            return put_together(self.folder, part, rows or {})
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise VideotuneError(f"checkpoint {self.folder} cannot be read: {name}: {error}") from error
 
     def state(self) -> dict[str, Any]:
         """state.json: the step, and the numbers that are no tensors.
@@ -55,7 +63,7 @@ class Checkpoint:
     @property
     def has_ema(self) -> bool:
         """Whether an average of the weights was kept."""
-        return (self.folder / "ema.safetensors").is_file()
+        return any((self.folder / name).is_file() for name in ("ema.safetensors", "ema.index.json"))
 
 
 def save_checkpoint(
@@ -69,19 +77,49 @@ def save_checkpoint(
     """
     assert set(parts) <= set(PARTS), sorted(parts)
     refuse_broken(step, parts)
-    folder = run / "checkpoints" / f"step-{step}"
-    there = read_checkpoint(folder)
-    if isinstance(there, Checkpoint):
-        if kind == "save" and there.kind != "save":
-            write_json(folder / MARKER, {**read_json(folder / MARKER), "kind": kind})
-        return Checkpoint(step, folder, "save" if "save" in (kind, there.kind) else kind)
-    if folder.exists():  # left by a kill before the marker; it goes first, since both may not have room
-        remove(folder)
-    aside = folder.with_name(f".step-{step}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    there = known(run, step, kind)
+    if there is not None:
+        return there
+    aside = clear_aside(run, step)
     for name, tensors in parts.items():
         write_tensors(aside / f"{name}.safetensors", tensors)
+    return complete(aside, step, state, kind)
+
+
+def folder_of(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run / "checkpoints" / f"step-{step}"
+
+
+def aside_of(run: Path, step: int) -> Path:
+    """Where it is written before it is complete."""
+    return folder_of(run, step).with_name(f".step-{step}.part")
+
+
+def known(run: Path, step: int, kind: str) -> Checkpoint | None:
+    """The complete checkpoint of a step, a save from now on where one is wished; None where there is none."""
+    folder = folder_of(run, step)
+    there = read_checkpoint(folder)
+    if isinstance(there, str):
+        return None
+    if kind == "save" and there.kind != "save":
+        write_json(folder / MARKER, {**read_json(folder / MARKER), "kind": kind})
+    return Checkpoint(step, folder, "save" if "save" in (kind, there.kind) else kind)
+
+
+def clear_aside(run: Path, step: int) -> Path:
+    """An empty folder in which a checkpoint can be written; what a kill has left of the step is taken away."""
+    folder, aside = folder_of(run, step), aside_of(run, step)
+    if folder.exists():  # left by a kill before the marker; it goes first, since both may not have room
+        remove(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
+
+
+def complete(aside: Path, step: int, state: Mapping[str, Any], kind: str) -> Checkpoint:
+    """Put a checkpoint whose tensors are written into its place; its marker comes last."""
+    folder = aside.with_name(f"step-{step}")
     write_json(aside / "state.json", {"step": step, **state})
     sync_folder(aside)
     aside.rename(folder)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from videotune.adapters.lora import adapter_off
 from videotune.adapters.text import LiveText
-from videotune.cache.batches import Prepared
+from videotune.cache.batches import Prepared, share_of
 from videotune.diffusion.loss import anchored_target, denoising_loss
 from videotune.diffusion.objective import Objective
+from videotune.memory.sharding import Shards
 from videotune.randomness import seed32
 from videotune.train.crew import Crew
 from videotune.train.ema import Ema
@@ -140,7 +141,7 @@ class Learner:
     ``rates`` by the optimizer's groups; ``held`` are the parameters in the network's own dtype, where the optimizer holds
     masters; ``text``: captions are encoded in the step, since some of the parameters are of what encodes them.
     ``rounding``: the seed of the draws that round updates of bf16 weights (None: they are not). ``in_backward``: updates
-    come with the gradients.
+    come with the gradients. ``shards``: the network is cut into rows, and of what trains this process has some.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -153,6 +154,7 @@ class Learner:
     text: LiveText | None = None
     rounding: int | None = None
     in_backward: InBackward | None = None
+    shards: Shards | None = None
 
 
 class OutOfMemory(RuntimeError):
@@ -192,18 +194,24 @@ def train_step(
             intact = False
             good = _in_backward(family, net, learner, objective, prepared, settings, clock, values, own)
         else:
-            accumulate(family, net, objective, prepared, settings, clock, values, learner.text)
+            together = crew.size if learner.shards is not None else 1
+            accumulate(family, net, objective, prepared, settings, clock, values, learner.text, together=together)
+            cut = _collected(learner)
             if learner.masters is not None:
                 learner.masters.gather()
             if all(parameter.grad is None for parameter in parameters):  # nothing that trains was used in this step
                 for parameter in parameters:
                     parameter.grad = torch.zeros_like(parameter)  # as where other processes have used it
-            crew.sum_gradients(parameters)
+            apart = {id(parameter) for parameter in cut}
+            crew.sum_gradients([parameter for parameter in parameters if id(parameter) not in apart])
             crew.sum(values)
-            values[1] = norm = clip(parameters, settings.max_grad_norm)
+            total = crew.sum if learner.shards is not None and learner.shards.rows else None
+            among = () if total is None else (cut, total)
+            values[1] = norm = clip(parameters, settings.max_grad_norm, *among)
             good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
             intact = False
-            update(optimizer, learner.parameters, learner.masters, good, learner.rounding, own)
+            first_rows = {name: rows.first for name, rows in learner.shards.rows.items()} if learner.shards else None
+            update(optimizer, learner.parameters, learner.masters, good, learner.rounding, own, first_rows)
         if learner.ema is not None:
             learner.ema.update(own, good)
     except (MemoryError, RuntimeError) as error:
@@ -219,6 +227,14 @@ def train_step(
     return StepRecord(
         prepared.step, host, arrived, drawn.t, lr, drawn.window_ids, drawn.captions, clock, learner.expert
     )
+
+
+def _collected(learner: Learner) -> list[nn.Parameter]:
+    """What the optimizer holds of a network that is cut, its gradients handed over; nothing of one that is whole."""
+    if learner.shards is None:
+        return []
+    learner.shards.collect()
+    return [learner.parameters[name] for name in learner.shards.local]
 
 
 def _in_backward(
@@ -243,6 +259,46 @@ def _in_backward(
     return finite_all & torch.isfinite(values[0])
 
 
+@dataclass(frozen=True)
+class Pass:
+    """Samples that go through the network together, from number ``first`` of the step's on.
+
+    ``counts``: they are this process's own, else they only run along. ``anchors``: some process has samples here that ask
+    the base model first.
+    """
+
+    batch: Batch
+    t: Tensor
+    noise: Tensor
+    first: int
+    counts: bool = True
+    anchors: bool = False
+
+
+def passes(prepared: Prepared, size: int, together: int = 1) -> list[Pass]:
+    """The passes of a process, of at most ``size`` samples each.
+
+    ``together``: so many processes run the network together, and each makes as many passes as the one with most samples.
+    """
+    out: list[Pass] = []
+    first, total, anchored = prepared.first, len(prepared.drawn.window_ids), set(prepared.drawn.anchored)
+    for part in prepared.batch.split(size) if prepared.batch is not None else ():
+        rows = slice(first - prepared.first, first - prepared.first + len(part))
+        out.append(Pass(part, prepared.t[rows], prepared.noise[rows], first, not prepared.spare))
+        first += len(part)
+    if together == 1:
+        return out
+    shares = [share_of((rank, together), total) for rank in range(together)]
+    count = max(-(-(hi - lo) // size) for lo, hi in shares)
+    asked = [
+        any(not anchored.isdisjoint(range(lo + k * size, min(lo + (k + 1) * size, hi))) for lo, hi in shares)
+        for k in range(count)
+    ]
+    last = out[-1]
+    along = replace(last, batch=last.batch.split(1)[0], t=last.t[:1], noise=last.noise[:1], counts=False)
+    return [replace(out[k] if k < len(out) else along, anchors=asked[k]) for k in range(count)]
+
+
 def accumulate(
     family: Family,
     net: nn.Module,
@@ -253,30 +309,43 @@ def accumulate(
     values: Tensor,
     text: LiveText | None = None,
     in_backward: InBackward | None = None,
+    together: int = 1,
 ) -> None:
-    """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets."""
-    device, total, first = values.device, len(prepared.drawn.window_ids), prepared.first
-    for part in prepared.batch.split(settings.size(total)) if prepared.batch is not None else ():
-        rows = slice(first - prepared.first, first - prepared.first + len(part))
-        t, noise = _to(prepared.t[rows], device), _to(prepared.noise[rows], device)
+    """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets.
+
+    ``together``: so many processes gather the network's weights from each other, so all must go through it equally often.
+    """
+    device, total = values.device, len(prepared.drawn.window_ids)
+    for one in passes(prepared, settings.size(total), together):
+        part, first = one.batch, one.first
+        t, noise = _to(one.t, device), _to(one.noise, device)
         anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes] if part.any_anchored else []
         batch, target = condition(family, text, part.map(lambda x: _to(x, device))), None
-        if anchored:
+        if anchored or one.anchors:
             with adapter_off(net):
-                target = anchored_target(family, net, objective, batch, t, noise, anchored)
+                said = anchored_target(family, net, objective, batch, t, noise, anchored or [0])
+            target = said if anchored else None
         if settings.network_seed is not None:
             torch.manual_seed(seed32(settings.network_seed, "network", prepared.step, first))
-        out = denoising_loss(family, net, objective, batch, t, noise, target)
+        sent = _with_graph(batch) if together > 1 and text is not None else batch
+        out = denoising_loss(family, net, objective, sent, t, noise, target)
         clock.mark("forward")
-        share = out.loss * (len(batch) / total)
+        share = out.loss * (len(batch) / total if one.counts else 0.0)
         if in_backward is not None:
             in_backward.loss(share)
         if share.requires_grad:  # no caption of these may hold a new token
             share.backward()
         clock.mark("backward")
-        values[0] += share.detach()
-        values[2 + first : 2 + first + len(batch)] = out.mse
-        first += len(batch)
+        if one.counts:
+            values[0] += share.detach()
+            values[2 + first : 2 + first + len(batch)] = out.mse
+
+
+def _with_graph(batch: Batch) -> Batch:
+    """The same batch, with a graph from its text on: blocks are gathered in backward too, so every process has one."""
+    if batch.cond.text.requires_grad:
+        return batch
+    return replace(batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_()))
 
 
 def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:

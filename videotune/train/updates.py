@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,19 +14,37 @@ from videotune.train.optimizers import AnyOptimizer, Several, apply, parts_of
 from videotune.train.rounding import update_rounded
 
 
-def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
+def clip(
+    parameters: Sequence[nn.Parameter],
+    most: float,
+    cut: Sequence[nn.Parameter] = (),
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """The gradient's norm (), float32, with the gradient scaled down to ``most`` where it is longer.
 
     On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.
+    ``cut``: those of the parameters of which other processes have the other rows; ``total`` sums over processes.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if all(gradient.dtype != torch.bfloat16 for gradient in gradients):
-        norm = nn.utils.get_total_norm(gradients)
-    else:  # a norm that is summed up in bf16 is a few percent off
-        norm = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm()
+    norm = norm_of(parameters)
+    if total is not None:
+        apart = {id(parameter) for parameter in cut}
+        rows, whole = norm_of(cut), norm_of([p for p in parameters if id(p) not in apart])
+        device = parameters[0].device  # of a process without a row the sum must go the same way as the others'
+        norm = (total(rows.float().to(device) ** 2) + whole.to(device) ** 2).sqrt()
     if norm.is_cuda or isinstance(norm, FakeTensor) or norm > most:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
     return norm
+
+
+def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The norm () of the gradients that are there, float32."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients and parameters:
+        return torch.zeros((), device=parameters[0].device)
+    if all(gradient.dtype != torch.bfloat16 for gradient in gradients):
+        return nn.utils.get_total_norm(gradients)
+    # a norm that is summed up in bf16 is a few percent off
+    return torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm()
 
 
 def update(
@@ -36,10 +54,12 @@ def update(
     good: Tensor,
     rounding: int | None,
     step: int,
+    first_rows: Mapping[str, int] | None = None,
 ) -> None:
     """Take a step where ``good`` () is true. ``rounding``: the seed of draws by which bf16 weights are rounded, or None.
 
-    With it each parameter has an optimizer of its own, and one tensor at a time is float32.
+    With it each parameter has an optimizer of its own, and one tensor at a time is float32. ``first_rows``: of those that
+    are cut the row with which this process's part begins, so that no two processes draw the same.
     """
     if rounding is None:
         apply(optimizer, good)
@@ -48,7 +68,9 @@ def update(
         return
     owners = owners_of(optimizer)
     for name, parameter in parameters.items():
-        update_rounded(owners[id(parameter)], parameter, good, rounding, step, name)
+        first = (first_rows or {}).get(name)
+        drawn = name if not first else f"{name}[{first}:]"
+        update_rounded(owners[id(parameter)], parameter, good, rounding, step, drawn)
 
 
 def owners_of(optimizer: AnyOptimizer) -> dict[int, torch.optim.Optimizer]:

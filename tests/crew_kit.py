@@ -1,0 +1,167 @@
+"""Several real processes of one run, as a launcher starts them, forked from one that has imported everything already.
+
+What a launcher does is done here: its variables, and that all end when one has died. Starting Python and its libraries anew
+for each process would take ten times as long as what is tested; ``tests/train/test_crew.py`` has the real launchers.
+"""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+
+LONGEST = 300.0
+"""Seconds after which processes that wait for each other are given up."""
+
+FORKED = multiprocessing.get_context("forkserver")
+
+
+def preload() -> None:
+    """What every process of a run imports; the server that forks them does it once."""
+    import diffusers
+    import peft
+    import safetensors.torch
+    import torch
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+    import transformers
+
+    import videotune.report.html
+    import videotune.run.train  # noqa: F401
+
+    torch.set_num_threads(1)
+    _ = (
+        diffusers.WanPipeline,
+        diffusers.AutoencoderKLWan,
+        transformers.UMT5EncoderModel,
+        peft.LoraConfig,
+        safetensors.torch,
+    )
+
+
+if multiprocessing.current_process().name == "MainProcess" and __name__ == "crew_kit" and "pytest" not in sys.modules:
+    preload()  # this is the server of forks
+FORKED.set_forkserver_preload(["crew_kit"])
+
+
+def serve() -> None:
+    """Start the server of forks, once, where it finds this file: Python 3.11 tells it of no path but its environment."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([before] if before else [])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the processes of a run ended, and what they said, in the order of their ranks."""
+
+    codes: tuple[int, ...]
+    said: tuple[str, ...]
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def processes(
+    count: int, folder: Path, words: Sequence[str], fault: str = "", more: dict[str, str] | None = None
+) -> Ended:
+    """``videotune`` with these words in so many processes, told of each other as torchrun does; ``fault`` as in FAULTS."""
+    port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
+    folder.mkdir(parents=True, exist_ok=True)
+    crowd = [
+        FORKED.Process(target=one, args=(rank, count, port, list(words), str(logs[rank]), fault, more or {}))
+        for rank in range(count)
+    ]
+    serve()
+    for process in crowd:
+        process.start()
+    until = time.monotonic() + LONGEST
+    while any(process.is_alive() for process in crowd):
+        if any(process.exitcode for process in crowd) or time.monotonic() > until:
+            for process in crowd:
+                process.kill()
+        time.sleep(0.02)
+    for process in crowd:
+        process.join()
+    return Ended(tuple(int(p.exitcode or 0) for p in crowd), tuple(log.read_text() for log in logs))
+
+
+def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str, more: dict[str, str]) -> None:
+    """One of the processes, from its start to its end."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    os.environ.update({name: str(value) for name, value in told.items()} | place | more)
+    import torch
+
+    torch.set_num_threads(1)
+    if fault:
+        FAULTS[fault](rank)
+    from videotune.cli.main import main
+
+    sys.argv = ["videotune", *words]
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+def killed_in_the_second_save(rank: int) -> None:
+    """The last process is killed while it writes its part of its second checkpoint."""
+    from videotune.train import pieces
+
+    write, saves = pieces._write_own, []
+
+    def dying(aside: Path, *rest: object) -> object:
+        saves.append(aside)
+        if rank == 1 and len(saves) == 2:
+            (aside / "weights-00002-of-00002.safetensors").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(aside, *rest)  # type: ignore[arg-type]
+
+    pieces._write_own = dying  # type: ignore[assignment]
+
+
+def without_room_once(rank: int) -> None:
+    """The last process finds its disk full the first time that it writes its part of a checkpoint."""
+    from videotune.run import keeping
+    from videotune.train import pieces
+
+    write, tries = pieces._write_own, []
+    keeping.TRY_AGAIN = 0.2
+
+    def full(aside: Path, *rest: object) -> object:
+        tries.append(aside)
+        if rank == 1 and len(tries) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
+        return write(aside, *rest)  # type: ignore[arg-type]
+
+    pieces._write_own = full  # type: ignore[assignment]
+
+
+FAULTS = {
+    "killed in the second save": killed_in_the_second_save,
+    "no room once": without_room_once,
+}

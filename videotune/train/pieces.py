@@ -1,0 +1,205 @@
+"""A checkpoint that several processes write: each its rows, a file a part, and an index that says what is where.
+
+``{part}.index.json``: ``files``, each with its bytes and sha256, and ``tensors``, each with its shape and, in the order of
+its rows, the files that hold some and the row with which each begins. What is not cut stands in one file alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import VideotuneError
+from videotune.files import out_of_room, read_json, write_json
+from videotune.train.crew import Crew
+from videotune.train.state import (
+    PARTS,
+    Checkpoint,
+    aside_of,
+    clear_aside,
+    complete,
+    known,
+    refuse_broken,
+    write_tensors,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from videotune.memory.sharding import Rows
+
+Told = dict[str, Any]
+"""What a process tells of the files that it has written, by part; or of what stood in its way."""
+
+
+def rows_of(name: str, shape: tuple[int, ...], rows: Mapping[str, Rows]) -> Rows | None:
+    """A process's rows of a parameter, or of what an optimizer keeps of it (``{parameter}.{key}``); None: it is not cut.
+
+    A number that is kept of a whole parameter is not cut, but only they have it who have a row.
+    """
+    own = rows.get(name) or rows.get(name.rpartition(".")[0])
+    return own if own is not None and (shape == own.whole or not own.count) else None
+
+
+def cut(state: Mapping[str, Tensor], rows: Mapping[str, Rows]) -> dict[str, Tensor]:
+    """Of whole tensors what a process has: its rows of those that are cut, all of the others."""
+    out = {}
+    for name, value in state.items():
+        own = rows_of(name, tuple(value.shape), rows)
+        if own is None:
+            out[name] = value
+        elif own.count:
+            out[name] = own.of(value)
+    return out
+
+
+def put_together(folder: Path, part: str, rows: Mapping[str, Rows]) -> dict[str, Tensor]:
+    """The tensors of a part from the files of all processes, whole, or of each what ``rows`` says.
+
+    Raises OSError, SafetensorError, KeyError or ValueError where a file or the index is missing or damaged.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    index = read_json(folder / f"{part}.index.json")
+    files = {file: load_file(folder / file) for file in index["files"]}  # mapped: what is not asked for is not read
+    out = {}
+    for name, told in index["tensors"].items():
+        shape = tuple(told["shape"])
+        own = rows_of(name, shape, rows)
+        if own is not None and not own.count:
+            continue
+        lo, hi = (own.first, own.first + own.count) if own is not None else (0, shape[0] if shape else 1)
+        found = []
+        for file, first in told["rows"]:
+            value = files[file][name]
+            if not shape:
+                found.append(value)
+                continue
+            a, b = max(lo, first), min(hi, first + len(value))
+            if a < b:
+                found.append(value[a - first : b - first])
+        whole = found[0] if len(found) == 1 else torch.cat(found)
+        if tuple(whole.shape[1:]) != shape[1:] or (shape and len(whole) != hi - lo):
+            raise ValueError(f"rows of {name} are missing")
+        out[name] = whole
+    return out
+
+
+def verify(folder: Path, part: int = 0, of: int = 1) -> None:
+    """Read every ``of``-th file that an index names, from number ``part`` on, and compare it with its hash.
+
+    Raises VideotuneError that names the first one that holds other bytes than were written.
+    """
+    named: dict[str, str] = {}
+    for index in sorted(folder.glob("*.index.json")):
+        named |= {file: told["sha256"] for file, told in read_json(index)["files"].items()}
+    for file in sorted(named)[part::of]:
+        if hash_of(folder / file) != named[file]:
+            raise VideotuneError(f"checkpoint {folder} cannot be read: {file} holds other bytes than were written")
+
+
+def hash_of(path: Path) -> str:
+    """The file's sha256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save_pieces(
+    run: Path,
+    step: int,
+    parts: Mapping[str, Mapping[str, Tensor]],
+    rows: Mapping[str, Rows],
+    state: Mapping[str, Any],
+    kind: str,
+    crew: Crew,
+) -> Checkpoint:
+    """Write ``checkpoints/step-N`` by all processes, each its rows; complete only when every file is there as it was told.
+
+    What is not cut the first process writes. All end alike: whatever goes wrong with one is raised by each. Raises
+    VideotuneError and OSError as ``save_checkpoint`` does, and where the processes have no run folder in common.
+    """
+    assert set(parts) <= set(PARTS), sorted(parts)
+    _all_well(crew, lambda: refuse_broken(step, parts))
+    there = crew.told(known(run, step, kind) if crew.first else None)
+    if there is not None:
+        return there
+    _all_well(crew, lambda: clear_aside(run, step) if crew.first else None)
+    aside = aside_of(run, step)
+    try:
+        told = _all_well(crew, lambda: _write_own(aside, parts, rows, crew))
+        made = _all_well(crew, lambda: _join(aside, told, step, state, kind) if crew.first else None)
+    except (OSError, VideotuneError):
+        if crew.first:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
+    done = made[0]
+    assert done is not None, "the first process has completed it"
+    return done
+
+
+def _all_well(crew: Crew, work: Any) -> list[Any]:
+    """What each process's work gives, in their order; what one of them has met is raised by all alike."""
+    done: Any = None
+    error: OSError | VideotuneError | None = None
+    trouble: tuple[str, bool, bool] | None = None
+    try:
+        done = work()
+    except OSError as met:
+        error, trouble = met, (str(met), True, out_of_room(met))
+    except VideotuneError as met:
+        error, trouble = met, (str(met), False, False)
+    each = crew.gather((done, trouble))
+    wrong = [one for _, one in each if one is not None]
+    if not wrong:
+        return [value for value, _ in each]
+    text, system, full = next((one for one in wrong if one[2]), wrong[0])
+    if error is not None and isinstance(error, OSError) == system:
+        raise error
+    raise OSError(errno.ENOSPC if full else errno.EIO, text) if system else VideotuneError(text)
+
+
+def _write_own(aside: Path, parts: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Rows], crew: Crew) -> Told:
+    """Write this process's tensors, a file a part; what the index must know of them."""
+    if not aside.is_dir():
+        raise VideotuneError(
+            f"process {crew.rank} does not see {aside.parent}, which the first one has made: with sharding FULL and "
+            "FINE_TUNE every process writes its part of a checkpoint into the run folder. Put --out on a disk that all "
+            "machines share"
+        )
+    told: Told = {}
+    for part, tensors in parts.items():
+        own: dict[str, Tensor] = {}
+        places: dict[str, tuple[list[int], int]] = {}
+        for name, value in tensors.items():
+            mine = rows.get(name) or rows.get(name.rpartition(".")[0])
+            if mine is not None and value.shape == (mine.count, *mine.whole[1:]):
+                own[name], places[name] = value, (list(mine.whole), mine.first)
+            elif crew.first:
+                own[name], places[name] = value, (list(value.shape), 0)
+        file = f"{part}-{crew.rank + 1:05d}-of-{crew.size:05d}.safetensors"
+        write_tensors(aside / file, own)
+        size = (aside / file).stat().st_size
+        told[part] = {"file": file, "bytes": size, "sha256": hash_of(aside / file), "tensors": places}
+    return told
+
+
+def _join(aside: Path, told: list[Told], step: int, state: Mapping[str, Any], kind: str) -> Checkpoint:
+    """Write the indices of what all processes told, once each file is seen to be there, and complete the checkpoint."""
+    for part in told[0]:
+        tensors: dict[str, Any] = {}
+        for one in (each[part] for each in told):
+            path = aside / one["file"]
+            if not path.is_file() or path.stat().st_size != one["bytes"]:
+                raise VideotuneError(
+                    f"{path} was written by another process and is not here whole: put --out on a disk that all share"
+                )
+            for name, (shape, first) in one["tensors"].items():
+                tensors.setdefault(name, {"shape": shape, "rows": []})["rows"].append([one["file"], first])
+        files = {one[part]["file"]: {"bytes": one[part]["bytes"], "sha256": one[part]["sha256"]} for one in told}
+        write_json(aside / f"{part}.index.json", {"files": files, "tensors": tensors})
+    return complete(aside, step, state, kind)
