@@ -8,6 +8,7 @@ published   rows that others have published: seconds and GiB
 rate        operations a second over what this card reaches in a product of matrices, with and without compiled blocks
 equal       losses of the plain step and of every other way of doing it, with deterministic kernels and without
 sync        a step during which the host must not wait for the card
+quantised   seconds and memory of a step over weights in fewer bits, over those of the same step in bfloat16
 
 Weights are random and made on the card; nothing is downloaded or decoded. Each row is written as soon as it is known, none
 is begun that would not end within ``--seconds``, and a second call with the same ``--out`` does those that are missing.
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,17 @@ def streaming(case: Case, steps: int) -> Row:
         found[name] = timed(way(case, name), steps)
     first = found["resident"]["seconds"]
     return {name: {**row, "ratio": round(row["seconds"] / first, 3)} for name, row in found.items()}
+
+
+def quantised(case: Case, steps: int) -> Row:
+    """A step over each kind of weights, resident and streamed; NFLOAT_4 where bitsandbytes is installed."""
+    found: Row = {}
+    for name in ("resident", "streamed"):
+        for kind in ("auto", "FLOAT_8", "INT_8", *(("NFLOAT_4",) if find_spec("bitsandbytes") else ())):
+            row = timed(replace(way(case, name), sets=(*way(case, name).sets, ("weight_dtype", kind))), steps)
+            row["ratio"] = round(row["seconds"] / found.get(f"{name} auto", row)["seconds"], 3)
+            found[f"{name} {kind}"] = row
+    return found
 
 
 def rate(case: Case, steps: int) -> Row:
@@ -249,9 +262,12 @@ def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]
         yield "equal 1.3b", lambda: equal(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny, 2))
     if "sync" in parts:
         yield "sync 1.3b", lambda: sync(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny))
+    if "quantised" in parts:
+        yield "quantised 5b", lambda: quantised(sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few)
+        yield "quantised 14b", lambda: quantised(sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few)
 
 
-PARTS = ("memory", "streaming", "published", "rate", "equal", "sync")
+PARTS = ("memory", "streaming", "published", "rate", "equal", "sync", "quantised")
 
 
 def main() -> None:

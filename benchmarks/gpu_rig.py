@@ -10,7 +10,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,10 +26,12 @@ from videotune.config.resolve import resolve
 from videotune.families.find import find, spec_for
 from videotune.families.loading import without_weights
 from videotune.memory.planner import Choice, StepFacts
+from videotune.memory.quantization import PackedLinear
 from videotune.run.bench import arrange_blocks, attach, make_learner
 from videotune.run.experts import trained
 from videotune.run.imagine import Imagination
 from videotune.run.memory_plan import Wanted, read_facts
+from videotune.run.models import dtype_of
 from videotune.train.crew import Crew
 from videotune.train.step import Clock, StepSettings, train_step
 from videotune.types import BasePlace, ClipShape, Family
@@ -117,12 +119,13 @@ def filled(there: torch.device) -> Callable[[nn.Module], object]:
     def fill(net: nn.Module) -> None:
         makes = torch.Generator(device()).manual_seed(0)
         for module in net.modules():
+            if isinstance(module, PackedLinear):
+                module.take(matrix(module.shape, module.dtype, makes), there)
             for name, parameter in list(module._parameters.items()):
                 if parameter is None or not parameter.is_meta:
                     continue
                 if parameter.ndim >= 2:
-                    values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device())
-                    values.normal_(0, 1 / math.sqrt(math.prod(parameter.shape[1:])), generator=makes)
+                    values = matrix(parameter.shape, parameter.dtype, makes)
                 else:
                     values = torch.full(parameter.shape, float(name == "weight"), dtype=parameter.dtype)
                 module._parameters[name] = nn.Parameter(values.to(there), requires_grad=False)
@@ -133,15 +136,19 @@ def filled(there: torch.device) -> Callable[[nn.Module], object]:
     return fill
 
 
+def matrix(shape: Sequence[int], dtype: torch.dtype, makes: torch.Generator) -> Tensor:
+    """Random numbers on the card, so scaled that what goes through keeps its size."""
+    values = torch.empty(tuple(shape), dtype=dtype, device=device())
+    return values.normal_(0, 1 / math.sqrt(math.prod(shape[1:])), generator=makes)
+
+
 class Rig:
     """A network with what trains in it and its optimizer, and a batch that ``step`` trains on."""
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         wanted = case.wanted()
         self.config, self.shape = wanted.config, wanted.shapes[0]
-        self.family: Family = find(wanted.spec.name).open_family(
-            wanted.folder, device(), getattr(torch, _TORCH[dtype()])
-        )
+        self.family: Family = find(wanted.spec.name).open_family(wanted.folder, device(), dtype_of(dtype()))
         streamed = bool(self.config.layer_offload_fraction)
         several = len(wanted.spec.experts) > 1
         expert = trained(wanted.spec, self.config)[0]
@@ -187,9 +194,6 @@ class Rig:
             wait()
             found.append(time.perf_counter() - begun)
         return statistics.median(found)
-
-
-_TORCH = {"BFLOAT_16": "bfloat16", "FLOAT_32": "float32"}
 
 
 def _random(prepared: Prepared, seed: int) -> Prepared:
@@ -239,7 +243,7 @@ def peaks() -> Mapping[str, float | None]:
 def matrix_rate() -> float:
     """Floating-point operations a second of a large product of matrices: what this card itself can do."""
     size = 8192 if device().type == "cuda" else 512
-    a, b = (torch.randn(size, size, device=device()).to(getattr(torch, _TORCH[dtype()])) for _ in range(2))
+    a, b = (torch.randn(size, size, device=device()).to(dtype_of(dtype())) for _ in range(2))
     for _ in range(3):
         a @ b
     times = []

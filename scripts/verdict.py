@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def plain_rises(values: Sequence[float]) -> bool:
     one that lie above it by more than ``LEAST_RISE`` of the first."""
     best = min(range(len(values)), key=lambda i: (values[i], i))
     risen = [value - values[best] > LEAST_RISE * values[0] for value in values[best:]]
-    return any(one and other for one, other in zip(risen, risen[1:], strict=False))
+    return any(one and other for one, other in pairwise(risen))
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def rehearsed(out: Path, *words: str) -> dict:
 
 def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    found = rehearsed(out, "memory", "streaming", "published", "equal", "sync")
+    found = rehearsed(out, "memory", "streaming", "published", "equal", "sync", "quantised")
     assert len(found["memory 5b 16 GB"]["losses"]) == 3
     assert all(math.isfinite(loss) for loss in found["memory 5b 16 GB"]["losses"])
     assert found["memory 5b 16 GB"]["planned_allocated_gib"] > 0
@@ -42,6 +42,11 @@ def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(tmp_path: Pa
     assert ways["resident"]["ratio"] == 1
     assert ways["streamed"]["ratio"] > 0
     assert found["published wan 14b streamed"]["seconds"] > 0
+    packed = found["quantised 5b"]
+    assert set(packed) == {"row_seconds"} | {
+        f"{way} {kind}" for way in ("resident", "streamed") for kind in ("auto", "FLOAT_8", "INT_8")
+    }
+    assert packed["resident FLOAT_8"]["planned_allocated_gib"] <= packed["resident auto"]["planned_allocated_gib"]
     for kind in ("as usual", "deterministic"):
         losses = found["equal 1.3b"][kind]
         assert len(set(losses["losses"])) == 5, "it learns"
