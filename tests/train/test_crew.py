@@ -108,7 +108,7 @@ def test_two_processes_with_one_sample_are_one_with_two(
     process = launch(
         launcher, 2, "--out", str(run), *words_of(words, "batch_size=1", "sample_after=2", "ruler_after=2", shared)
     )
-    told, _ = process.communicate(timeout=120)
+    told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
     close(run, alone)
     assert told.count("training ") == 1, "the first process alone talks"
@@ -137,12 +137,12 @@ def test_a_resume_may_have_another_number_of_processes(words: Words, alone: Path
     children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout
     for pid in (*children.split(), process.pid):
         os.kill(int(pid), signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     for processes, steps, step in ((3, STEPS - 1, 2), (1, STEPS, STEPS - 1)):
         process = launch(
             "torchrun", processes, "--out", str(run), "--resume", "--from", str(step), "--set", f"steps={steps}"
         )
-        told, _ = process.communicate(timeout=120)
+        told, _ = process.communicate(timeout=240)
         assert process.returncode == DONE, told
     close(run, alone)
     assert [line.get("processes", 1) for line in read_journal(run) if line["kind"] == "resume"] == [3, 1]
@@ -157,7 +157,7 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: 
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     last = steps_of(run)[-1]["step"]
     assert [one.step for one in complete_checkpoints(run)] == [last]
     assert read_journal(run)[-1]["why"] == "interrupted"
@@ -168,7 +168,7 @@ def test_each_window_is_shown_once_a_pass(words: Words, tmp_path: Path) -> None:
     run = tmp_path / "run"
     quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "probe_budget=0", "steps=6")
     process = launch("torchrun", 2, "--out", str(run), *words_of(words, *quiet))
-    told, _ = process.communicate(timeout=120)
+    told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
     shown = Counter(name for line in steps_of(run) for name in line["window_ids"])
     assert len(shown) == 6
@@ -177,7 +177,7 @@ def test_each_window_is_shown_once_a_pass(words: Words, tmp_path: Path) -> None:
 
 def test_an_error_of_the_first_process_ends_them_all(words: Words, tmp_path: Path) -> None:
     process = launch("torchrun", 2, "--out", str(tmp_path / "run"), *words_of(words, "sample.frames=6"))
-    told, _ = process.communicate(timeout=60)
+    told, _ = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "sample.frames" in told
 
