@@ -35,9 +35,9 @@ def _before(room: Any, name: str, what: str, met: Callable[..., bool] = lambda *
 
 def in_encoding() -> None:
     """While the cache is filled, before anything trains."""
-    from videotune.run import trainer
+    from videotune.run import dealt
 
-    _before(trainer, "fill_cache", "encoding")
+    _before(dealt, "fill_cache", "encoding")
 
 
 def in_ruler(step: int) -> None:

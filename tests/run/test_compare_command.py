@@ -61,7 +61,7 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
         assert sample(SampleWords((PROMPT,), 3, a_run, step), tmp_path / str(step)) == DONE
         alone = read_video(next((tmp_path / str(step)).glob("*.mp4")), 512)[0][2].astype(int)
         kept = read_video(next((a_run / "compare").glob(f"*-step-{step:06d}.mp4")), 512)[0][2].astype(int)
-        assert np.abs(kept - alone).mean() < 2  # of so small a picture x264 makes other bytes from call to call
+        assert np.abs(kept - alone).mean() < 4  # of so small a picture x264 makes other bytes from call to call
         left = 36 * (0, 2)[place]
         assert np.abs(frames[2][18:, left : left + 32].astype(int) - alone).mean() < 8  # encoded twice
         shown.append(kept)
