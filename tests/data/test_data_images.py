@@ -94,7 +94,6 @@ def modes() -> dict[str, Image.Image]:
         "palette.bmp": flat.convert("P", palette=Image.Palette.ADAPTIVE),
         "cmyk.tif": flat.convert("CMYK"),
         "cmyk.jpg": flat.convert("CMYK"),
-        "ycbcr.tif": flat.convert("YCbCr"),
     }
 
 
