@@ -26,7 +26,7 @@ class Recipe:
     head_width: int = 36
     layers: int = 6
     ffn: int = 576
-    transformer_steps: int = 1900
+    transformer_steps: int = 3000
     batch: int = 16
     rounds: int = 4
     scored_clips: int = 16

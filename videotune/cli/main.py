@@ -6,15 +6,15 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from videotune import BEGUN, __version__
+from videotune.cli.cache import cache_app
+from videotune.cli.lookup import config_app, presets_app
+from videotune.cli.words import AsJson, ConfigFile, Data, FamilyName, Offline, Preset, Sets, Skips, words_of
 from videotune.errors import DONE, FAILED, VideotuneError
-
-if TYPE_CHECKING:
-    from videotune.run.job import Words
 
 app = typer.Typer(
     help="Fine-tune video diffusion models on your own clips.",
@@ -22,43 +22,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-presets_app = typer.Typer(help="The presets that come with videotune, and every key.", no_args_is_help=True)
 app.add_typer(presets_app, name="presets")
-config_app = typer.Typer(help="What a config may say.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
-cache_app = typer.Typer(help="Encode clips and captions ahead of a training; list, verify, prune what is encoded.")
 app.add_typer(cache_app, name="cache")
 dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
 app.add_typer(dataset_app, name="dataset")
-
-
-def _offline(asked: bool) -> bool:
-    if asked:
-        from videotune.families.hub import go_offline
-
-        go_offline()
-    return asked
-
-
-Preset = Annotated[str | None, typer.Option("--preset", help="a preset by name; `videotune presets list` shows them")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="a JSON or YAML file with the config's keys")]
-FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where no base model says it")]
-Data = Annotated[str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be given many times")]
-Skips = Annotated[str | None, typer.Option("--allow-skips", help="go on although N (or all) clips are skipped")]
-CachePlace = Annotated[Path, typer.Argument(help="a cache folder, or the dataset folder that holds one")]
-Offline = Annotated[
-    bool, typer.Option("--offline", callback=_offline, help="ask no network; use what the Hub's cache holds")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-
-
-def _words(
-    preset: str | None, config: Path | None, family: str | None, data: str | None, sets: list[str] | None
-) -> Words:
-    from videotune.run.job import Words
-
-    return Words(preset, config, family, data, tuple(sets or ()))
 
 
 @app.command()
@@ -82,7 +50,7 @@ def check(
 
     if folder and data:
         raise VideotuneError(f"check takes one set of clips: {folder}, or --data {data}?")
-    words = _words(preset, config, family, folder or data, sets)
+    words = words_of(preset, config, family, folder or data, sets)
     raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet))
 
 
@@ -112,7 +80,7 @@ def plan(
     offline: Offline = False,
 ) -> None:
     """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
-    words = _words(preset, config, family, data, sets)
+    words = words_of(preset, config, family, data, sets)
     if timesteps:
         from videotune.run.levels import show_levels
 
@@ -122,59 +90,6 @@ def plan(
     raise typer.Exit(
         run(words, as_json=as_json, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
     )
-
-
-@cache_app.callback(invoke_without_command=True)
-def cache(
-    context: typer.Context,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    family: FamilyName = None,
-    data: Data = None,
-    sets: Sets = None,
-    allow_skips: Skips = None,
-    offline: Offline = False,
-) -> None:
-    """Encode clips and captions ahead of a training; or look after what was encoded."""
-    if context.invoked_subcommand is not None:
-        if preset or config or family or data or sets or allow_skips or offline:
-            raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
-        return
-    from videotune.run.cache import cache as run
-
-    raise typer.Exit(run(_words(preset, config, family, data, sets), allow_skips=allow_skips))
-
-
-@cache_app.command("ls")
-def cache_ls(place: CachePlace, as_json: AsJson = False) -> None:
-    """List what a cache holds: clips, captions, sizes, and what made them."""
-    from videotune.run.cache import list_cache
-
-    raise typer.Exit(list_cache(place, as_json=as_json))
-
-
-@cache_app.command("verify")
-def cache_verify(place: CachePlace) -> None:
-    """Read every entry again; damaged ones are dropped, and the next run makes them anew (exit code 2)."""
-    from videotune.run.cache import verify_cache
-
-    raise typer.Exit(verify_cache(place))
-
-
-@cache_app.command("prune")
-def cache_prune(
-    preset: Preset = None,
-    config: ConfigFile = None,
-    family: FamilyName = None,
-    data: Data = None,
-    sets: Sets = None,
-    yes: Annotated[bool, typer.Option("--yes", help="do it; without this it is only said what would go")] = False,
-    offline: Offline = False,
-) -> None:
-    """Remove what a run of these words would not read."""
-    from videotune.run.cache import prune_cache
-
-    raise typer.Exit(prune_cache(_words(preset, config, family, data, sets), yes=yes))
 
 
 @dataset_app.command("split")
@@ -227,7 +142,7 @@ def train(
     from videotune.run.resume import Resume
     from videotune.run.train import train as run
 
-    words = _words(preset, config, family, data, [*(sets or []), *([f"init_from={init_from}"] if init_from else [])])
+    words = words_of(preset, config, family, data, [*(sets or []), *([f"init_from={init_from}"] if init_from else [])])
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
     if resume and init_from:
@@ -348,49 +263,6 @@ def studio(
     from videotune.studio.app import serve
 
     raise typer.Exit(serve(root, host, port))
-
-
-@presets_app.command("list")
-def presets_list() -> None:
-    """The presets' names and purposes."""
-    from videotune.run.presets import list_presets
-
-    raise typer.Exit(list_presets())
-
-
-@presets_app.command("show")
-def presets_show(name: Annotated[str, typer.Argument(help="the preset")]) -> None:
-    """A preset as a config file."""
-    from videotune.run.presets import show_preset
-
-    raise typer.Exit(show_preset(name))
-
-
-@presets_app.command("keys")
-def presets_keys() -> None:
-    """Every key of the config with its default and its meaning."""
-    from videotune.run.presets import list_keys
-
-    raise typer.Exit(list_keys())
-
-
-@config_app.command("schema")
-def config_schema() -> None:
-    """The JSON Schema of a config file, for editors."""
-    from videotune.run.options import show_schema
-
-    raise typer.Exit(show_schema())
-
-
-@config_app.command("explain")
-def config_explain(
-    key: Annotated[str, typer.Argument(help="a key, such as learning_rate or lora.rank, or a section")],
-    as_json: AsJson = False,
-) -> None:
-    """A key's meaning, unit, bounds, default and its reason, and what the guide advises."""
-    from videotune.run.options import explain_key
-
-    raise typer.Exit(explain_key(key, as_json=as_json))
 
 
 def _version(asked: bool) -> None:

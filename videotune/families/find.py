@@ -14,20 +14,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import videotune.families as home
 from videotune.errors import VideotuneError
 from videotune.families.parts import STEMS, check_parts, complete, headers, read_config, said
 from videotune.files import digest
-from videotune.types import BasePlace, FamilySpec
+from videotune.types import BasePlace, FamilySpec, WeightDtypes
 
-_NO_FAMILY = ("find", "hub", "loading", "parts", "text", "tiny")
+if TYPE_CHECKING:
+    import torch
 
 
 def names() -> list[str]:
-    """The families there are: one file each in this folder."""
-    return sorted(m.name for m in pkgutil.iter_modules(home.__path__) if m.name not in _NO_FAMILY)
+    """The families there are: a folder each in this one."""
+    return sorted(module.name for module in pkgutil.iter_modules(home.__path__) if module.ispkg)
 
 
 def find(name: str) -> ModuleType:
@@ -224,6 +225,11 @@ def fingerprint(folder: Path) -> str:
                 file.seek(start)
                 name.update(file.read(length))
     return name.hexdigest()
+
+
+def of_text(folder: Path, parts: Iterable[str], weights: WeightDtypes, dtype: torch.dtype) -> str:
+    """The name of what reads captions: the bytes of its folders, and the dtypes that it works in."""
+    return "-".join([*(fingerprint(folder / part) for part in parts), weights.of_text(dtype)])
 
 
 def _blocks(path: Path, size: int) -> Iterator[tuple[int, int]]:

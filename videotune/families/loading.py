@@ -132,6 +132,14 @@ def skeleton(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
         return cls.from_config(config)
 
 
+def shape_of(cls: Any, folder: Path) -> nn.Module:
+    """A network of diffusers as its config describes it, all of it on the meta device."""
+    import torch
+
+    with torch.device("meta"):
+        return cls.from_config(cls.load_config(folder))
+
+
 _ONTO: ContextVar[Any] = ContextVar("device", default=None)
 
 

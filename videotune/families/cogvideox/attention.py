@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from videotune.families.pipelines import by_frame
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -11,22 +13,18 @@ if TYPE_CHECKING:
 def isolate_frames(net: nn.Module, on: bool) -> None:
     """Video tokens attend to their own latent frame (1.5: its pair) and the text, text to text alone; until turned off."""
     blocks: Any = net.transformer_blocks
-    isolated = isinstance(blocks[0].attn1.processor, FrameAttention)
-    if on and not isolated:
-        handle = net.register_forward_pre_hook(_with_frame_tokens, with_kwargs=True)
-        for block in blocks:
-            block.attn1.set_processor(FrameAttention(block.attn1.processor, handle))
-    if isolated and not on:
-        blocks[0].attn1.processor.handle.remove()
-        for block in blocks:
-            block.attn1.set_processor(block.attn1.processor.usual)
+
+    def hook() -> Any:
+        return net.register_forward_pre_hook(_with_frame_tokens, with_kwargs=True)
+
+    by_frame([block.attn1 for block in blocks], FrameAttention, on, hook)
 
 
 class FrameAttention:
-    """Attention of diffusers' CogVideoX blocks with each frame by itself; ``usual`` and ``handle`` undo it."""
+    """Attention of diffusers' CogVideoX blocks with each frame by itself; ``own`` and ``handle`` undo it."""
 
-    def __init__(self, usual: Any, handle: Any) -> None:
-        self.usual, self.handle = usual, handle
+    def __init__(self, own: Any, handle: Any) -> None:
+        self.own, self.handle = own, handle
 
     def __call__(
         self,

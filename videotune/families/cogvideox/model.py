@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from threading import RLock
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.families.cogvideox.attention import isolate_frames
 from videotune.families.cogvideox.facts import read_spec
-from videotune.families.find import fingerprint, read_config
-from videotune.families.loading import in_tiles, load_model
+from videotune.families.find import fingerprint, of_text, read_config
+from videotune.families.held import Held
+from videotune.families.loading import in_tiles, load_model, shape_of
+from videotune.families.pipelines import own_scheduler, stand_in, without_vae
 from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
 from videotune.types import (
     PLAIN_WEIGHTS,
@@ -60,33 +61,24 @@ class CogVideoX:
         self._config = SimpleNamespace(
             **dict.fromkeys(OFF_UNLESS_SAID) | read_config(folder / "transformer" / "config.json")
         )
-        self._parts: dict[str, Any] = {}
-        self._vae_lock = RLock()  # whoever frees the VAE waits for whoever uses it
+        self._held = Held(device)
 
     def _text_encoder(self) -> Any:
         """A diffusers pipeline of tokenizer and text encoder alone, for its own prompt handling."""
-        if "text_encoder" not in self._parts:
-            from transformers import AutoTokenizer
 
+        def load() -> Any:
             encoder = self._t5()
-            tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
-            self._parts["text_encoder"] = self.pipeline_class()(tokenizer, encoder, None, None, None)
-        return self._parts["text_encoder"]
+            return self.pipeline_class()(self.tokenizers()["text_encoder"], encoder, None, None, None)
+
+        return self._held.get("text_encoder", load)
 
     def _vae(self) -> Any:
         """The VAE in float32. It is never tiled: tiles would give other latents and other frames than the pipeline's."""
-        if "vae" not in self._parts:
-            from diffusers import AutoencoderKLCogVideoX
-
-            self._parts["vae"] = load_model(AutoencoderKLCogVideoX, self.folder / "vae", _torch().float32, self.device)
-        return self._parts["vae"]
+        return self._held.get("vae", lambda: self.part("vae"))
 
     def free(self, part: str) -> None:
         """Drop "text_encoder" or "vae" from memory."""
-        with self._vae_lock:
-            self._parts.pop(part, None)
-        if self.device.type == "cuda":
-            _torch().cuda.empty_cache()
+        self._held.free(part)
 
     def text_length(self, caption: str) -> int:
         """How many tokens the caption has, the end mark included, before any cut."""
@@ -145,7 +137,7 @@ class CogVideoX:
         """
         torch = _torch()
         self._refuse_shape(*frames.shape[1:])
-        with self._vae_lock, torch.no_grad():
+        with self._held.vae_lock, torch.no_grad():
             vae = self._vae()
             scale = float(vae.config.scaling_factor)
             latent = vae.encode(frames[None].to(self.device)).latent_dist
@@ -191,7 +183,7 @@ class CogVideoX:
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
-        with self._vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
+        with self._held.vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
             vae = self._vae()
             pixels = vae.decode(1 / vae.config.scaling_factor * latents[None].to(self.device), return_dict=False)[0][0]
         return pixels.clamp(-1, 1).float().cpu()
@@ -207,8 +199,7 @@ class CogVideoX:
         """The transformer's shape without weights."""
         from diffusers import CogVideoXTransformer3DModel as Net
 
-        with _torch().device("meta"):
-            return Net.from_config(Net.load_config(self.folder / (expert or "transformer")))
+        return shape_of(Net, self.folder / (expert or "transformer"))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v (B,C,F,H,W) float32; the network is told the integer timestep, and an image where it takes one.
@@ -288,34 +279,10 @@ class CogVideoX:
 
         Raises VideotuneError for a ``shift``: a schedule of v-prediction is the one that the model was trained on.
         """
-        import diffusers
-
         if shift is not None:
             raise VideotuneError(f"sample.shift: {self.spec.title} has no shift to set; leave it out")
-        scheduler_class = getattr(diffusers, read_config(self.folder / "model_index.json")["scheduler"][1])
-        scheduler = scheduler_class.from_config(scheduler_class.load_config(self.folder / "scheduler"))
-        pipe = self.pipeline_class()(None, None, None, self._stand_in(nets), scheduler)
-        pipe.vae_scale_factor_spatial = self.spec.rules.spatial_stride
-        pipe.vae_scale_factor_temporal = self.spec.rules.temporal_stride
-        pipe.set_progress_bar_config(disable=True)
-        return pipe
-
-    def _stand_in(self, nets: Mapping[str, nn.Module]) -> nn.Module:
-        """What the pipeline holds in place of the network: its config, and its answers."""
-        torch, name = _torch(), self.spec.experts[0].name
-
-        class StandIn(torch.nn.Module):  # type: ignore[name-defined]
-            """The network, looked up at every call."""
-
-            def forward(self, *words: Any, **named: Any) -> Any:
-                return nets[name](*words, **named)
-
-            def cache_context(self, *words: Any) -> Any:
-                return nets[name].cache_context(*words)  # type: ignore[operator]
-
-        stand = StandIn()
-        stand.config, stand.dtype, stand.device = self._config, self.dtype, self.device
-        return stand
+        net = stand_in(nets, self.spec.experts[0].name, vars(self._config), self.dtype, self.device)
+        return without_vae(self.pipeline_class()(None, None, None, net, own_scheduler(self.folder)), self.spec.rules)
 
     def sample(
         self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
@@ -396,10 +363,7 @@ class CogVideoX:
 
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on."""
-        text = "-".join(
-            [fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")]
-            + [self.weights.of_text(self.dtype)]
-        )
+        text = of_text(self.folder, ("text_encoder", "tokenizer"), self.weights, self.dtype)
         parts = {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
         if self.spec.first_frame is not None:  # the same VAE keeps more of a clip here
             parts["vae"] += "-image"

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.families.find import fingerprint, read_config
+from videotune.families.find import fingerprint, of_text, read_config
+from videotune.families.held import Held
 from videotune.families.hidream.facts import ENCODERS, read_spec
-from videotune.families.hidream.nets import pictures, ready, stand_in
+from videotune.families.hidream.nets import pictures, ready
 from videotune.families.hidream.text import encoders, reader, states, together
-from videotune.families.loading import in_tiles, load_model
+from videotune.families.loading import in_tiles, load_model, shape_of
+from videotune.families.pipelines import own_scheduler, stand_in
 from videotune.families.text import fresh_tokenizers, text_skeletons
 from videotune.types import (
     PLAIN_WEIGHTS,
@@ -43,28 +44,20 @@ class HiDream:
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes) -> None:
         self.spec = read_spec(folder)
         self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
-        self._parts: dict[str, Any] = {}
-        self._vae_lock = RLock()  # whoever frees the VAE waits for whoever uses it
+        self._held = Held(device)
 
     def _reader(self) -> Any:
-        if "text_encoder" not in self._parts:
-            self._parts["text_encoder"] = reader(self.folder, self.dtype, self.device, self.weights)
-        return self._parts["text_encoder"]
+        return self._held.get("text_encoder", lambda: reader(self.folder, self.dtype, self.device, self.weights))
 
     def _vae(self) -> Any:
         """The VAE in float32. It is never tiled unless asked: tiles would give other latents than the pipeline's."""
-        if "vae" not in self._parts:
-            from diffusers import AutoencoderKL
+        from diffusers import AutoencoderKL as Vae
 
-            self._parts["vae"] = load_model(AutoencoderKL, self.folder / "vae", _torch().float32, self.device)
-        return self._parts["vae"]
+        return self._held.get("vae", lambda: load_model(Vae, self.folder / "vae", _torch().float32, self.device))
 
     def free(self, part: str) -> None:
         """Drop "text_encoder" (all four) or "vae" from memory."""
-        with self._vae_lock:
-            self._parts.pop(part, None)
-        if self.device.type == "cuda":
-            _torch().cuda.empty_cache()
+        self._held.free(part)
 
     def text_length(self, caption: str) -> int:
         """The most tokens that any of the four tokenizers makes of the caption, marks included, before any cut."""
@@ -120,7 +113,7 @@ class HiDream:
         the model does not take.
         """
         self._refuse_shape(*frames.shape[1:])
-        with self._vae_lock, _torch().no_grad():
+        with self._held.vae_lock, _torch().no_grad():
             vae = self._vae()
             scale, shift = float(vae.config.scaling_factor), float(vae.config.shift_factor)
             latent = vae.encode(frames[:, 0][None].to(self.device)).latent_dist
@@ -147,7 +140,7 @@ class HiDream:
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Normalised latents (C,1,H,W) -> pixels (3,1,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
-        with self._vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
+        with self._held.vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
             vae = self._vae()
             z = latents[:, 0][None].to(self.device) / vae.config.scaling_factor + vae.config.shift_factor
             pixels = vae.decode(z, return_dict=False)[0][0]
@@ -164,8 +157,7 @@ class HiDream:
         """The transformer's shape without weights."""
         from diffusers import HiDreamImageTransformer2DModel as Net
 
-        with _torch().device("meta"):
-            return Net.from_config(Net.load_config(self.folder / (expert or "transformer")))
+        return shape_of(Net, self.folder / (expert or "transformer"))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0 (B,C,1,H,W) float32, which is the network's answer turned about; it is told 1000 t, in float32."""
@@ -209,21 +201,13 @@ class HiDream:
 
         ``nets`` is asked for it at each step and not before, so it may load it then.
         """
-        import diffusers
-
-        cls = getattr(diffusers, read_config(self.folder / "model_index.json")["scheduler"][1])
-        config = cls.load_config(self.folder / "scheduler")
-        if shift is not None:
-            config |= {"flow_shift" if "flow_shift" in config else "shift": shift}
         name = self.spec.experts[0].name
         facts = read_config(self.folder / name / "config.json")
+        net = stand_in(nets, name, facts, self.dtype, self.device)
+        net.max_seq = math.prod(facts["max_resolution"]) // facts["patch_size"] ** 2
         parts = dict.fromkeys([*ENCODERS, *(place for place, _ in ENCODERS.values())])
-        pipe = self.pipeline_class()(
-            scheduler=cls.from_config(config),
-            vae=None,
-            transformer=stand_in(nets, name, facts, self.dtype, self.device),
-            **parts,
-        )
+        scheduler = own_scheduler(self.folder, shift)
+        pipe = self.pipeline_class()(scheduler=scheduler, vae=None, transformer=net, **parts)
         pipe.vae_scale_factor = self.spec.rules.spatial_stride
         pipe.set_progress_bar_config(disable=True)
         return pipe
@@ -286,7 +270,7 @@ class HiDream:
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on."""
         folders = [place for part, (tokenizer, _) in ENCODERS.items() for place in (part, tokenizer)]
-        text = "-".join([fingerprint(self.folder / place) for place in folders] + [self.weights.of_text(self.dtype)])
+        text = of_text(self.folder, folders, self.weights, self.dtype)
         return {"text_encoder": text} | {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
 
 

@@ -68,27 +68,6 @@ def balanced(moe: Any, states: Tensor) -> Tensor:
     return routed + moe.shared_experts(states)
 
 
-def stand_in(nets: Any, name: str, config: Any, dtype: Any, device: Any) -> nn.Module:
-    """What the pipeline holds in place of the network: its facts, and its answers, looked up at every call."""
-    from diffusers.configuration_utils import FrozenDict
-
-    torch = _torch()
-
-    class StandIn(torch.nn.Module):  # type: ignore[name-defined]
-        """The network, looked up at every call."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.config, self.dtype, self.device = FrozenDict(config), dtype, device
-            rows, columns = config["max_resolution"]
-            self.max_seq = rows * columns // config["patch_size"] ** 2
-
-        def forward(self, *words: Any, **named: Any) -> Any:
-            return nets[name](*words, **named)
-
-    return StandIn()
-
-
 def pictures(vae: Any) -> nn.Module:
     """A VAE of pictures that takes clips of one frame, (B,C,1,H,W), as a plan hands them to it."""
     torch = _torch()

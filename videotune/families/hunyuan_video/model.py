@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.families.find import fingerprint, read_config
+from videotune.families.find import fingerprint, of_text, read_config
+from videotune.families.held import Held
 from videotune.families.hunyuan_video.facts import CROP, TEMPLATE, WIDTH, read_spec
-from videotune.families.hunyuan_video.nets import both_encoders, isolate_frames, native, stand_in
-from videotune.families.loading import in_tiles, load_model
+from videotune.families.hunyuan_video.nets import both_encoders, isolate_frames, native
+from videotune.families.loading import in_tiles, load_model, shape_of
+from videotune.families.pipelines import own_scheduler, stand_in, without_vae
 from videotune.families.text import text_skeletons
 from videotune.types import (
     PLAIN_WEIGHTS,
@@ -44,12 +45,12 @@ class HunyuanVideo:
         self.spec = read_spec(folder)
         self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
         self._config = read_config(folder / "transformer" / "config.json")
-        self._parts: dict[str, Any] = {}
-        self._vae_lock = RLock()  # whoever frees the VAE waits for whoever uses it
+        self._held = Held(device)
 
     def _text_encoders(self) -> Any:
         """A diffusers pipeline of tokenizers and text encoders alone, for its own prompt handling."""
-        if "text_encoder" not in self._parts:
+
+        def load() -> Any:
             tokenizers = self.tokenizers()
             llama, clip = (self._text_encoder(part) for part in TEXT)
             if clip.eos_token_id == 2:
@@ -58,8 +59,9 @@ class HunyuanVideo:
                 clip.eos_token_id = tokenizers["text_encoder_2"].eos_token_id
             pipe = self._bare(llama, clip)
             pipe.tokenizer, pipe.tokenizer_2 = tokenizers.values()
-            self._parts["text_encoder"] = pipe
-        return self._parts["text_encoder"]
+            return pipe
+
+        return self._held.get("text_encoder", load)
 
     def _text_encoder(self, part: str) -> Any:
         import transformers
@@ -97,16 +99,11 @@ class HunyuanVideo:
 
     def _vae(self) -> Any:
         """The VAE in float32, which works on 16 frames at a time by itself. Its pictures are not tiled unless asked for."""
-        if "vae" not in self._parts:
-            self._parts["vae"] = self.part("vae")
-        return self._parts["vae"]
+        return self._held.get("vae", lambda: self.part("vae"))
 
     def free(self, part: str) -> None:
         """Drop "text_encoder" (both of them) or "vae" from memory."""
-        with self._vae_lock:
-            self._parts.pop(part, None)
-        if self.device.type == "cuda":
-            _torch().cuda.empty_cache()
+        self._held.free(part)
 
     def text_length(self, caption: str) -> int:
         """How many of Llama's tokens the caption has, the end mark included, before any cut at 256; CLIP reads 77."""
@@ -175,7 +172,7 @@ class HunyuanVideo:
 
     def encode_video(self, frames: Tensor, random: np.random.Generator | None = None) -> Moments:
         """Frames (3,T,H,W) in [-1,1] -> the moments of z · scaling_factor, from which each view draws."""
-        with self._vae_lock, _torch().no_grad():
+        with self._held.vae_lock, _torch().no_grad():
             vae = self._vae()
             scale = float(vae.config.scaling_factor)
             latent = vae.encode(frames[None].to(self.device)).latent_dist
@@ -198,7 +195,7 @@ class HunyuanVideo:
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
-        with self._vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
+        with self._held.vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
             vae = self._vae()
             pixels = vae.decode(latents[None].to(self.device) / vae.config.scaling_factor, return_dict=False)[0][0]
         return pixels.clamp(-1, 1).float().cpu()
@@ -214,8 +211,7 @@ class HunyuanVideo:
         """The transformer's shape without weights."""
         from diffusers import HunyuanVideoTransformer3DModel as Net
 
-        with _torch().device("meta"):
-            return Net.from_config(Net.load_config(self.folder / (expert or "transformer")))
+        return shape_of(Net, self.folder / (expert or "transformer"))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0 (B,C,F,H,W) float32; the network is told 1000 t in float32, and a guidance of 1.
@@ -238,18 +234,8 @@ class HunyuanVideo:
 
     def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None) -> Any:
         """The checkpoint's own pipeline over ``nets``, without VAE and text encoders, with its own scheduler."""
-        import diffusers
-
-        scheduler_class = getattr(diffusers, read_config(self.folder / "model_index.json")["scheduler"][1])
-        config = scheduler_class.load_config(self.folder / "scheduler")
-        if shift is not None:
-            config |= {"flow_shift" if "flow_shift" in config else "shift": shift}
         net = stand_in(nets, self.spec.experts[0].name, self._config, self.dtype, self.device)
-        pipe = self._bare(net=net, scheduler=scheduler_class.from_config(config))
-        pipe.vae_scale_factor_spatial = self.spec.rules.spatial_stride
-        pipe.vae_scale_factor_temporal = self.spec.rules.temporal_stride
-        pipe.set_progress_bar_config(disable=True)
-        return pipe
+        return without_vae(self._bare(net=net, scheduler=own_scheduler(self.folder, shift)), self.spec.rules)
 
     def sample(
         self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
@@ -320,7 +306,7 @@ class HunyuanVideo:
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on."""
         parts = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
-        text = "-".join([fingerprint(self.folder / part) for part in parts] + [self.weights.of_text(self.dtype)])
+        text = of_text(self.folder, parts, self.weights, self.dtype)
         return {"text_encoder": text} | {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
 
 

@@ -3,35 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from videotune.families.pipelines import by_frame
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
-
-
-def stand_in(
-    nets: Mapping[str, nn.Module], name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-) -> nn.Module:
-    """What the pipeline holds in place of the network: its facts, and its answers from ``nets[name]`` at each call."""
-    from diffusers.configuration_utils import FrozenDict
-    from torch import nn
-
-    class StandIn(nn.Module):
-        """The network, looked up at every call."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.config, self.dtype, self.device = FrozenDict(config), dtype, device
-
-        def forward(self, *words: Any, **named: Any) -> Any:
-            return nets[name](*words, **named)
-
-        def cache_context(self, *words: Any, **named: Any) -> Any:
-            return nets[name].cache_context(*words, **named)  # type: ignore[operator]
-
-    return StandIn()
 
 
 def both_encoders(llama: nn.Module, clip: nn.Module) -> nn.Module:
@@ -55,13 +32,13 @@ def both_encoders(llama: nn.Module, clip: nn.Module) -> nn.Module:
 
 
 class FrameAttention:
-    """Attention of diffusers' blocks with each latent frame by itself; ``usual`` and ``handle`` undo it.
+    """Attention of diffusers' blocks with each latent frame by itself; ``own`` and ``handle`` undo it.
 
     It knows the frames by the rotary tables (F, tokens of a frame, d), which ``isolate_frames`` shapes so.
     """
 
-    def __init__(self, usual: Any, handle: Any) -> None:
-        self.usual, self.handle = usual, handle
+    def __init__(self, own: Any, handle: Any) -> None:
+        self.own, self.handle = own, handle
 
     def __call__(
         self,
@@ -120,19 +97,11 @@ def isolate_frames(net: nn.Module, on: bool) -> None:
     attentions = [
         block.attn for blocks in (shell.transformer_blocks, shell.single_transformer_blocks) for block in blocks
     ]
-    inside = [attn for attn in attentions if isinstance(attn.processor, FrameAttention)]
-    if on and not inside:
 
-        def by_frame(module: Any, words: tuple[Tensor, ...], tables: tuple[Tensor, Tensor]) -> Any:
-            return tuple(table.unflatten(0, (words[0].shape[2] // module.patch_size_t, -1)) for table in tables)
+    def tables_by_frame(module: Any, words: tuple[Tensor, ...], tables: tuple[Tensor, Tensor]) -> Any:
+        return tuple(table.unflatten(0, (words[0].shape[2] // module.patch_size_t, -1)) for table in tables)
 
-        handle = shell.rope.register_forward_hook(by_frame)
-        for attn in attentions:
-            attn.set_processor(FrameAttention(attn.processor, handle))
-    if not on:
-        for attn in inside:
-            attn.processor.handle.remove()
-            attn.set_processor(attn.processor.usual)
+    by_frame(attentions, FrameAttention, on, lambda: shell.rope.register_forward_hook(tables_by_frame))
 
 
 _NATIVE = (

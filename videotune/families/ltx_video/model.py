@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.families.find import fingerprint, read_config
-from videotune.families.loading import in_tiles, load_model
+from videotune.families.find import fingerprint, of_text, read_config
+from videotune.families.held import Held
+from videotune.families.loading import in_tiles, load_model, shape_of
 from videotune.families.ltx_video.facts import newer, read_spec
-from videotune.families.ltx_video.nets import encoded, full_name, isolate_frames, quiet_schedule, stand_in
+from videotune.families.ltx_video.nets import encoded, full_name, isolate_frames, quiet_schedule
+from videotune.families.pipelines import own_scheduler, stand_in
 from videotune.families.text import fresh_tokenizers, text_skeletons
 from videotune.randomness import draws, seed32
 from videotune.types import (
@@ -41,31 +42,24 @@ class LTXVideo:
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes) -> None:
         self.spec, self.newer = read_spec(folder), newer(folder)
         self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
-        self._parts: dict[str, Any] = {}
-        self._vae_lock = RLock()  # whoever frees the VAE waits for whoever uses it
+        self._held = Held(device)
 
     def _text_encoder(self) -> Any:
         """A diffusers pipeline of tokenizer and text encoder alone, for its own prompt handling."""
-        if "text_encoder" not in self._parts:
-            from transformers import AutoTokenizer
 
+        def load() -> Any:
             encoder = self._t5()
-            tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
-            self._parts["text_encoder"] = self.pipeline_class()(None, None, encoder, tokenizer, None)
-        return self._parts["text_encoder"]
+            return self.pipeline_class()(None, None, encoder, self.tokenizers()["text_encoder"], None)
+
+        return self._held.get("text_encoder", load)
 
     def _vae(self) -> Any:
         """The VAE in float32. It is not tiled, unless asked: tiles give other pixels than the pipeline's."""
-        if "vae" not in self._parts:
-            self._parts["vae"] = self.part("vae")
-        return self._parts["vae"]
+        return self._held.get("vae", lambda: self.part("vae"))
 
     def free(self, part: str) -> None:
         """Drop "text_encoder" or "vae" from memory."""
-        with self._vae_lock:
-            self._parts.pop(part, None)
-        if self.device.type == "cuda":
-            _torch().cuda.empty_cache()
+        self._held.free(part)
 
     def text_length(self, caption: str) -> int:
         """How many tokens the caption has, the end mark included, before any cut."""
@@ -126,7 +120,7 @@ class LTXVideo:
 
         ``random`` is for other families: nothing is drawn here. The first latent frame is the first frame's alone.
         """
-        with self._vae_lock, _torch().no_grad():
+        with self._held.vae_lock, _torch().no_grad():
             mean, std = self._statistics()
             latent = self._vae().encode(frames[None].to(self.device)).latent_dist
             moments = (latent.mean[0] - mean) / std, latent.logvar[0] - 2 * std.log()
@@ -161,7 +155,7 @@ class LTXVideo:
         A VAE that is told a timestep gets a little noise on its latents, and some draw more inside: always the same.
         """
         torch = _torch()
-        with self._vae_lock, torch.no_grad(), in_tiles(self._vae(), tiled), _own_draws(self.device):
+        with self._held.vae_lock, torch.no_grad(), in_tiles(self._vae(), tiled), _own_draws(self.device):
             mean, std = self._statistics()
             raw = (latents.to(self.device) * std + mean)[None]
             if self._vae().config.timestep_conditioning:
@@ -181,8 +175,7 @@ class LTXVideo:
         """The transformer's shape without weights."""
         from diffusers import LTXVideoTransformer3DModel as Net
 
-        with _torch().device("meta"):
-            return Net.from_config(Net.load_config(self.folder / "transformer"))
+        return shape_of(Net, self.folder / "transformer")
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0 (B,C,F,H,W) float32; the network is told 1000 t, in float32, and 0 of tokens that are given.
@@ -236,21 +229,16 @@ class LTXVideo:
         return self._pipeline(self.pipeline_class(), nets, shift, None)
 
     def _pipeline(self, kind: Any, nets: Mapping[str, nn.Module], shift: float | None, first: Tensor | None) -> Any:
-        import diffusers
-
-        scheduler_class = getattr(diffusers, read_config(self.folder / "model_index.json")["scheduler"][1])
-        config = scheduler_class.load_config(self.folder / "scheduler")
         if shift is not None and self.newer:
             raise VideotuneError(
                 f"sample.shift: the pipeline of {self.spec.title} has a schedule of its own; leave it out"
             )
-        if shift is not None:
-            config |= {"use_dynamic_shifting": False, "shift": shift}
+        scheduler = own_scheduler(self.folder, shift, **({} if shift is None else {"use_dynamic_shifting": False}))
         own = read_config(self.folder / "transformer" / "config.json")
         net = stand_in(
             nets, self.spec.experts[0].name, {"patch_size": 1, "patch_size_t": 1} | own, self.dtype, self.device
         )
-        pipe = kind(scheduler_class.from_config(config), encoded(self.spec, first, self.device), None, None, net)
+        pipe = kind(scheduler, encoded(self.spec, first, self.device), None, None, net)
         pipe.set_progress_bar_config(disable=True)
         return pipe
 
@@ -320,10 +308,9 @@ class LTXVideo:
 
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that the caches and checkpoints depend on; T5 reads padding otherwise from 0.9.5 on."""
-        text = [fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")]
-        text.append(self.weights.of_text(self.dtype))
+        text = of_text(self.folder, ("text_encoder", "tokenizer"), self.weights, self.dtype)
         parts = {part: fingerprint(self.folder / part) for part in ("vae", "transformer")}
-        return {"text_encoder": "-".join([*text, *(["masked"] if self.newer else [])]), **parts}
+        return {"text_encoder": f"{text}-masked" if self.newer else text, **parts}
 
 
 def _packed(latents: Tensor) -> Tensor:

@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from videotune.families.pipelines import by_frame
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from videotune.types import FamilySpec
-
-
-def stand_in(
-    nets: Mapping[str, nn.Module], name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-) -> nn.Module:
-    """What a pipeline holds in place of the network: its config, and its answers from ``nets[name]`` at each call."""
-    from diffusers.configuration_utils import FrozenDict
-    from torch import nn
-
-    class StandIn(nn.Module):
-        """The network, looked up at every call."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.config, self.dtype, self.device = FrozenDict(config), dtype, device
-
-        def forward(self, *words: Any, **named: Any) -> Any:
-            return nets[name](*words, **named)
-
-        def cache_context(self, *words: Any) -> Any:
-            return nets[name].cache_context(*words)  # type: ignore[operator]
-
-    return StandIn()
 
 
 def encoded(spec: FamilySpec, first: Tensor | None, device: torch.device) -> nn.Module:
@@ -110,19 +89,11 @@ class ByFrame:
 def isolate_frames(net: nn.Module, on: bool) -> None:
     """Let video tokens attend to their own latent frame alone until switched off, when all is as it was."""
     blocks: Any = net.transformer_blocks
-    inside = [block.attn1 for block in blocks if isinstance(block.attn1.processor, ByFrame)]
-    if on and not inside:
-        rope: Any = net.rope
-        handle = rope.register_forward_hook(_by_frame)
-        for block in blocks:
-            block.attn1.processor = ByFrame(block.attn1.processor, handle)
-    if not on:
-        for attn in inside:
-            attn.processor.handle.remove()
-            attn.processor = attn.processor.own
+    rope: Any = net.rope
+    by_frame([block.attn1 for block in blocks], ByFrame, on, lambda: rope.register_forward_hook(_tables_by_frame))
 
 
-def _by_frame(rope: nn.Module, words: tuple[Any, ...], tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+def _tables_by_frame(rope: nn.Module, words: tuple[Any, ...], tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """The rotary tables (B,S,D) with each frame in a row of its own, (B·F, tokens of a frame, D).
 
     A pipeline that tells positions says no count of frames: tokens of one frame are those of the first one's time.

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from videotune.families.find import fingerprint, read_config
-from videotune.families.loading import in_tiles, load_model
+from videotune.families.find import fingerprint, of_text, read_config
+from videotune.families.held import Held
+from videotune.families.loading import in_tiles, load_model, shape_of
+from videotune.families.pipelines import own_scheduler, stand_in, without_vae
 from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
 from videotune.families.wan.facts import FOLDERS, read_spec
-from videotune.families.wan.nets import (
-    encoded,
-    full_name,
-    isolate_frames,
-    native,
-    stand_in,
-)
+from videotune.families.wan.nets import encoded, full_name, isolate_frames, native
 from videotune.types import (
     PLAIN_WEIGHTS,
     Batch,
@@ -41,27 +36,22 @@ class Wan:
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes) -> None:
         self.spec = read_spec(folder)
         self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
-        self._parts: dict[str, Any] = {}
-        self._vae_lock = RLock()  # the VAE keeps its state between frames in itself: one clip at a time
+        self._held = Held(device)
 
     def _text_encoder(self) -> Any:
         """A diffusers pipeline of tokenizer and text encoder alone, for its own prompt handling."""
-        if "text_encoder" not in self._parts:
+
+        def load() -> Any:
             from diffusers import WanPipeline
-            from transformers import AutoTokenizer
 
             encoder = self._umt5()
-            tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
-            self._parts["text_encoder"] = WanPipeline(tokenizer, encoder, vae=None, scheduler=None)
-        return self._parts["text_encoder"]
+            return WanPipeline(self.tokenizers()["text_encoder"], encoder, vae=None, scheduler=None)
+
+        return self._held.get("text_encoder", load)
 
     def _vae(self) -> Any:
         """The VAE in float32. It is never tiled: tiles would give other latents and other frames than the pipeline's."""
-        if "vae" not in self._parts:
-            from diffusers import AutoencoderKLWan
-
-            self._parts["vae"] = load_model(AutoencoderKLWan, self.folder / "vae", _torch().float32, self.device)
-        return self._parts["vae"]
+        return self._held.get("vae", lambda: self.part("vae"))
 
     def _looks_at_image(self) -> bool:
         """Whether the denoiser is told what CLIP sees in the image (2.1 I2V), beside its latents."""
@@ -73,9 +63,7 @@ class Wan:
 
         pipe = WanImageToVideoPipeline(None, None, vae=self._vae(), scheduler=None)
         if self._looks_at_image():
-            if "image_encoder" not in self._parts:
-                self._parts["image_encoder"] = self._image_encoder()
-            pipe.image_processor, pipe.image_encoder = self._parts["image_encoder"]
+            pipe.image_processor, pipe.image_encoder = self._held.get("image_encoder", self._image_encoder)
         return pipe
 
     def _image_encoder(self) -> tuple[Any, Any]:
@@ -86,12 +74,7 @@ class Wan:
 
     def free(self, part: str) -> None:
         """Drop "text_encoder", or "vae" (and the image encoder that goes with it), from memory."""
-        with self._vae_lock:
-            self._parts.pop(part, None)
-            if part == "vae":
-                self._parts.pop("image_encoder", None)
-        if self.device.type == "cuda":
-            _torch().cuda.empty_cache()
+        self._held.free(part, *(["image_encoder"] if part == "vae" else []))
 
     def text_length(self, caption: str) -> int:
         """How many tokens the caption has, the end mark included, before any cut at 512."""
@@ -159,7 +142,7 @@ class Wan:
         latents of that frame before grey ones; 2.1's "clip" (257, 1280). ``random`` is for other families: nothing is
         drawn.
         """
-        with self._vae_lock, _torch().no_grad():
+        with self._held.vae_lock, _torch().no_grad():
             mean, std = self._statistics()
             latent = self._vae().encode(frames[None].to(self.device)).latent_dist.mode()[0]
             extras = self._told(frames) if self.spec.given == "concat" else {}
@@ -215,7 +198,7 @@ class Wan:
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
-        with self._vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
+        with self._held.vae_lock, _torch().no_grad(), in_tiles(self._vae(), tiled):
             mean, std = self._statistics()
             pixels = self._vae().decode((latents.to(self.device) * std + mean)[None], return_dict=False)[0][0]
         return pixels.clamp(-1, 1).float().cpu()
@@ -237,9 +220,7 @@ class Wan:
         """The transformer's shape without weights. None: the first expert; both have one shape."""
         from diffusers import WanTransformer3DModel
 
-        folder = self._expert_folder(expert or self.spec.experts[0].name)
-        with _torch().device("meta"):
-            return WanTransformer3DModel.from_config(WanTransformer3DModel.load_config(folder))
+        return shape_of(WanTransformer3DModel, self._expert_folder(expert or self.spec.experts[0].name))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0 (B,C,F,H,W) float32; the network is told 1000 t, in float32, and 0 of tokens that are given.
@@ -267,28 +248,19 @@ class Wan:
         return self._pipeline(self.pipeline_class(), nets, shift)
 
     def _pipeline(self, kind: Any, nets: Mapping[str, nn.Module], shift: float | None) -> Any:
-        import diffusers
-
         index = read_config(self.folder / "model_index.json")
-        scheduler_class = getattr(diffusers, index["scheduler"][1])
-        config = scheduler_class.load_config(self.folder / "scheduler")
-        if shift is not None:
-            config |= {"flow_shift" if "flow_shift" in config else "shift": shift}
         experts = [self._stand_in(nets, expert.name) for expert in self.spec.experts]
         pipe = kind(
             None,
             None,
             vae=None,
-            scheduler=scheduler_class.from_config(config),
+            scheduler=own_scheduler(self.folder, shift),
             transformer=experts[0],
             transformer_2=experts[1] if len(experts) > 1 else None,
             boundary_ratio=index.get("boundary_ratio"),
             expand_timesteps=bool(index.get("expand_timesteps")),
         )
-        pipe.vae_scale_factor_spatial = self.spec.rules.spatial_stride
-        pipe.vae_scale_factor_temporal = self.spec.rules.temporal_stride
-        pipe.set_progress_bar_config(disable=True)
-        return pipe
+        return without_vae(pipe, self.spec.rules)
 
     def _stand_in(self, nets: Mapping[str, nn.Module], name: str) -> nn.Module:
         config = read_config(self._expert_folder(name) / "config.json")
@@ -379,10 +351,7 @@ class Wan:
 
         Latents of image-to-video have the image's beside them, in the denoiser's dtype, and so another name.
         """
-        text = "-".join(
-            [fingerprint(self.folder / part) for part in ("text_encoder", "tokenizer")]
-            + [self.weights.of_text(self.dtype)]
-        )
+        text = of_text(self.folder, ("text_encoder", "tokenizer"), self.weights, self.dtype)
         vae = fingerprint(self.folder / "vae")
         if self.spec.given == "concat":
             looks = [fingerprint(self.folder / part) for part in ("image_encoder", "image_processor")]

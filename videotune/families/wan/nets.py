@@ -4,11 +4,12 @@ layouts; and what a caption comes to in tokens."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.families.find import read_config
+from videotune.families.pipelines import by_frame
 from videotune.families.text import count_tokens
 
 if TYPE_CHECKING:
@@ -26,33 +27,6 @@ TARGETS = {
     "all": (r"blocks\..+",),  # of image-to-video also the projections of what CLIP sees
 }
 """The named sets of ``lora.targets``."""
-
-
-def stand_in(
-    nets: Mapping[str, nn.Module], name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-) -> nn.Module:
-    """What a pipeline holds in place of an expert: its facts, and its answers from ``nets[name]``.
-
-    ``nets`` is asked at each call and never before the first, so it may load an expert when its steps come, and let
-    another one go.
-    """
-    from diffusers.configuration_utils import FrozenDict
-    from torch import nn
-
-    class StandIn(nn.Module):
-        """An expert, looked up at every call."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.config, self.dtype, self.device = FrozenDict(config), dtype, device
-
-        def forward(self, *words: Any, **named: Any) -> Any:
-            return nets[name](*words, **named)
-
-        def cache_context(self, *words: Any, **named: Any) -> Any:
-            return nets[name].cache_context(*words, **named)  # type: ignore[operator]
-
-    return StandIn()
 
 
 def encoded(latents: Tensor, device: torch.device) -> Any:
@@ -118,22 +92,14 @@ class ByFrame:
 def isolate_frames(net: nn.Module, on: bool) -> None:
     """Let video tokens attend to their own latent frame alone until switched off, when all is as it was."""
     blocks: Any = net.blocks
-    inside = [block.attn1 for block in blocks if isinstance(block.attn1.processor, ByFrame)]
-    if on and not inside:
-        config: Any = net.config
-        rope: Any = net.rope
+    config: Any = net.config
+    rope: Any = net.rope
 
-        def by_frame(module: nn.Module, words: tuple[Tensor, ...], tables: tuple[Tensor, Tensor]) -> Any:
-            frames = words[0].shape[2] // config.patch_size[0]
-            return tuple(table.reshape(frames, -1, *table.shape[2:]) for table in tables)
+    def tables_by_frame(module: nn.Module, words: tuple[Tensor, ...], tables: tuple[Tensor, Tensor]) -> Any:
+        frames = words[0].shape[2] // config.patch_size[0]
+        return tuple(table.reshape(frames, -1, *table.shape[2:]) for table in tables)
 
-        handle = rope.register_forward_hook(by_frame)
-        for block in blocks:
-            block.attn1.processor = ByFrame(block.attn1.processor, handle)
-    if not on:
-        for attn in inside:
-            attn.processor.handle.remove()
-            attn.processor = attn.processor.own
+    by_frame([block.attn1 for block in blocks], ByFrame, on, lambda: rope.register_forward_hook(tables_by_frame))
 
 
 _NATIVE = (

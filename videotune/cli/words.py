@@ -1,0 +1,41 @@
+"""The words that commands share, as Typer reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from videotune.run.job import Words
+
+
+def _offline(asked: bool) -> bool:
+    if asked:
+        from videotune.families.hub import go_offline
+
+        go_offline()
+    return asked
+
+
+Preset = Annotated[str | None, typer.Option("--preset", help="a preset by name; `videotune presets list` shows them")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="a JSON or YAML file with the config's keys")]
+FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where no base model says it")]
+Data = Annotated[str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be given many times")]
+Skips = Annotated[str | None, typer.Option("--allow-skips", help="go on although N (or all) clips are skipped")]
+CachePlace = Annotated[Path, typer.Argument(help="a cache folder, or the dataset folder that holds one")]
+Offline = Annotated[
+    bool, typer.Option("--offline", callback=_offline, help="ask no network; use what the Hub's cache holds")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def words_of(
+    preset: str | None, config: Path | None, family: str | None, data: str | None, sets: list[str] | None
+) -> Words:
+    """What the person said, as the rooms behind take it."""
+    from videotune.run.job import Words
+
+    return Words(preset, config, family, data, tuple(sets or ()))

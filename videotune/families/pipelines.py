@@ -1,0 +1,77 @@
+"""What families share where they hand their networks to diffusers' pipelines: stand-ins, the scheduler, the strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.families.parts import read_config
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from videotune.types import VideoRules
+
+
+def stand_in(
+    nets: Mapping[str, nn.Module], name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> Any:
+    """What a pipeline holds in place of a network: its facts, and its answers from ``nets[name]``.
+
+    ``nets`` is asked at each call and never before the first, so it may load a network when its steps come, and let
+    another one go.
+    """
+    from diffusers.configuration_utils import FrozenDict
+    from torch import nn
+
+    class StandIn(nn.Module):
+        """The network, looked up at every call."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config, self.dtype, self.device = FrozenDict(config), dtype, device
+
+        def forward(self, *words: Any, **named: Any) -> Any:
+            return nets[name](*words, **named)
+
+        def cache_context(self, *words: Any, **named: Any) -> Any:
+            return nets[name].cache_context(*words, **named)  # type: ignore[operator]
+
+    return StandIn()
+
+
+def own_scheduler(folder: Path, shift: float | None = None, **beside: Any) -> Any:
+    """The checkpoint's own scheduler; a ``shift`` in the place of what its config says, and what is set ``beside`` it."""
+    import diffusers
+
+    cls = getattr(diffusers, read_config(folder / "model_index.json")["scheduler"][1])
+    config = cls.load_config(folder / "scheduler")
+    if shift is not None:
+        config |= {"flow_shift" if "flow_shift" in config else "shift": shift} | beside
+    return cls.from_config(config)
+
+
+def without_vae(pipe: Any, rules: VideoRules) -> Any:
+    """A pipeline that has no VAE to ask for its strides, told them, and quiet."""
+    pipe.vae_scale_factor_spatial = rules.spatial_stride
+    pipe.vae_scale_factor_temporal = rules.temporal_stride
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def by_frame(attentions: Sequence[Any], kind: type, on: bool, hook: Callable[[], Any]) -> None:
+    """Put a processor ``kind(own, handle)`` around that of each attention, or take it off again.
+
+    ``hook`` registers what tells them where frames lie; its handle goes with them, and is removed with them.
+    """
+    inside = [attn for attn in attentions if isinstance(attn.processor, kind)]
+    if on and not inside:
+        handle = hook()
+        for attn in attentions:
+            attn.set_processor(kind(attn.processor, handle))
+    if not on:
+        for attn in inside:
+            attn.processor.handle.remove()
+            attn.set_processor(attn.processor.own)
