@@ -1,13 +1,11 @@
-"""Several real processes of one run, as a launcher starts them, forked from one that has imported everything already.
+"""Several real processes of one run, as a launcher starts them (``tests/train/test_crew.py`` has the real launchers).
 
-What a launcher does is done here: its variables, and that all end when one has died. Starting Python and its libraries anew
-for each process would take ten times as long as what is tested; ``tests/train/test_crew.py`` has the real launchers.
+What a launcher does is done here: its variables, and that all end when one has died.
 """
 
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import signal
 import socket
@@ -15,53 +13,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
+
+import forked
 
 LONGEST = 300.0
 """Seconds after which processes that wait for each other are given up."""
-
-FORKED = multiprocessing.get_context("forkserver")
-
-
-def preload() -> None:
-    """What every process of a run imports; the server that forks them does it once."""
-    import diffusers
-    import peft
-    import safetensors.torch
-    import torch
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-    import transformers
-
-    import videotune.report.html
-    import videotune.run.train  # noqa: F401
-
-    torch.set_num_threads(1)
-    _ = (
-        diffusers.WanPipeline,
-        diffusers.AutoencoderKLWan,
-        transformers.UMT5EncoderModel,
-        peft.LoraConfig,
-        safetensors.torch,
-    )
-
-
-if multiprocessing.current_process().name == "MainProcess" and __name__ == "crew_kit" and "pytest" not in sys.modules:
-    preload()  # this is the server of forks
-FORKED.set_forkserver_preload(["crew_kit"])
-
-
-def serve() -> None:
-    """Start the server of forks, once, where it finds this file: Python 3.11 tells it of no path but its environment."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([before] if before else [])])
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
 
 
 @dataclass(frozen=True)
@@ -84,13 +41,8 @@ def processes(
     """``videotune`` with these words in so many processes, told of each other as torchrun does; ``fault`` as in FAULTS."""
     port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
     folder.mkdir(parents=True, exist_ok=True)
-    crowd = [
-        FORKED.Process(target=one, args=(rank, count, port, list(words), str(logs[rank]), fault, more or {}))
-        for rank in range(count)
-    ]
-    serve()
-    for process in crowd:
-        process.start()
+    given = (port, list(words))
+    crowd = [forked.start(one, rank, count, *given, str(logs[rank]), fault, more or {}) for rank in range(count)]
     until = time.monotonic() + LONGEST
     while any(process.is_alive() for process in crowd):
         if any(process.exitcode for process in crowd) or time.monotonic() > until:

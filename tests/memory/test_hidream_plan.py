@@ -44,7 +44,7 @@ def test_a_plan_holds_what_a_step_holds(targets: str, method: str, tiny_bases: C
     checkpoint_blocks(net, "OFF")
     net.train()
     like = Imagination(real, config)
-    learner, prepared = like.learner(held), like._prepared(shape, 2)
+    learner, prepared = like.learner(held), like.prepared(shape, 2)
     batch = prepared.batch
     assert batch is not None
 

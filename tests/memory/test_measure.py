@@ -98,7 +98,7 @@ def test_a_real_step_holds_what_was_read(
     checkpoint_blocks(net, checkpointing)
     net.train()
     like = Imagination(real, seen.config)
-    learner, prepared = like.learner(held), like._prepared(shape, 2)
+    learner, prepared = like.learner(held), like.prepared(shape, 2)
 
     def step() -> None:
         settings = StepSettings(1, 1.0, None)

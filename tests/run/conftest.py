@@ -35,7 +35,7 @@ def said(
 
 @pytest.fixture(scope="session")
 def server() -> None:
-    """Processes of their own start at once: see safety_kit."""
-    from safety_kit import wake
+    """Processes of their own start at once: see forked."""
+    import forked
 
-    wake()
+    forked.wake()

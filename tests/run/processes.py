@@ -1,17 +1,15 @@
-"""Real processes of a training, and real kills in the middle of things.
-
-A server that has imported everything forks one process a run, which costs a second where a new interpreter costs five.
-"""
+"""Real processes of a training, and real kills in the middle of things."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+import forked
 
 KILLED = -signal.SIGKILL
 WHEN = {
@@ -25,11 +23,7 @@ WHEN = {
 
 def start(words: Any, run: Path, resume: Any = None, moment: str | None = None, call: int = 0) -> ForkServerProcess:
     """A training in a process of its own; with a ``moment`` it is killed there, at the n-th ``call``."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["videotune.run.train", "videotune.families.wan", "diffusers", "peft", "processes"])
-    process = context.Process(target=_train, args=(words, run, resume, moment, call))
-    process.start()
-    return process
+    return forked.start(_train, words, run, resume, moment, call)
 
 
 def end(process: ForkServerProcess) -> int:

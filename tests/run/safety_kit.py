@@ -1,12 +1,11 @@
 """What the tests of crash safety share: words of a tiny run, what to compare of two runs, and real processes.
 
-A process is forked from a server that has imported everything and computed nothing, so it starts at once and is otherwise
-the command line as a person starts it: ``videotune.cli.main.main`` with its arguments, signals and exit code.
+A process (``tests/forked.py``) is the command line as a person starts it: ``videotune.cli.main.main`` with its arguments,
+signals and exit code.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import threading
@@ -18,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import forked
 import torch
 from safetensors.torch import load_file
 
@@ -27,15 +27,6 @@ from videotune.train.state import Checkpoint, read_checkpoint
 
 QUIET = ("sample_after=0", "ruler_after=0", "probe_budget=0", "dataloader_threads=0")
 """Nothing happens between two steps that a test did not ask for."""
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload([
-    "torch", "numpy", "av", "accelerate", "peft", "transformers", "diffusers", "rich.console", "rich.table",
-    "transformers.models.umt5.modeling_umt5", "transformers.models.t5.tokenization_t5",
-    "diffusers.models.autoencoders.autoencoder_kl_wan", "diffusers.models.transformers.transformer_wan",
-    "diffusers.pipelines.wan.pipeline_wan", "videotune.cli.main", "videotune.run.train", "videotune.families.wan",
-    "videotune.report.html", "videotune.run.begin_from",
-])  # fmt: skip
 
 PATIENCE = 60.0
 """Seconds after which a process that should have ended or said something is taken for hung."""
@@ -100,17 +91,6 @@ def _run(
     main()
 
 
-def nothing() -> None:
-    """What a process does that is only to wake its server."""
-
-
-def wake() -> None:
-    """Start the server, which takes as long as importing everything once."""
-    process = SERVER.Process(target=nothing)
-    process.start()
-    process.join()
-
-
 def start(
     words: Words,
     run: Path,
@@ -119,7 +99,7 @@ def start(
     given: tuple[Any, ...] = (),
 ) -> Running:
     """``videotune train`` in a process of its own. ``first(*given)`` is called in it before the command."""
-    ear, mouth = SERVER.Pipe(duplex=False)
+    ear, mouth = forked.CONTEXT.Pipe(duplex=False)
     heard: list[bytes] = []
 
     def listen() -> None:
@@ -131,8 +111,7 @@ def start(
     data = ["--data", str(words.data)] if words.data else []
     sets = [part for text in words.sets for part in ("--set", text)]
     arguments = ["train", "--out", str(run), *data, *sets, *more]
-    process = SERVER.Process(target=_run, args=(arguments, mouth, first, given))
-    process.start()
+    process = forked.start(_run, arguments, mouth, first, given)
     mouth.close()
     thread.start()
     return Running(process, run, heard, thread)
