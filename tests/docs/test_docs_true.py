@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,16 +91,17 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     assert {piece: wrong for piece in code if (wrong := wrong_command(piece))} == {}
 
 
+@cache
+def names_of_tests() -> set[str]:
+    """Of all tests there are."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tests").rglob("test_*.py"))
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
 @EACH
 def test_tests_that_are_named_exist(page: Path) -> None:
-    there = {
-        node.name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef)
-    }
     named = {span for span in spans(page) if re.fullmatch(r"test_\w+", span)}
-    assert named - there == set()
+    assert named - names_of_tests() == set()
 
 
 @EACH
