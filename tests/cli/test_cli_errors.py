@@ -296,6 +296,8 @@ def test_config_files_that_cannot_be_read(videotune: Command, clips: Path, tmp_p
         ("list.json", b"[]", "list.json must hold an object"),
         ("latin.json", b'{"family": "\xe4"}', "latin.json is not UTF-8"),
         ("tab.yaml", b"steps:\n\t- 3", "tab.yaml is not valid YAML: "),
+        ("twice.json", b'{"lora": {"rank": 4, "rank": 8}}', "twice.json says rank twice"),
+        ("twice.yaml", b"steps: 3\nseed: 1\nsteps: 4\n", "twice.yaml says steps twice"),
     ):
         (tmp_path / name).write_bytes(content)
         answer = videotune("check", clips, "--config", tmp_path / name)

@@ -123,6 +123,39 @@ def test_nothing_is_told_before_the_login(clients: Any) -> None:
     assert free.get("/studio/part/project").status_code == 200
 
 
+def test_passwords_cannot_be_tried_out(tmp_path: Path) -> None:
+    """After ten wrong ones even the right one waits a minute; another address does not."""
+    from starlette.testclient import TestClient
+
+    from videotune.studio.app import make_app
+
+    with TestClient(make_app(tmp_path, "0.0.0.0", 7860, "long enough"), base_url="http://127.0.0.1:7860") as client:
+
+        def tried(word: str) -> int:
+            return int(client.post("/login", data={"username": "studio", "password": word}).status_code)
+
+        assert [tried(f"wrong {number}") for number in range(11)] == [400] * 10 + [429]
+        assert tried("long enough") == 429
+
+
+def test_a_minute_later_passwords_are_looked_at_again() -> None:
+    now = [0.0]
+    wrong = security.WrongPasswords(lambda: now[0])
+
+    async def refuse(who: str) -> None:
+        async def send(_: Any) -> None:
+            pass
+
+        await wrong.counting({"client": (who, 1)}, send)({"type": "http.response.start", "status": 400})
+
+    for _ in range(security.TRIES):
+        asyncio.run(refuse("one"))
+    asyncio.run(refuse("two"))
+    assert [wrong.too_many({"client": (who, 2)}) for who in ("one", "two")] == [True, False]
+    now[0] = security.WHILE + 1
+    assert not wrong.too_many({"client": ("one", 3)})
+
+
 def test_names_and_captions_are_escaped(clients: Any) -> None:
     _root, free, _ = clients
     shown = free.get("/studio/part/project").text

@@ -30,11 +30,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
         try:
             value = yaml.load(text, _yaml_loader())
+        except _SaidTwice as error:
+            raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
         except yaml.YAMLError as error:
             raise VideotuneError(f"{path} is not valid YAML: {error}") from error
     else:
         try:
-            value = json.loads(text)
+            value = json.loads(text, object_pairs_hook=_each_once)
+        except _SaidTwice as error:
+            raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
         except json.JSONDecodeError as error:
             raise VideotuneError(
                 f"{path} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
@@ -45,12 +49,28 @@ def read_config(path: Path) -> dict[str, Any]:
     return value
 
 
+class _SaidTwice(ValueError):
+    """A key stands twice in one object; readers of JSON and YAML would take the last and say nothing."""
+
+
+def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _SaidTwice(name)
+        found[name] = value
+    return found
+
+
 def _yaml_loader() -> Any:
     """PyYAML's safe loader, which takes 1e-4 for text (YAML 1.1 wants a point), with the numbers of YAML 1.2."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = [name.value for name, _ in node.value if name.tag != "tag:yaml.org,2002:merge"]
+            _each_once((str(name), None) for name in names)
+            return super().construct_mapping(node, deep)
 
     number = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))

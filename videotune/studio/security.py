@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 SAFE = ("GET", "HEAD", "OPTIONS")
 LEAST = 8
 """Letters of a password."""
+
+TRIES, WHILE = 10, 60.0
+"""So many wrong passwords from one address within so many seconds, and its next ones are not looked at."""
 
 
 def is_local(host: str) -> bool:
@@ -48,23 +52,66 @@ class Guard:
     """
 
     def __init__(self, app: App, host: str) -> None:
-        self.app, self.host = app, host
+        self.app, self.host, self.wrong = app, host, WrongPasswords()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what may pass; answer the rest with 403 and a reason."""
+        """Pass on what may pass; answer the rest with 403 or 429 and a reason."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         why = refusal(scope, self.host)
-        if why is None:
-            await self.app(scope, receive, _with_headers(send))
-        elif scope["type"] == "websocket":
+        if why is not None and scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": why})
+        elif why is not None:
+            await _answer(send, 403, why)
+        elif not _is_login(scope):
+            await self.app(scope, receive, _with_headers(send))
+        elif self.wrong.too_many(scope):
+            await _answer(send, 429, f"Too many wrong passwords: wait {WHILE:g} seconds and try again.")
         else:
-            body = why.encode()
-            headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": 403, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await self.app(scope, receive, _with_headers(self.wrong.counting(scope, send)))
+
+
+class WrongPasswords:
+    """When each address has sent a wrong password lately, so that passwords cannot be tried out one after the other."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._when: dict[str, list[float]] = {}
+
+    def too_many(self, scope: Scope) -> bool:
+        """Whether the address has to wait."""
+        now = self._clock()
+        self._when = {
+            name: late for name, times in self._when.items() if (late := [one for one in times if one > now - WHILE])
+        }
+        return len(self._when.get(_address(scope), ())) >= TRIES
+
+    def counting(self, scope: Scope, send: Send) -> Send:
+        """``send`` that notes where an answer refuses the password."""
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                self._when.setdefault(_address(scope), []).append(self._clock())
+            await send(message)
+
+        return sending
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def _is_login(scope: Scope) -> bool:
+    return scope.get("method") == "POST" and str(scope.get("path", "")).rstrip("/").endswith("/login")
+
+
+async def _answer(send: Send, status: int, why: str) -> None:
+    body = why.encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def refusal(scope: Scope, host: str) -> str | None:
