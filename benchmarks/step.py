@@ -28,8 +28,8 @@ import torch
 from safetensors.torch import save_file
 
 from videotune.cache.batches import Prepared, prepare
-from videotune.run.job import Words
 from videotune.run.resume import open_run
+from videotune.run.settle import Words
 from videotune.run.train import make_records, write_step
 from videotune.run.trainer import Trainer
 from videotune.run.trainer import prepare as prepare_run

@@ -27,10 +27,11 @@ from videotune.files import read_json, write_json
 from videotune.monitor.journal import read_journal
 from videotune.randomness import draws
 from videotune.run.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
-from videotune.run.job import Job, Words, open_job, settle
+from videotune.run.job import Job, open_job
 from videotune.run.models import fill_cache, make_objective, make_source, open_models, plain_batch
 from videotune.run.previews import sample_settings, usual_shape
 from videotune.run.sample import SampleWords, open_sampler
+from videotune.run.settle import Words, settle
 from videotune.sampling.preview import SampleSettings, draw
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect

@@ -21,8 +21,9 @@ import torch
 from videotune.files import read_json, write_json
 from videotune.monitor.ruler import read_ruler
 from videotune.run.demo import TRIGGER
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
 from videotune.run.models import plain_batch
+from videotune.run.settle import Words, settle
 from videotune.run.train import make_records
 from videotune.run.trainer import Trainer, prepare
 from videotune.toy.dataset import write_dataset

@@ -37,8 +37,9 @@ from videotune.monitor.verdict import LEAST_RISE, OVERFITTING, judge
 from videotune.randomness import draws
 from videotune.run.bench import attach, put_weights
 from videotune.run.demo import train_or_resume
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
 from videotune.run.models import fill_cache, make_objective, make_source, open_models
+from videotune.run.settle import Words, settle
 from videotune.toy.dataset import write_dataset
 from videotune.train.state import complete_checkpoints
 from videotune.types import Family, Window

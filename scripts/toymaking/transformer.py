@@ -14,8 +14,8 @@ from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json, write_text
 from videotune.monitor.journal import read_journal
 from videotune.randomness import draws, seed32
-from videotune.run.job import Words
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import FPS, HELD_OUT, KNOWN, TEMPLATES, Look, caption, draw_clip

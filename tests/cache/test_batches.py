@@ -23,8 +23,9 @@ from videotune.data.probe import probe
 from videotune.data.windows import take
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
 from videotune.run.models import fill_cache, make_objective, make_source
+from videotune.run.settle import Words, settle
 from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window
 
 Open = Callable[..., Any]

@@ -15,8 +15,9 @@ from videotune.cache.store import Store
 from videotune.cache.views import moments_of, tensors_of, view, view_key
 from videotune.diffusion.loss import denoising_loss
 from videotune.randomness import draws
-from videotune.run.job import Job, Words, open_job, settle
+from videotune.run.job import Job, open_job
 from videotune.run.models import fill_cache, make_objective, make_source, plain_batch
+from videotune.run.settle import Words, settle
 from videotune.types import PLAIN, Moments, Window
 
 Open = Callable[..., Any]

@@ -17,9 +17,9 @@ from videotune.files import read_json
 from videotune.monitor.exposure import BANDS
 from videotune.monitor.journal import read_journal
 from videotune.run.check import check
-from videotune.run.job import Words
 from videotune.run.plan import plan
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.toy.dataset import write_dataset
 

@@ -18,8 +18,9 @@ import torch
 from videotune.cache.batches import Source
 from videotune.cache.encode import fill, missing
 from videotune.cache.store import Store
-from videotune.run.job import Job, Words, open_job, settle
+from videotune.run.job import Job, open_job
 from videotune.run.models import fill_cache, make_objective, make_source, open_models
+from videotune.run.settle import Words, settle
 from videotune.run.train import make_records
 from videotune.run.trainer import Trainer, prepare
 from videotune.types import Moments, Window

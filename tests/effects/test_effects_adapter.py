@@ -17,8 +17,9 @@ from videotune.export.lora import read_back
 from videotune.families.find import names
 from videotune.families.wan import tiny
 from videotune.run.export import export_run
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
 from videotune.run.readings import measure
+from videotune.run.settle import Words, settle
 from videotune.run.trainer import Trainer
 
 

@@ -10,7 +10,7 @@ from effects_kit import BASE, Lab
 
 from videotune.errors import DONE, VideotuneError
 from videotune.run import train as loop
-from videotune.run.job import Words
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.run.trainer import Trainer
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from videotune.errors import DONE, DoesNotFit
 from videotune.monitor.journal import read_journal
 from videotune.run import train as loop
-from videotune.run.job import Words
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.run.trainer import Trainer
 

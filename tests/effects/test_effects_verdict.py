@@ -18,7 +18,7 @@ from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.monitor.board import FOLDER
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
+from videotune.run.settle import Words
 from videotune.run.train import train
 
 HELD = (1.0, 0.8, 0.6, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -13,7 +13,7 @@ from videotune.config.drift import class_of
 from videotune.config.words import ROUNDED
 from videotune.errors import VideotuneError
 from videotune.memory.quantization import PackedLinear, share_of
-from videotune.run.job import Words, settle
+from videotune.run.settle import Words, settle
 from videotune.run.trainer import Trainer
 
 NEAR = {"FLOAT_8": 0.02, "INT_8": 0.005, "NFLOAT_4": 0.05, "BFLOAT_16": 0.005}

@@ -10,9 +10,10 @@ from videotune.data.buckets import choose_size, parse_resolution
 from videotune.data.windows import WindowSettings, frame_rule, planned_frames, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
 from videotune.families.cogvideox import read_spec
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
 from videotune.run.previews import sample_settings
 from videotune.run.sample import shape_of
+from videotune.run.settle import Words, settle
 
 Bases = Callable[[str], Path]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
+from videotune.run.settle import Words
 from videotune.run.train import train
 
 

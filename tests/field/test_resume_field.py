@@ -15,8 +15,8 @@ import pytest
 
 from videotune.errors import DONE, VideotuneError
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.state import complete_checkpoints
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
 from videotune.run.pace import WAITS
 from videotune.run.resume import open_run
+from videotune.run.settle import Words
 from videotune.run.train import loop
 from videotune.run.trainer import announce, prepare
 

@@ -15,7 +15,7 @@ import pytest
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.toy.dataset import write_dataset
 

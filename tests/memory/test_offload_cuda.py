@@ -17,8 +17,8 @@ from videotune.adapters.lora import LoraSettings, add_lora
 from videotune.families.find import find
 from videotune.families.loading import loading_onto
 from videotune.memory.offload import OffloadSettings, Streams, stream_blocks
-from videotune.run.job import Words
 from videotune.run.resume import open_run
+from videotune.run.settle import Words
 from videotune.run.train import make_records
 from videotune.run.trainer import prepare
 

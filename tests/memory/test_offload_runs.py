@@ -13,8 +13,8 @@ from safety_kit import equal, facts_of, of_kind, state
 
 from videotune.errors import DONE, VideotuneError
 from videotune.run import readings
-from videotune.run.job import Words
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 
 Say = Callable[..., Words]

@@ -8,7 +8,8 @@ import pytest
 from planning_kit import laid_out
 
 from videotune.run.fitting import asked_card, fit
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
+from videotune.run.settle import Words, settle
 
 MODELS = {
     "wan 2.2 LoRA": ("wan2.2-ti2v-5b", 12),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from videotune.run.job import Words
+from videotune.run.settle import Words
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
+from videotune.run.settle import Words
 from videotune.train.state import Checkpoint, read_checkpoint
 
 QUIET = ("sample_after=0", "ruler_after=0", "probe_budget=0", "dataloader_threads=0")

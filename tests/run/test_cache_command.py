@@ -10,7 +10,7 @@ import pytest
 from videotune.cache.store import Store
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.run.cache import cache, cache_at, list_cache, prune_cache, verify_cache
-from videotune.run.job import Words
+from videotune.run.settle import Words
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from videotune.errors import VideotuneError
 from videotune.families.find import find
 from videotune.run import sheet as sheet_module
 from videotune.run.check import check
-from videotune.run.job import Words
+from videotune.run.settle import Words
 
 SETS = ("resolution=64x96", "video_config.frames=9")
 

@@ -15,9 +15,9 @@ from videotune.files import read_json
 from videotune.monitor.journal import read_journal
 from videotune.report.beside import read_video
 from videotune.run.compare import compare
-from videotune.run.job import Words
 from videotune.run.resume import Resume
 from videotune.run.sample import SampleWords, sample
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.sampling.preview import write_video
 
@@ -170,7 +170,8 @@ def test_of_many_clips_the_first_have_pictures(
     small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from videotune.run import pictures
-    from videotune.run.job import open_job, settle
+    from videotune.run.job import open_job
+    from videotune.run.settle import settle
 
     monkeypatch.setattr(pictures, "MOST", 2)
     sets = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}", "resolution=32x32")

@@ -19,8 +19,8 @@ from videotune.monitor.journal import read_journal
 from videotune.report.html import page
 from videotune.report.read import read_run
 from videotune.run.folder import Interrupted, signals
-from videotune.run.job import Words
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.ema import Ema
 from videotune.train.state import complete_checkpoints

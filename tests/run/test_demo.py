@@ -20,7 +20,8 @@ from videotune.run.demo import (
     settings_of,
     show,
 )
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
+from videotune.run.settle import Words, settle
 from videotune.toy.dataset import write_dataset
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, KNOWN
 

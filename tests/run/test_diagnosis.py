@@ -15,7 +15,7 @@ from videotune.config.load import merge
 from videotune.config.resolve import parse
 from videotune.report.read import read_run
 from videotune.run.diagnosis import findings
-from videotune.run.job import Words
+from videotune.run.settle import Words
 from videotune.run.train import train
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

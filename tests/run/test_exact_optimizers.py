@@ -12,9 +12,9 @@ import torch
 
 from videotune.errors import VideotuneError
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
 from videotune.run.plan import bytes_a_parameter
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.run.trainer import prepare
 from videotune.train.crew import Crew

@@ -15,8 +15,8 @@ from processes import KILLED, WHEN, end, start
 
 from videotune.errors import DONE
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.train.state import PARTS, complete_checkpoints
 
 STEPS = 6

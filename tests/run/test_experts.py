@@ -17,10 +17,11 @@ from videotune.cache.batches import prepare as prepare_batch
 from videotune.cache.experts import Rota, exact
 from videotune.errors import DONE, VideotuneError
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
 from videotune.run.plan import make_plan
 from videotune.run.resume import Resume, open_run
 from videotune.run.sample import SampleWords, sample
+from videotune.run.settle import Words, settle
 from videotune.run.train import make_records, train
 from videotune.run.trainer import prepare
 from videotune.train.state import complete_checkpoints

@@ -25,8 +25,8 @@ from small_disk import (
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import life, read_json
 from videotune.run import keeping
-from videotune.run.job import Words
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.state import complete_checkpoints
 

@@ -15,8 +15,8 @@ from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.monitor.journal import Journal, cut_journal, read_journal
 from videotune.run.going_back import set_aside
-from videotune.run.job import Words
 from videotune.run.resume import Resume, checkpoint_of
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.state import complete_checkpoints, save_checkpoint
 

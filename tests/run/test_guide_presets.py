@@ -13,10 +13,11 @@ from safety_kit import equal, state, steps_of
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.memory.planner import Choice, need
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
 from videotune.run.memory_plan import read_facts, wanted_of
 from videotune.run.models import open_models
 from videotune.run.resume import Resume
+from videotune.run.settle import Words, settle
 from videotune.run.train import train
 
 RATES = {

@@ -10,7 +10,7 @@ from safety_kit import QUIET, of_kind, state, steps_of
 
 from videotune.errors import DONE
 from videotune.files import read_json
-from videotune.run.job import Words
+from videotune.run.settle import Words
 from videotune.run.train import train
 
 SNIPPETS = {

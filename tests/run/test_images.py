@@ -14,9 +14,10 @@ from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.families.find import find
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Job, Words, open_job, settle
+from videotune.run.job import Job, open_job
 from videotune.run.previews import first_frames_of
 from videotune.run.sample import SampleWords, sample
+from videotune.run.settle import Words, settle
 from videotune.run.takes import takes_of
 from videotune.run.train import train
 from videotune.types import PLAIN

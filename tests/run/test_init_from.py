@@ -17,9 +17,9 @@ from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import read_back
 from videotune.run.export import export
 from videotune.run.folder import read_run_config
-from videotune.run.job import Words
 from videotune.run.models import open_models
 from videotune.run.resume import Resume, open_run
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.run.trainer import prepare
 from videotune.train.state import complete_checkpoints

@@ -17,10 +17,10 @@ from videotune.adapters.kinds import PARTS, by_module
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.run.export import export
-from videotune.run.job import Words
 from videotune.run.plan import plan
 from videotune.run.resume import Resume, open_run
 from videotune.run.sample import SampleWords, open_sampler, render, sample
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.run.trainer import prepare
 

@@ -12,8 +12,8 @@ import torch
 
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import DONE
-from videotune.run.job import Words, settle
 from videotune.run.levels import COLUMNS, ROWS, curve, levels, show_levels
+from videotune.run.settle import Words, settle
 
 
 def test_bands_density_and_ruler_are_those_of_the_draws(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from videotune.cache.batches import Source
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json
 from videotune.run import train as loop
-from videotune.run.job import Words
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.run.trainer import Trainer
 from videotune.train import step as room

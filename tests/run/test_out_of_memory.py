@@ -14,9 +14,9 @@ from videotune.config.resolve import parse
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.run import train as loop
-from videotune.run.job import Words
 from videotune.run.remedies import remedies
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.run.trainer import Trainer
 from videotune.train import step as room

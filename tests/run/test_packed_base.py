@@ -14,9 +14,9 @@ from safety_kit import equal, facts_of, state
 from videotune.errors import DONE, VideotuneError
 from videotune.monitor.journal import read_journal
 from videotune.run.export import export
-from videotune.run.job import Words
 from videotune.run.resume import Resume
 from videotune.run.sample import SampleWords, open_sampler
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.state import last_checkpoint
 

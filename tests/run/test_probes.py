@@ -15,9 +15,10 @@ from safety_kit import equal, facts_of, of_kind, state, warnings_of
 
 from videotune.errors import DONE, INTERRUPTED
 from videotune.run import probes
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
 from videotune.run.probe_plan import not_paid_yet, probe_plan, probe_prompts, probe_shape, share_of_run
 from videotune.run.resume import Resume
+from videotune.run.settle import Words, settle
 from videotune.run.train import train
 from videotune.types import ClipShape, VideoRules
 

@@ -12,8 +12,8 @@ from safety_kit import equal, facts_of, furthest, of_kind, state, steps_of, warn
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.run.folder import read_run_config
-from videotune.run.job import Words
 from videotune.run.resume import Resume, open_run
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.state import complete_checkpoints
 

@@ -12,8 +12,8 @@ from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.find import find
-from videotune.run.job import Words
 from videotune.run.sample import SampleWords, sample
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.state import last_checkpoint
 

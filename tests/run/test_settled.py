@@ -18,11 +18,11 @@ from videotune.run.console import size
 from videotune.run.fitting import OPEN, activations_at_most, fit, fixed, peak, planned_bytes, settled, to_json
 from videotune.run.folder import read_run_config
 from videotune.run.imagine import Imagination
-from videotune.run.job import Words, settle
 from videotune.run.memory_plan import step_facts
 from videotune.run.models import open_models
 from videotune.run.plan import plan
 from videotune.run.resume import Resume, scanned
+from videotune.run.settle import Words, settle
 from videotune.run.train import train
 
 Say = Callable[..., Words]

@@ -20,9 +20,9 @@ from videotune.adapters.text import LiveText
 from videotune.cache.store import Store
 from videotune.errors import DONE, VideotuneError
 from videotune.run.export import export
-from videotune.run.job import Words
 from videotune.run.resume import Resume
 from videotune.run.sample import SampleWords, sample
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.step import condition
 from videotune.types import Batch

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.monitor.journal import read_journal
 from videotune.run.folder import look, only_process
-from videotune.run.job import Words
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.state import complete_checkpoints
 

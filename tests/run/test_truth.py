@@ -13,9 +13,9 @@ from safety_kit import of_kind, warnings_of
 
 from videotune.errors import DONE
 from videotune.files import read_json, write_json
-from videotune.run.job import Words
 from videotune.run.plan import plan
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 
 Say = Callable[..., Words]

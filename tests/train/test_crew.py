@@ -19,7 +19,7 @@ import torch
 
 from videotune.errors import DONE, VideotuneError
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.crew import Crew, launched
 from videotune.train.state import complete_checkpoints

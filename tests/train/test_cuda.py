@@ -12,8 +12,8 @@ from cuda_kit import no_host_sync
 
 from videotune.errors import DONE
 from videotune.monitor.journal import read_journal
-from videotune.run.job import Words
 from videotune.run.resume import open_run
+from videotune.run.settle import Words
 from videotune.run.train import make_records, train
 from videotune.run.trainer import prepare
 

@@ -22,8 +22,8 @@ from videotune.errors import DONE, VideotuneError
 from videotune.monitor.journal import read_journal
 from videotune.run.export import export
 from videotune.run.folder import read_run_config
-from videotune.run.job import Words
 from videotune.run.resume import Resume
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.pieces import verify
 from videotune.train.state import complete_checkpoints, incomplete_checkpoints, pick

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from videotune.run.job import Words
+    from videotune.run.settle import Words
 
 
 def _offline(asked: bool) -> bool:
@@ -36,6 +36,6 @@ def words_of(
     preset: str | None, config: Path | None, family: str | None, data: str | None, sets: list[str] | None
 ) -> Words:
     """What the person said, as the rooms behind take it."""
-    from videotune.run.job import Words
+    from videotune.run.settle import Words
 
     return Words(preset, config, family, data, tuple(sets or ()))

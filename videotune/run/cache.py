@@ -12,9 +12,10 @@ from videotune.cache.store import Store
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.run.console import bar, print_table, say, size
 from videotune.run.dealt import fill_together
-from videotune.run.job import CACHE_NAME, Job, Words, open_job, refuse_skips, settle
+from videotune.run.job import CACHE_NAME, Job, open_job, refuse_skips
 from videotune.run.models import open_models
 from videotune.run.probe_plan import all_prompts
+from videotune.run.settle import Words, settle
 from videotune.run.takes import captions_of, takes_of
 from videotune.train.crew import join
 

@@ -12,7 +12,8 @@ from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.families.find import find
 from videotune.report.dataset import short_path
 from videotune.run.console import bar, print_table, say, width
-from videotune.run.job import Job, Words, layers, open_job, refuse_skips, settle, with_views
+from videotune.run.job import Job, open_job, refuse_skips, with_views
+from videotune.run.settle import Words, layers, settle
 
 DEFAULT_PRESET = "toy"
 

@@ -20,10 +20,10 @@ from videotune.report.html import write_report
 from videotune.run.check import check
 from videotune.run.console import bar, clock, print_table, say
 from videotune.run.folder import run_settings
-from videotune.run.job import Words
 from videotune.run.plan import plan
 from videotune.run.resume import Resume
 from videotune.run.sample import SampleWords, open_sampler, render
+from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect

@@ -9,7 +9,8 @@ from videotune.cache.schedule import steps_a_pass
 from videotune.config.schema import Config
 from videotune.errors import DONE
 from videotune.run.console import print_table
-from videotune.run.job import Words, open_job, settle
+from videotune.run.job import open_job
+from videotune.run.settle import Words, settle
 from videotune.types import FamilySpec
 
 BANDS = 9

@@ -16,8 +16,9 @@ from videotune.families.find import find
 from videotune.monitor.exposure import TARGETS, steps_for
 from videotune.run.console import bar, print_table, size
 from videotune.run.experts import trained
-from videotune.run.job import Job, Words, open_job, refuse_skips, settle
+from videotune.run.job import Job, open_job, refuse_skips
 from videotune.run.probe_plan import all_prompts
+from videotune.run.settle import Words, settle
 from videotune.run.takes import captions_of, takes_of
 from videotune.run.text import in_loop, text_size
 from videotune.types import FamilySpec

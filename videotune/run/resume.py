@@ -22,9 +22,10 @@ from videotune.run.experts import of_expert
 from videotune.run.fitting import OPEN, reopened, settled
 from videotune.run.folder import read_run_config, refuse_run, write_config
 from videotune.run.going_back import FACTS, changed_after, facts_at, kept_before, set_aside
-from videotune.run.job import Job, Past, Words, layers, make_schedule, open_job, settle
+from videotune.run.job import Job, Past, make_schedule, open_job
 from videotune.run.keeping import last_words
 from videotune.run.plan import make_plan
+from videotune.run.settle import Words, layers, settle
 from videotune.run.trainer import Trainer
 from videotune.train.optimizers import load_optimizer_state
 from videotune.train.pieces import verify

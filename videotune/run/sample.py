@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.adapters.kinds import NOT_BY_DEGREES, kind_of
 from videotune.adapters.lora import ADAPTER, lora_parameters
 from videotune.cache.encode import to_model
+from videotune.config.load import merge, parse_sets
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config
 from videotune.data.decode import decode as decode_frames
@@ -29,6 +30,7 @@ from videotune.run.experts import of_expert, prefix, trained
 from videotune.run.folder import run_settings
 from videotune.run.models import open_models
 from videotune.run.previews import sample_settings
+from videotune.run.settle import anchored
 from videotune.run.text import by_part, in_loop, put_files, put_text
 from videotune.sampling.preview import SampleSettings, decode, draw, file_name, write_video
 from videotune.train.state import pick
@@ -115,8 +117,6 @@ def open_sampler(words: SampleWords) -> Sampler:
 
     Raises VideotuneError where neither a run nor a base model is named, and for files and images that do not fit it.
     """
-    from videotune.run.job import anchored, merge, parse_sets
-
     refuse(words)
     settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
     settings = anchored(merge(settings, parse_sets(words.sets)))

@@ -17,7 +17,7 @@ from videotune.run.console import bar, clock, say, size
 from videotune.run.export import exactly, export_run
 from videotune.run.fitting import peak
 from videotune.run.folder import look, only_process, signals
-from videotune.run.job import Words, refuse_skips
+from videotune.run.job import refuse_skips
 from videotune.run.keeping import (
     backup_due,
     flush_or_wait,
@@ -33,6 +33,7 @@ from videotune.run.probes import before_training_probe, probe
 from videotune.run.readings import before_training, due, measure, preview
 from videotune.run.remedies import NoRoom, another_try, no_room
 from videotune.run.resume import Opened, Resume, open_run, restore
+from videotune.run.settle import Words
 from videotune.run.trainer import Trainer, announce, prepare
 from videotune.run.verdicts import is_new_best, stops_early, take, write_verdict
 from videotune.train.crew import Crew, join

@@ -1,0 +1,99 @@
+"""The words of the command line, settled into a config and the base model that it names.
+
+Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from videotune.config.load import merge, parse_sets, read_config, read_preset
+from videotune.config.resolve import Resolved, resolve
+from videotune.errors import VideotuneError
+from videotune.families.find import part_files, place, spec_for
+from videotune.types import BasePlace, FamilySpec
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a command was told: --preset, --config, --family, --data, and each --set."""
+
+    preset: str | None = None
+    config: Path | None = None
+    family: str | None = None
+    data: str | None = None
+    sets: tuple[str, ...] = ()
+
+
+def layers(words: Words) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the person's own keys, the preset's)."""
+    user = read_config(words.config) if words.config else {}
+    if words.family:
+        user = merge(user, {"family": words.family})
+    if words.data and "datasets" in user:
+        raise VideotuneError(f"both --data and the datasets of {words.config}: which clips? Leave one out.")
+    if words.data:
+        user = merge(user, {"datasets": [{"path": words.data}]})
+    preset = read_preset(words.preset) if words.preset else {}
+    return anchored(merge(user, parse_sets(words.sets))), anchored(preset)
+
+
+def anchored(layer: dict[str, Any]) -> dict[str, Any]:
+    """The same keys with local paths made absolute, so that a run can be resumed from any folder."""
+    out = dict(layer)
+    if isinstance(out.get("datasets"), list):
+        out["datasets"] = [
+            {**row, "path": local_or_id(row["path"])}
+            if isinstance(row, dict) and isinstance(row.get("path"), str)
+            else row
+            for row in out["datasets"]
+        ]
+    for name in ("base_model_name", "cache_dir", "init_from", "output_model_destination"):
+        value = out.get(name)
+        if isinstance(value, str) and (name != "base_model_name" or Path(value).expanduser().is_dir()):
+            out[name] = absolute(value)
+    transformer = out.get("transformer")
+    if isinstance(transformer, dict) and (file := transformer.get("file")):
+        many = [absolute(one) if isinstance(one, str) else one for one in (file if isinstance(file, list) else [file])]
+        out["transformer"] = {**transformer, "file": many if isinstance(file, list) else many[0]}
+    probe = out.get("probe")
+    if (
+        isinstance(probe, dict)
+        and isinstance(probe.get("encoder"), str)
+        and Path(probe["encoder"]).expanduser().is_dir()
+    ):
+        out["probe"] = {**probe, "encoder": absolute(probe["encoder"])}
+    return out
+
+
+def local_or_id(path: str) -> str:
+    """A dataset's path made absolute; a Hub dataset's id, where nothing of that name is here, as it is."""
+    is_id = re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path) and not Path(path).expanduser().exists()
+    return path if is_id else absolute(path)
+
+
+def absolute(path: str) -> str:
+    """A path as it is from anywhere."""
+    return str(Path(path).expanduser().absolute())
+
+
+def settle(words: Words) -> tuple[Resolved, FamilySpec, BasePlace | None]:
+    """Config layers and the base model they name.
+
+    Raises VideotuneError where neither a family nor a base model is given.
+    """
+    user, preset = layers(words)
+    named = merge(preset, user)
+    base = place(named["base_model_name"], weights=False) if named.get("base_model_name") else None
+    family = named.get("family")
+    if base is None and family is None:
+        raise VideotuneError(
+            "which model? Give --preset NAME (see `videotune presets list`), --config FILE, or --set base_model_name=…"
+        )
+    spec = spec_for(family, base)
+    resolved = resolve(user, preset, spec)
+    part_files(resolved.config.transformer.file, spec)  # a file that is not there is said before anything is read
+    return resolved, spec, base
