@@ -1,9 +1,11 @@
 """Who may talk to the studio, and what it gives out."""
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -211,3 +213,35 @@ def test_no_password_and_no_token_is_kept(clients: Any, monkeypatch: pytest.Monk
     kept = [path for path in Path(root).rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
     assert kept == []
     assert "long enough" not in "".join(p.read_text(errors="ignore") for p in Path(root).rglob("*.json"))
+
+
+def test_an_exported_model_is_downloaded_whole_and_no_other_folder_is(clients: Any) -> None:
+    root, free, locked = clients
+    run = root / "b-one-b-all" / "runs" / "first"
+    model, content = run / "export" / "first-step-5", {}
+    for name, size in (("model_index.json", 40), ("transformer/weights.safetensors", (2 << 20) + 7), ("empty.txt", 0)):
+        (model / name).parent.mkdir(parents=True, exist_ok=True)
+        content[f"first-step-5/{name}"] = bytes(index * 7 % 251 for index in range(size))
+        (model / name).write_bytes(content[f"first-step-5/{name}"])
+    (model / "link.mp4").symlink_to(root / "b-one-b-all" / "project.json")
+    (run / "checkpoints" / "step-5").mkdir(parents=True)
+
+    def get(path: str, client: Any = free) -> Any:
+        return client.get("/studio/folder", params={"project": "b-one-b-all", "path": path})
+
+    answer = get("runs/first/export/first-step-5")
+    assert answer.headers["content-disposition"].endswith("first-step-5.zip")
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name) for name in archive.namelist()} == content
+    for path in (
+        "runs/first/checkpoints/step-5",
+        "runs/first/export",
+        "runs/first",
+        "clips",
+        "../x",
+        "runs/first/export/no",
+    ):
+        assert get(path).status_code == 404, path
+    locked.cookies.clear()
+    assert get("runs/first/export/first-step-5", locked).status_code == 401

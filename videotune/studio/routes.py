@@ -7,15 +7,17 @@ import mimetypes
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from videotune.errors import VideotuneError
 from videotune.report.markup import Html, element, join, text
 from videotune.studio import clips
 from videotune.studio.actions import ACTIONS
+from videotune.studio.downloads import is_exported, zipped
 from videotune.studio.jobs import all_jobs
 from videotune.studio.pages import data, export, project, samples, setup, train
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside, named
@@ -111,6 +113,18 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
         name = None if suffix in SHOWN else found.name
         return FileResponse(found, media_type=kind, filename=name, headers=headers)
 
+    @routes.get("/folder")
+    def folder(project: str, path: str) -> Response:
+        home = _folder(root, project)
+        try:
+            found = inside(home, path)
+        except VideotuneError as error:
+            raise HTTPException(404, str(error)) from error
+        if not is_exported(found, home):
+            raise HTTPException(404, "no such folder")
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}.zip"}
+        return StreamingResponse(zipped(found), media_type="application/zip", headers=headers)
+
     @routes.post("/do/{action}")
     async def do(action: str, request: Request) -> JSONResponse:
         if action not in ACTIONS:
@@ -155,8 +169,6 @@ def _tagged(request: Request, body: bytes, kind: str) -> Response:
 
 def _page(path: Path, project: str, headers: Mapping[str, str]) -> Response:
     """A page that a command has written, whose pictures are asked for by the same address; no script of it runs."""
-    from urllib.parse import quote
-
     begin = f"/studio/file?project={quote(project)}&amp;path={path.parent.name}/clips/"
     text = path.read_text(encoding="utf-8").replace('src="clips/', f'src="{begin}')
     return Response(text, media_type="text/html; charset=utf-8", headers=dict(headers))

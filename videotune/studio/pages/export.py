@@ -114,12 +114,17 @@ def _files(project: Project, name: str, run: Run) -> Html:
 def _download(project: Project, path: Path) -> Html:
     if not path.is_relative_to(project.folder) or not path.exists():
         return text(f"{path.name} is not there any more")
+    kind, name, size = "file", path.name, 0
     if path.is_dir():
-        return text(f"a folder: {path}")
-    where = f"/studio/file?project={quote(project.name)}&path={quote(path.relative_to(project.folder).as_posix())}"
+        kind, name, size = (
+            "folder",
+            f"{path.name}.zip",
+            sum(one.stat().st_size for one in path.rglob("*") if one.is_file()),
+        )
+    where = f"/studio/{kind}?project={quote(project.name)}&path={quote(path.relative_to(project.folder).as_posix())}"
     return element(
         "a",
-        text(f"Download {path.name} ({path.stat().st_size / 1e6:.2f} MB)"),
+        text(f"Download {name} ({(size or path.stat().st_size) / 1e6:.2f} MB)"),
         css="fetch",
-        attributes={"href": where, "download": path.name},
+        attributes={"href": where, "download": name},
     )
