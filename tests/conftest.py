@@ -1,3 +1,4 @@
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,14 @@ settings.load_profile("no clock")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bit-for-bit", action="store_true", help="golden losses must be equal, not close")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> None:
+    """What is alive by now is not looked through again: a run collects garbage, which among millions of objects of libraries
+    and of other tests takes longer than what it trains."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
