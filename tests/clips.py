@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -62,6 +63,10 @@ def write_clip(
                 frame.pts, frame.time_base = round(times[i] * 24000), Fraction(1, 24000)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+    if codec == "libsvtav1" and hasattr(os, "sched_setscheduler"):
+        # Of root it makes the thread that calls it real-time of the highest priority, and all that is begun there later:
+        # one that is busy then keeps everybody else from the core.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     return path
 
 

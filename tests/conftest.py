@@ -1,4 +1,5 @@
 import gc
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,12 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("no clock", deadline=None)  # on a machine that others use a moment may take a second
 settings.load_profile("no clock")
+
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # begun in the background of a shell; what tests start hears a Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

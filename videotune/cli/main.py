@@ -293,6 +293,7 @@ def main() -> None:
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Typer ends in silence at a Ctrl-C
         signal.signal(signal.SIGINT, _interrupted)
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # also of a job in the background, which hears no Ctrl-C
         signal.signal(signal.SIGTERM, _interrupted)
     try:
         sys.exit(app(standalone_mode=False) or DONE)
