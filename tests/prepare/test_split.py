@@ -197,6 +197,17 @@ def test_other_settings_or_another_film_are_another_split(tmp_path: Path) -> Non
     assert sorted(hashes(out)) == [JOURNAL, "film-scene-001.mp4", "film-scene-002.mp4"]  # the third is gone
 
 
+def test_a_film_that_is_cut_again_gives_the_same_files(tmp_path: Path) -> None:
+    """A clip is known by its content: what was encoded of it stays of use."""
+    path = film(tmp_path / "film.mp4")
+    cut = []
+    for index in range(3):
+        split(path, tmp_path / str(index), min_seconds=0.3)
+        cut.append([value for name, value in hashes(tmp_path / str(index)).items() if name.endswith(".mp4")])
+    assert cut[0] == cut[1] == cut[2]
+    assert len(cut[0]) == 3
+
+
 def test_a_stopped_split_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = film(tmp_path / "film.mp4"), tmp_path / "out"
     (path.with_suffix(".txt")).write_text("a film")

@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -12,9 +11,9 @@ import pytest
 from report_kit import CLIPS, account, config, full_run, put, sample, start, write_journal
 from test_report_html import elements, part, report
 
+from videotune.data.film import write_video
 from videotune.report import media
-from videotune.report.beside import encode, read_video, side_by_side
-from videotune.sampling.preview import write_video
+from videotune.report.beside import read_video, side_by_side
 
 RED, BLUE, GREEN = (200, 30, 30), (30, 30, 200), (30, 180, 30)
 
@@ -111,12 +110,6 @@ def test_side_by_side_in_rows_and_a_shorter_one_keeps_its_last_frame() -> None:
     assert [[int(frame[0, 0, 0]), int(frame[0, 6, 0]), int(frame[6, 0, 0])] for frame in frames] == [[10, 20, 30]] * 3
     with pytest.raises(ValueError, match="different sizes"):
         side_by_side([videos[0], [np.zeros((4, 4, 3), np.uint8)]])
-
-
-def test_the_same_frames_give_the_same_bytes() -> None:
-    rng = np.random.default_rng(0)
-    frames = list(rng.integers(0, 255, (5, 64, 132, 3), dtype=np.uint8))
-    assert encode(frames, Fraction(16)) == encode(frames, Fraction(16))
 
 
 def test_a_prompt_says_whether_it_is_a_caption(tmp_path: Path) -> None:

@@ -1,30 +1,13 @@
 """Previews: the video written is the video drawn, and the training is left as it was."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
-from videotune.data.decode import decode as read_frames
-from videotune.data.probe import probe
-from videotune.sampling.preview import SampleSettings, decode, draw, file_name, to_frames, write_video
+from videotune.sampling.preview import SampleSettings, decode, draw, file_name, to_frames
 from videotune.types import ClipShape
-
-
-@pytest.mark.parametrize("fps", [8.0, 16.0, 24.0, 24000 / 1001])
-def test_a_sample_is_saved_at_the_familys_rate(fps: float, tmp_path: Path) -> None:
-    rows = np.linspace(0, 255, 9).astype("uint8")
-    frames = np.broadcast_to(rows[:, None, None, None], (9, 32, 48, 3)).copy()
-    write_video(tmp_path / "x.mp4", frames, fps)
-    facts = probe(tmp_path / "x.mp4")
-    assert (len(facts.timestamps), facts.width, facts.height) == (9, 48, 32)
-    assert facts.fps == pytest.approx(fps, rel=1e-3)
-    read = read_frames(facts, facts.timestamps, 32, 48)
-    assert np.abs(read.astype(int) - frames.astype(int)).max() <= 4
-    assert [path.name for path in tmp_path.iterdir()] == ["x.mp4"]
 
 
 def test_pixels_are_rounded_as_diffusers_does() -> None:

@@ -318,8 +318,10 @@ def _encode(path: Path, facts: Facts, part: Scene, frames: Iterator[tuple[int, A
     reformatter = VideoReformatter()
     with av.open(str(path), "w") as container:
         rate = Fraction(facts.fps).limit_denominator(1001)
+        # the same scene is the same file when it is cut again; x264's AVX-512 code alone gives other bits from call to call
+        params = "cpu-independent=1:tff=1" if facts.interlaced else "cpu-independent=1"
         # without B-frames each frame's duration in the file is its own, the last one's too
-        options = {"crf": QUALITY, "preset": "fast", "bf": "0"} | ({"x264-params": "tff=1"} if facts.interlaced else {})
+        options = {"crf": QUALITY, "preset": "fast", "bf": "0", "x264-params": params}
         stream = container.add_stream("libx264", rate=rate, options=options)
         context, shown = stream.codec_context, dict[int, int]()
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 GAP = 4
 """Black pixels between two videos."""
-
-SMALL = 256 * 256
-"""Pixels of a picture below which x264's vector code gives other bits from call to call."""
 
 
 def read_video(path: Path, widest: int) -> tuple[Frames, Fraction]:
@@ -64,22 +60,3 @@ def side_by_side(videos: Sequence[Sequence[np.ndarray]], columns: int | None = N
         for index, picture in enumerate(out):
             picture[top : top + height, left : left + width] = video[min(index, len(video) - 1)]
     return out
-
-
-def encode(frames: Sequence[np.ndarray], fps: Fraction, crf: int = 22) -> bytes:
-    """An mp4 that browsers play; the same frames give the same bytes. Odd sides lose a pixel."""
-    import av
-
-    height, width = (side // 2 * 2 for side in frames[0].shape[:2])
-    file = io.BytesIO()
-    options = {"crf": str(crf), "preset": "medium"}
-    if height * width < SMALL:
-        options["x264-params"] = "asm=0"
-    with av.open(file, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
-        stream: Any = container.add_stream("libx264", rate=fps.limit_denominator(1001), options=options)
-        stream.width, stream.height, stream.pix_fmt, stream.thread_count = width, height, "yuv420p", 1
-        for frame in frames:
-            picture = av.VideoFrame.from_ndarray(frame[:height, :width].copy(), format="rgb24")
-            container.mux(stream.encode(picture))
-        container.mux(stream.encode())
-    return file.getvalue()

@@ -114,14 +114,15 @@ def data_uri(content: bytes, kind: str) -> str:
 
 
 def _composed(run: Run, row: Row, steps: tuple[float, ...], paths: tuple[str, ...]) -> Compared:
-    from videotune.report.beside import encode, read_video, side_by_side
+    from videotune.data.film import video_bytes
+    from videotune.report.beside import read_video, side_by_side
 
     if any(local_link(path) is None for path in paths):
         return Compared(row, steps, paths, None, "a video lies outside the run folder")
     try:
         read = [read_video(run.folder / path, WIDEST) for path in paths]
         frames = side_by_side([frames for frames, _ in read])
-        content = encode(frames, read[0][1])
+        content = video_bytes(frames, read[0][1], crf=22)
     except (OSError, ValueError) as problem:  # of a file that is gone, or is no video, or another size than the first
         return Compared(row, steps, paths, None, f"cannot be shown side by side: {_short(problem, run.folder)}")
     return Compared(row, steps, paths, data_uri(content, KINDS[".mp4"]), small=frames[0].shape[0] < SMALL)

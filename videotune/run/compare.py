@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.config.resolve import resolve
+from videotune.data.film import write_video
 from videotune.errors import DONE, VideotuneError
 from videotune.families.find import place, spec_for
 from videotune.files import digest, read_json, write_json, write_whole
 from videotune.monitor.journal import read_journal
-from videotune.report.beside import encode, read_video, side_by_side
+from videotune.report.beside import read_video, side_by_side
 from videotune.report.html import write_report
 from videotune.run.console import bar, say
 from videotune.run.folder import run_settings
 from videotune.run.previews import sample_settings
 from videotune.run.sample import SampleWords, open_sampler, render, shape_of
-from videotune.sampling.preview import SampleSettings, write_video
+from videotune.sampling.preview import SampleSettings
 from videotune.train.state import Checkpoint, complete_checkpoints
 
 if TYPE_CHECKING:
@@ -118,14 +118,9 @@ def lay_out(cells: Sequence[Cell], folder: Path, name: str, fps: float) -> dict[
     titles = ["base" if cell.step == 0 else f"step {cell.step}" for cell in cells]
     columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
     grid = side_by_side([labelled(video, title) for video, title in zip(videos, titles, strict=True)], columns)
-    content = encode(grid, Fraction(fps), crf=18)
-    write_whole(folder / f"{name}.mp4", lambda aside: _put(aside, content), durable=False)
+    write_video(folder / f"{name}.mp4", grid, fps, crf=18)
     sheet(folder / f"{name}.png", list(zip(titles, videos, strict=True)))
     return {"steps": [cell.step for cell in cells], "video": f"{name}.mp4", "sheet": f"{name}.png"}
-
-
-def _put(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def labelled(video: Sequence[np.ndarray], title: str) -> list[np.ndarray]:

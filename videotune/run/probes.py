@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from videotune.data.film import write_video
 from videotune.files import read_json, write_json, write_whole
 from videotune.monitor.diversity import diversity
 from videotune.monitor.embedding import Embedding, both_ways, default_embedding, open_encoder
@@ -24,7 +25,7 @@ from videotune.run.folder import Interrupted
 from videotune.run.job import Job
 from videotune.run.probe_gallery import Shown, name_of, show
 from videotune.run.probe_plan import ProbePlan, facts_of, not_paid_yet, probe_plan, share_of_run
-from videotune.sampling.preview import draw, file_name, write_video
+from videotune.sampling.preview import draw, file_name
 from videotune.train.crew import OutOfStep
 
 if TYPE_CHECKING:

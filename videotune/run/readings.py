@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from videotune.data.film import write_video
 from videotune.monitor.journal import read_journal
 from videotune.monitor.ruler import owners, read_ruler, related
 from videotune.run.console import bar, say
@@ -16,7 +17,7 @@ from videotune.run.models import plain_batch
 from videotune.run.previews import first_frames_of, sample_settings, usual_shape
 from videotune.run.trainer import Trainer
 from videotune.run.verdicts import write_verdict, write_views
-from videotune.sampling.preview import decode, draw, file_name, write_video
+from videotune.sampling.preview import decode, draw, file_name
 from videotune.train.crew import OutOfStep
 from videotune.train.step import condition, of_memory
 

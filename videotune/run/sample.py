@@ -17,6 +17,7 @@ from videotune.config.resolve import resolve
 from videotune.config.schema import Config
 from videotune.data.decode import decode as decode_frames
 from videotune.data.facts import ClipProblem
+from videotune.data.film import write_video
 from videotune.data.images import probe_image
 from videotune.data.windows import snap_frames
 from videotune.errors import DONE, VideotuneError
@@ -32,7 +33,7 @@ from videotune.run.models import open_models
 from videotune.run.previews import sample_settings
 from videotune.run.settle import anchored
 from videotune.run.text import by_part, in_loop, put_files, put_text
-from videotune.sampling.preview import SampleSettings, decode, draw, file_name, write_video
+from videotune.sampling.preview import SampleSettings, decode, draw, file_name
 from videotune.train.state import pick
 from videotune.types import ClipShape, Family, FamilySpec, Moments
 

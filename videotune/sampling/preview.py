@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from videotune.files import digest, write_whole
+from videotune.files import digest
 from videotune.types import ClipShape, Condition, Family, Moments, SampleRequest
 
 if TYPE_CHECKING:
@@ -156,20 +154,3 @@ def to_frames(pixels: Tensor) -> np.ndarray:
 def file_name(step: int, prompt: str, seed: int) -> str:
     """Says which step, prompt and seed a sample shows."""
     return f"step-{step:06d}-{digest(prompt)[:8]}-seed{seed}.mp4"
-
-
-def write_video(path: Path, frames: np.ndarray, fps: float) -> None:
-    """Write uint8 frames (T,H,W,3) as H.264 that browsers play, at the given frames a second."""
-    import av
-
-    def write(aside: Path) -> None:
-        with av.open(str(aside), "w", format="mp4") as container:
-            stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
-            stream.width, stream.height = frames.shape[2] // 2 * 2, frames.shape[1] // 2 * 2
-            stream.pix_fmt = "yuv420p"
-            stream.options = {"crf": "16", "preset": "medium"}
-            for image in frames[:, : stream.height, : stream.width]:
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-            container.mux(stream.encode())
-
-    write_whole(path, write, durable=False)

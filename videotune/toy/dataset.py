@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from videotune.data.film import write_video
 from videotune.errors import VideotuneError
-from videotune.files import write_text, write_whole
+from videotune.files import write_text
 from videotune.randomness import draws
 from videotune.toy.shapes import DIRECTIONS, FPS, KNOWN, Look, draw_clip, phrase
 
@@ -86,33 +85,14 @@ def _refuse_others(folder: Path, ours: set[Path]) -> None:
 
 
 def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:
-    """Write frames uint8 (T, H, W, 3) as H.264 (.mp4) or VP9 (.webm), near lossless, with one encoder thread.
+    """Write frames uint8 (T, H, W, 3) as H.264 (.mp4) or VP9 (.webm), near lossless.
 
     Raises VideotuneError for another suffix.
     """
-    codecs = {
-        # without asm=0, x264's vector code gives such small pictures other bits from call to call
-        ".mp4": ("libx264", {"crf": "10", "x264-params": "asm=0"}),
-        ".webm": ("libvpx-vp9", {"crf": "10", "b": "0", "cpu-used": "2"}),
+    codecs: dict[str, tuple[str, dict[str, str]]] = {
+        ".mp4": ("libx264", {}),
+        ".webm": ("libvpx-vp9", {"b": "0", "cpu-used": "2"}),
     }
     if path.suffix not in codecs:
         raise VideotuneError(f"{path}: a toy clip is written as .mp4 or .webm, not {path.suffix!r}")
-    codec, options = codecs[path.suffix]
-    write_whole(path, lambda aside: _encode(aside, path.suffix[1:], codec, options, clip, fps), durable=False)
-
-
-def _encode(path: Path, container: str, codec: str, options: dict[str, str], clip: NDArray[Any], fps: float) -> None:
-    import av
-
-    options_of_file = {"fflags": "+bitexact"}  # no random ids or dates: the same clip is the same file
-    if container == "mp4":
-        options_of_file["movie_timescale"] = "48000"  # else it rounds its length to milliseconds
-    with av.open(str(path), "w", format=container, container_options=options_of_file) as file:
-        stream = file.add_stream(codec, rate=Fraction(fps).limit_denominator(1000), options=options)
-        stream.height, stream.width = clip.shape[1:3]
-        stream.pix_fmt = "yuv420p"
-        stream.thread_count = 1
-        for picture in clip:
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
-            file.mux(stream.encode(frame.reformat(format="yuv420p")))
-        file.mux(stream.encode())
+    write_video(path, clip, fps, 10, *codecs[path.suffix])

@@ -1,0 +1,66 @@
+"""Frames -> a video file. The same frames give the same bytes, so that two files that differ show two different videos."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from videotune.files import write_whole
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def write_video(
+    path: Path,
+    frames: Sequence[NDArray[Any]] | NDArray[Any],
+    fps: float,
+    crf: int = 16,
+    codec: str = "libx264",
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write uint8 frames (T,H,W,3) in the container that ``path`` names, whole or not at all. Odd sides lose a pixel."""
+    content = video_bytes(frames, fps, crf, path.suffix[1:], codec, options)
+    write_whole(path, lambda aside: _put(aside, content), durable=False)
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def video_bytes(
+    frames: Sequence[NDArray[Any]] | NDArray[Any],
+    fps: float | Fraction,
+    crf: int,
+    kind: str = "mp4",
+    codec: str = "libx264",
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """Frames uint8 (T,H,W,3) as a file of this ``kind`` of container; a higher ``crf`` is smaller and coarser.
+
+    H.264 plays in every browser. Frames a second are exact up to a denominator of 1001. One thread encodes, for another
+    number of them makes other bits.
+    """
+    import av
+    import numpy as np
+
+    height, width = (side // 2 * 2 for side in frames[0].shape[:2])
+    told = {"crf": str(crf), **options}
+    if codec == "libx264":  # else its AVX-512 code makes other bits from call to call
+        told["x264-params"] = "cpu-independent=1"
+    container_options = {"fflags": "+bitexact"}  # no random ids, no dates
+    if kind == "mp4":
+        container_options["movie_timescale"] = "48000"  # else the length is rounded to milliseconds
+    file = io.BytesIO()
+    with av.open(file, "w", format=kind, container_options=container_options) as container:
+        stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=told)
+        stream.width, stream.height, stream.pix_fmt, stream.thread_count = width, height, "yuv420p", 1
+        for frame in frames:
+            whole = np.ascontiguousarray(frame[:height, :width])
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(whole, format="rgb24")))
+        container.mux(stream.encode())
+    return file.getvalue()
