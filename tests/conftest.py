@@ -13,9 +13,8 @@ settings.register_profile("no clock", deadline=None)  # on a machine that others
 settings.load_profile("no clock")
 
 
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # begun in the background of a shell; what tests start hears a Ctrl-C
+# a session begun in the background of a shell ignores a Ctrl-C, and so would all that it starts
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

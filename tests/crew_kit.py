@@ -41,8 +41,9 @@ def processes(
     """``videotune`` with these words in so many processes, told of each other as torchrun does; ``fault`` as in FAULTS."""
     port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
     folder.mkdir(parents=True, exist_ok=True)
-    given = (port, list(words))
-    crowd = [forked.start(one, rank, count, *given, str(logs[rank]), fault, more or {}) for rank in range(count)]
+    crowd = [
+        forked.start(one, rank, count, port, list(words), str(logs[rank]), fault, more or {}) for rank in range(count)
+    ]
     until = time.monotonic() + LONGEST
     while any(process.is_alive() for process in crowd):
         if any(process.exitcode for process in crowd) or time.monotonic() > until:

@@ -98,11 +98,11 @@ def modes() -> dict[str, Image.Image]:
     }
 
 
-#: Pillow 12.3 cannot read the uncompressed YCbCr TIFF that it writes; scanners write compressed ones
 WRITE = {
     "rgba.webp": {"lossless": True, "exact": True},
     "ycbcr.tif": {"compression": "tiff_lzw"},
 }
+"""Pillow 12.3 cannot read the uncompressed YCbCr TIFF that it writes; scanners write compressed ones."""
 
 
 @pytest.mark.parametrize("name", modes())

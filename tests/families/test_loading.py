@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from videotune.errors import VideotuneError
 from videotune.families.find import place, spec_for
-from videotune.families.loading import READ_FROM_ONE_FILE, check_base, load_model
+from videotune.families.loading import load_model
+from videotune.families.matching import READ_FROM_ONE_FILE, check_base
 from videotune.families.parts import check_parts, weight_files
 
 CPU = torch.device("cpu")

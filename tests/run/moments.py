@@ -5,6 +5,7 @@ A pause says the word ``at: NAME`` and then lasts far longer than a test, so a t
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +39,12 @@ def in_encoding() -> None:
     from videotune.run import dealt
 
     _before(dealt, "fill_cache", "encoding")
+
+
+def in_encoding_in_the_background() -> None:
+    """The same of a command that a shell's script began with ``&``: those ignore a Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    in_encoding()
 
 
 def in_ruler(step: int) -> None:

@@ -166,6 +166,16 @@ def test_a_signal_before_the_first_step_ends_at_once(number: int, said: Say, tmp
     assert train(said("steps=4"), run) == DONE, "the folder holds no run yet"
 
 
+def test_what_a_script_began_in_the_background_is_ended_as_any_other(said: Say, tmp_path: Path) -> None:
+    running = start(said("steps=4"), tmp_path / "run", first=moments.in_encoding_in_the_background)
+    running.until_said("at: encoding")
+    running.send(signal.SIGINT)
+    assert running.ended(0.3) is None, "a Ctrl-C is for what runs in front"
+    assert asked(running, "encoding", signal.SIGTERM) < 3
+    assert running.ended() == INTERRUPTED
+    assert "stopped at once" in running.said
+
+
 def test_a_signal_during_the_reading_of_step_0_ends_with_a_run_that_can_go_on(said: Say, tmp_path: Path) -> None:
     run, straight = tmp_path / "run", tmp_path / "straight"
     words = said("steps=2", "ruler_after=2")

@@ -72,7 +72,7 @@ def opened(root: Path) -> Iterator[tuple[Studio, Any]]:
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=WAIT)
-            page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.set_default_timeout(WAIT)
             page.on("pageerror", lambda error: errors.append(str(error)))
             page.on("dialog", lambda dialog: dialog.accept())

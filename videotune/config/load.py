@@ -25,28 +25,31 @@ def read_config(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise VideotuneError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
-    if path.suffix.lower() in (".yaml", ".yml"):
-        import yaml
-
-        try:
-            value = yaml.load(text, _yaml_loader())
-        except _SaidTwice as error:
-            raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
-        except yaml.YAMLError as error:
-            raise VideotuneError(f"{path} is not valid YAML: {error}") from error
-    else:
-        try:
-            value = json.loads(text, object_pairs_hook=_each_once)
-        except _SaidTwice as error:
-            raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
-        except json.JSONDecodeError as error:
-            raise VideotuneError(
-                f"{path} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
-            ) from error
+    try:
+        value = _parsed(text, path)
+    except _SaidTwice as error:
+        raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
     if not isinstance(value, dict):
         raise VideotuneError(f"{path} must hold an object with the config's keys, not a {type(value).__name__}")
     check_keys(value, str(path))
     return value
+
+
+def _parsed(text: str, path: Path) -> Any:
+    """What a file says, YAML or JSON by its name."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            return yaml.load(text, _yaml_loader())
+        except yaml.YAMLError as error:
+            raise VideotuneError(f"{path} is not valid YAML: {error}") from error
+    try:
+        return json.loads(text, object_pairs_hook=_each_once)
+    except json.JSONDecodeError as error:
+        raise VideotuneError(
+            f"{path} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+        ) from error
 
 
 class _SaidTwice(ValueError):

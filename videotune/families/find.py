@@ -71,7 +71,7 @@ def place(
     complete(name, folder, own=files)
     if files:
         folder = with_files(folder, files)
-    from videotune.families.loading import check_base
+    from videotune.families.matching import check_base
 
     check_base(folder)
     return BasePlace(name, folder)

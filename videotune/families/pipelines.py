@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,17 +62,12 @@ def without_vae(pipe: Any, rules: VideoRules) -> Any:
     return pipe
 
 
-def by_frame(attentions: Sequence[Any], kind: type, on: bool, hook: Callable[[], Any]) -> None:
-    """Put a processor ``kind(own, handle)`` around that of each attention, or take it off again.
-
-    ``hook`` registers what tells them where frames lie; its handle goes with them, and is removed with them.
-    """
-    inside = [attn for attn in attentions if isinstance(attn.processor, kind)]
-    if on and not inside:
-        handle = hook()
-        for attn in attentions:
-            attn.set_processor(kind(attn.processor, handle))
-    if not on:
-        for attn in inside:
-            attn.processor.handle.remove()
-            attn.set_processor(attn.processor.own)
+@contextmanager
+def in_tiles(vae: Any, tiled: bool) -> Iterator[None]:
+    """An autoencoder that works in overlapping tiles, or whole; afterwards whole."""
+    if tiled:
+        vae.enable_tiling()
+    try:
+        yield
+    finally:
+        vae.disable_tiling()

@@ -14,7 +14,8 @@ from videotune.cache.batches import Drawn, Prepared
 from videotune.cache.experts import Rota
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
-from videotune.families.loading import in_tiles, without_weights
+from videotune.families.loading import without_weights
+from videotune.families.pipelines import in_tiles
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.measure import PIECE, Ledger, Reading, fake_mode, imagine
 from videotune.memory.shallow import Depths

@@ -13,8 +13,9 @@ from videotune.families.cogvideox.attention import isolate_frames
 from videotune.families.cogvideox.facts import read_spec
 from videotune.families.find import fingerprint, of_text, read_config
 from videotune.families.held import Held
-from videotune.families.loading import in_tiles, load_model, shape_of
-from videotune.families.pipelines import own_scheduler, stand_in, without_vae
+from videotune.families.loading import load_model
+from videotune.families.pipelines import in_tiles, own_scheduler, stand_in, without_vae
+from videotune.families.skeletons import on_meta
 from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
 from videotune.types import (
     PLAIN_WEIGHTS,
@@ -199,7 +200,7 @@ class CogVideoX:
         """The transformer's shape without weights."""
         from diffusers import CogVideoXTransformer3DModel as Net
 
-        return shape_of(Net, self.folder / (expert or "transformer"))
+        return on_meta(Net, self.folder / (expert or "transformer"))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v (B,C,F,H,W) float32; the network is told the integer timestep, and an image where it takes one.

@@ -15,8 +15,9 @@ from videotune.families.held import Held
 from videotune.families.hidream.facts import ENCODERS, read_spec
 from videotune.families.hidream.nets import pictures, ready
 from videotune.families.hidream.text import encoders, reader, states, together
-from videotune.families.loading import in_tiles, load_model, shape_of
-from videotune.families.pipelines import own_scheduler, stand_in
+from videotune.families.loading import load_model
+from videotune.families.pipelines import in_tiles, own_scheduler, stand_in
+from videotune.families.skeletons import on_meta
 from videotune.families.text import fresh_tokenizers, text_skeletons
 from videotune.types import (
     PLAIN_WEIGHTS,
@@ -157,7 +158,7 @@ class HiDream:
         """The transformer's shape without weights."""
         from diffusers import HiDreamImageTransformer2DModel as Net
 
-        return shape_of(Net, self.folder / (expert or "transformer"))
+        return on_meta(Net, self.folder / (expert or "transformer"))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0 (B,C,1,H,W) float32, which is the network's answer turned about; it is told 1000 t, in float32."""

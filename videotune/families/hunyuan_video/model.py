@@ -12,8 +12,9 @@ from videotune.families.find import fingerprint, of_text, read_config
 from videotune.families.held import Held
 from videotune.families.hunyuan_video.facts import CROP, TEMPLATE, WIDTH, read_spec
 from videotune.families.hunyuan_video.nets import both_encoders, isolate_frames, native
-from videotune.families.loading import in_tiles, load_model, shape_of
-from videotune.families.pipelines import own_scheduler, stand_in, without_vae
+from videotune.families.loading import load_model
+from videotune.families.pipelines import in_tiles, own_scheduler, stand_in, without_vae
+from videotune.families.skeletons import on_meta
 from videotune.families.text import text_skeletons
 from videotune.types import (
     PLAIN_WEIGHTS,
@@ -211,7 +212,7 @@ class HunyuanVideo:
         """The transformer's shape without weights."""
         from diffusers import HunyuanVideoTransformer3DModel as Net
 
-        return shape_of(Net, self.folder / (expert or "transformer"))
+        return on_meta(Net, self.folder / (expert or "transformer"))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0 (B,C,F,H,W) float32; the network is told 1000 t in float32, and a guidance of 1.

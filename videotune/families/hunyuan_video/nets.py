@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from videotune.families.pipelines import by_frame
+from videotune.families.frames import by_frame
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

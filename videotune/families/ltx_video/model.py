@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.families.find import fingerprint, of_text, read_config
 from videotune.families.held import Held
-from videotune.families.loading import in_tiles, load_model, shape_of
+from videotune.families.loading import load_model
 from videotune.families.ltx_video.facts import newer, read_spec
 from videotune.families.ltx_video.nets import encoded, full_name, isolate_frames, quiet_schedule
-from videotune.families.pipelines import own_scheduler, stand_in
+from videotune.families.pipelines import in_tiles, own_scheduler, stand_in
+from videotune.families.skeletons import on_meta
 from videotune.families.text import fresh_tokenizers, text_skeletons
 from videotune.randomness import draws, seed32
 from videotune.types import (
@@ -175,7 +176,7 @@ class LTXVideo:
         """The transformer's shape without weights."""
         from diffusers import LTXVideoTransformer3DModel as Net
 
-        return shape_of(Net, self.folder / "transformer")
+        return on_meta(Net, self.folder / "transformer")
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0 (B,C,F,H,W) float32; the network is told 1000 t, in float32, and 0 of tokens that are given.

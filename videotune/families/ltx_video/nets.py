@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from videotune.families.pipelines import by_frame
+from videotune.families.frames import by_frame
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.families.find import fingerprint, of_text, read_config
 from videotune.families.held import Held
-from videotune.families.loading import in_tiles, load_model, shape_of
-from videotune.families.pipelines import own_scheduler, stand_in, without_vae
+from videotune.families.loading import load_model
+from videotune.families.pipelines import in_tiles, own_scheduler, stand_in, without_vae
+from videotune.families.skeletons import on_meta
 from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
 from videotune.families.wan.facts import FOLDERS, read_spec
 from videotune.families.wan.nets import encoded, full_name, isolate_frames, native
@@ -220,7 +221,7 @@ class Wan:
         """The transformer's shape without weights. None: the first expert; both have one shape."""
         from diffusers import WanTransformer3DModel
 
-        return shape_of(WanTransformer3DModel, self._expert_folder(expert or self.spec.experts[0].name))
+        return on_meta(WanTransformer3DModel, self._expert_folder(expert or self.spec.experts[0].name))
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0 (B,C,F,H,W) float32; the network is told 1000 t, in float32, and 0 of tokens that are given.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.families.find import read_config
-from videotune.families.pipelines import by_frame
+from videotune.families.frames import by_frame
 from videotune.families.text import count_tokens
 
 if TYPE_CHECKING:

@@ -114,17 +114,14 @@ def _files(project: Project, name: str, run: Run) -> Html:
 def _download(project: Project, path: Path) -> Html:
     if not path.is_relative_to(project.folder) or not path.exists():
         return text(f"{path.name} is not there any more")
-    kind, name, size = "file", path.name, 0
+    kind, name, files = "file", path.name, [path]
     if path.is_dir():
-        kind, name, size = (
-            "folder",
-            f"{path.name}.zip",
-            sum(one.stat().st_size for one in path.rglob("*") if one.is_file()),
-        )
+        kind, name, files = "folder", f"{path.name}.zip", [one for one in path.rglob("*") if one.is_file()]
+    size = sum(one.stat().st_size for one in files) / 1e6
     where = f"/studio/{kind}?project={quote(project.name)}&path={quote(path.relative_to(project.folder).as_posix())}"
     return element(
         "a",
-        text(f"Download {name} ({(size or path.stat().st_size) / 1e6:.2f} MB)"),
+        text(f"Download {name} ({size:.2f} MB)"),
         css="fetch",
         attributes={"href": where, "download": name},
     )

@@ -1,0 +1,74 @@
+"""A base model's parts as their configs describe them, without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import VideotuneError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def on_meta(cls: Any, folder: Path) -> nn.Module:
+    """A network of diffusers as its config describes it, all of it on the meta device."""
+    import torch
+
+    with torch.device("meta"):
+        return cls.from_config(cls.load_config(folder))
+
+
+def to_fill(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The model that a part's config describes, parameters on the meta device, buffers real."""
+    from accelerate import init_empty_weights
+
+    config = cls.load_config(folder)
+    if config.get("quantization_config"):
+        raise VideotuneError(f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16")
+    with _default_dtype(dtype), init_empty_weights():
+        return cls.from_config(config)
+
+
+def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """A part of a base model on the meta device, each parameter in the dtype that it would be loaded in."""
+    import torch
+
+    if hasattr(cls, "load_config"):
+        net = to_fill(cls, folder, dtype)
+    else:
+        config = cls.config_class.from_pretrained(folder)
+        with _default_dtype(dtype), torch.device("meta"):
+            net = cls(config)
+        net.tie_weights()
+    kept = in_float32(cls, dtype)
+    for name, parameter in net.named_parameters():
+        wanted = torch.float32 if any(part in kept for part in name.split(".")) else dtype
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(wanted)
+    return net
+
+
+def in_float32(cls: Any, dtype: torch.dtype) -> tuple[str, ...]:
+    """Parts of the paths of modules that a model's authors keep in float32."""
+    import torch
+
+    if not hasattr(cls, "load_config") and dtype != torch.float16:  # transformers means half precision alone by that
+        return tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
+    return tuple(getattr(cls, "_keep_in_fp32_modules", None) or ())
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """As diffusers does: some models make their buffers in torch's default dtype."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
