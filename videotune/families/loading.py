@@ -156,15 +156,17 @@ def _placed(
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without transformers' bars of progress."""
-    from transformers.utils import logging
+    """Without the bars of progress of transformers and diffusers."""
+    from diffusers.utils import logging as of_diffusers
+    from transformers.utils import logging as of_transformers
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    shown = [logging for logging in (of_transformers, of_diffusers) if logging.is_progress_bar_enabled()]
+    for logging in shown:
+        logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        for logging in shown:
             logging.enable_progress_bar()
 
 

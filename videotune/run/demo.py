@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import DONE, VideotuneError
 from videotune.families.find import find, place
+from videotune.families.loading import quietly
 from videotune.files import read_json, write_json, write_whole
 from videotune.monitor.journal import read_journal
 from videotune.report.html import write_report
@@ -168,7 +169,8 @@ def open_pipeline(run: Path) -> Any:
     settings = run_settings(run)
     base = place(settings["base_model_name"])
     family = find(settings["family"]).open_family(base.folder, torch.device("cpu"), torch.float32)
-    pipe = family.pipeline_class().from_pretrained(base.folder, dtype=torch.float32)
+    with quietly():
+        pipe = family.pipeline_class().from_pretrained(base.folder, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
