@@ -57,7 +57,7 @@ class Studio:
     def end(self) -> None:
         """End the process as a Ctrl-C would."""
         self.process.terminate()
-        self.process.wait(60)
+        assert self.process.wait(60) == 0
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,10 +39,17 @@ def serve(root: Path, host: str, port: int) -> int:
     import uvicorn
 
     _refuse_taken(host, port)
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn ends the server first, and then hands them on
+        signal.signal(number, _ended)
     shown = f"[{host}]" if ":" in host else host
     print(f"The studio is at http://{shown}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3)
     return DONE
+
+
+def _ended(number: int, frame: object) -> None:
+    print("\nThe studio has ended; trainings go on.", flush=True)
+    sys.exit(DONE)
 
 
 def _refuse_taken(host: str, port: int) -> None:
