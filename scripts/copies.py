@@ -4,7 +4,7 @@
 
 A copy is five frames of a known clip cropped to 80 % of its sides anywhere, mirrored, and encoded by x264 at CRF 35. Clips
 are landscapes of noise that a camera pans over (tests/scenery.py), pieces in time and space of the videos in --real, and, on
-their own since they look alike, clips of the toy world. x264 gives other bits on other machines, so figures vary a little.
+their own since they look alike, clips of the toy world.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import av
 import numpy as np
 import torch
 
+from videotune.data.film import video_bytes
 from videotune.files import write_json
 from videotune.monitor.embedding import Embedding, both_ways, default_embedding, in_views
 from videotune.monitor.replication import Baselines, Gallery, Known, Nearest, baselines
@@ -94,16 +95,7 @@ def toys(count: int, first: int = 0) -> list[Film]:
 
 def encoded(frames: np.ndarray, crf: int = CRF) -> np.ndarray:
     """Frames through x264 and back."""
-    height, width = (side // 2 * 2 for side in frames.shape[1:3])
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=16, options={"crf": str(crf)})
-        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-        for image in frames[:, :height, :width]:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")))
-        container.mux(stream.encode())
-    file.seek(0)
-    with av.open(file) as container:
+    with av.open(io.BytesIO(video_bytes(frames, 16, crf))) as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 

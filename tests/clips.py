@@ -40,7 +40,10 @@ def write_clip(
     rate = RATES[fps] if fps in RATES else Fraction(fps).limit_denominator(1001)
     _, height, width, _ = frames.shape
     with av.open(str(path), "w", options=dict(container_options or {})) as container:
-        stream = container.add_stream(codec or CODECS[path.suffix.lower()], rate=rate, options=dict(options or {}))
+        codec, how = codec or CODECS[path.suffix.lower()], dict(options or {})
+        if codec.startswith("libx264"):  # the same bits each time, as videotune/data/film.py says
+            how["x264-params"] = ":".join(filter(None, ("cpu-independent=1", how.get("x264-params"))))
+        stream = container.add_stream(codec, rate=rate, options=how)
         stream.width, stream.height, stream.pix_fmt = width, height, pix_fmt
         stream.codec_context.thread_count = 1
         if aspect is not None:
