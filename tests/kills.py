@@ -9,7 +9,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-OURS = ("cache/store.py", "cache/shards.py", "cache/care.py", "videotune/files.py")
+OURS = (
+    "cache/store.py",
+    "cache/shards.py",
+    "cache/manifest.py",
+    "cache/lock.py",
+    "cache/care.py",
+    "videotune/files.py",
+)
 SAVING = (
     "train/state.py",
     "run/going_back.py",

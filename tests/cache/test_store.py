@@ -344,7 +344,7 @@ def test_killed_anywhere_in_putting_and_packing_nothing_is_lost(tmp_path: Path) 
 
 def test_a_killed_process_leaves_no_lock_and_a_living_one_is_named(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from videotune.cache.shards import only_writer\n"
+        "import sys, time; from pathlib import Path; from videotune.cache.lock import only_writer\n"
         "with only_writer(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from videotune.data.layouts import ClipFile, find_clips, open_layout, read_folder
+from videotune.data.folders import ClipFile, find_clips, read_folder
+from videotune.data.layouts import open_layout
 from videotune.errors import VideotuneError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

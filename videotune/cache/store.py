@@ -16,8 +16,10 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from videotune.cache import shards
-from videotune.cache.shards import Contents, Entry, Name
+from videotune.cache import manifest, shards
+from videotune.cache.lock import LOCK, only_writer
+from videotune.cache.manifest import Contents
+from videotune.cache.shards import Entry, Name
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.types import Take
@@ -82,7 +84,7 @@ class Store:
 
     def _load(self) -> None:
         self._read_at = self._stamp()
-        self._contents = shards.read_contents(self.folder)
+        self._contents = manifest.read_contents(self.folder)
         alone = [entry for entry in self._contents.entries.values() if _packable(entry)]
         self._alone = Counter({kind: sum(entry.kind == kind for entry in alone) for kind in shards.KINDS})
         self._alone_bytes = Counter[str]()
@@ -166,7 +168,7 @@ class Store:
             origin = self._named_origin()
             entry = shards.describe(kind, key, own, about, origin)
             entry = shards.write_entry(self.folder, entry, self._contents.origins[origin], own)
-            shards.append(self.folder, shards.entry_line(entry))
+            manifest.append(self.folder, manifest.entry_line(entry))
         with self._lock:
             old = self._contents.entries.get(entry.name)
             self._contents.entries[entry.name] = entry
@@ -180,7 +182,7 @@ class Store:
             of = shards.versions()
             self._origin = digest(of)[:8]
             self._contents.origins[self._origin] = of
-            shards.append(self.folder, shards.origin_line(self._origin, of))
+            manifest.append(self.folder, manifest.origin_line(self._origin, of))
         return self._origin
 
     def _count(self, entry: Entry | None, by: int) -> None:
@@ -207,7 +209,7 @@ class Store:
         """
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-        with shards.only_writer(self.folder) as note:
+        with only_writer(self.folder) as note:
             self.notes += [note] if note else []
             with self._lock, self._writing():
                 self._load()
@@ -218,7 +220,7 @@ class Store:
     def _tidy(self) -> None:
         """Under the lock: drop what is not whole, delete what no entry needs, and write the manifest if it was not so."""
         found = self._contents
-        began = (self.folder / shards.LOCK).stat().st_mtime  # by the clock of the disk's owner
+        began = (self.folder / LOCK).stat().st_mtime  # by the clock of the disk's owner
         for file in found.parts:
             path = self.folder / file
             if path.is_file() and path.stat().st_mtime < began:
@@ -241,10 +243,10 @@ class Store:
             self._contents.shards.pop(file, None)
             self._open.pop(file, None)
         if files:
-            shards.write_manifest(self.folder, self._contents, files)
+            manifest.write_manifest(self.folder, self._contents, files)
         for file in files:
             (self.folder / file).unlink(missing_ok=True)
-        shards.write_manifest(self.folder, self._contents)
+        manifest.write_manifest(self.folder, self._contents)
         self._load()
 
     def full(self, kind: str) -> bool:
@@ -280,7 +282,7 @@ class Store:
         """Write a shard and its line; from then on its entries are read there."""
         file = shards.write_shard(self.folder, pairs, self._contents.origins)
         size = (self.folder / file).stat().st_size
-        shards.append(self.folder, shards.shard_line(file, size, [entry.key for entry, _ in pairs]), durable=True)
+        manifest.append(self.folder, manifest.shard_line(file, size, [entry.key for entry, _ in pairs]), durable=True)
         self._contents.shards[file] = size
         self._open.pop(file, None)
         name = Path(file).name.removesuffix(shards.SUFFIX)

@@ -14,9 +14,10 @@ from videotune.types import VideoRules
 from .buckets import Resolution, Size, check_resolution, choose_size, parse_resolution
 from .captions import read_caption, with_trigger
 from .facts import ClipProblem, Facts
+from .folders import ClipFile
 from .index import Known, Progress, identify, recall
 from .laying import LaidClip, lay, plain
-from .layouts import ClipFile, Layout, open_layout
+from .layouts import Layout, open_layout
 from .look import Look
 from .windows import WindowSettings, fps_of, planned_frames
 

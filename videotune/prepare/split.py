@@ -24,7 +24,7 @@ from videotune import files
 from videotune.data.captions import METADATA_NAMES
 from videotune.data.decode import Reader
 from videotune.data.facts import ClipProblem, Facts
-from videotune.data.layouts import ClipFile, find_clips
+from videotune.data.folders import ClipFile, find_clips
 from videotune.data.probe import IMAGE_SUFFIXES, VIDEO_SUFFIXES, probe
 from videotune.data.scenes import THRESHOLD, scenes
 from videotune.errors import VideotuneError

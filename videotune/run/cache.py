@@ -7,7 +7,7 @@ from pathlib import Path
 
 from videotune.cache import care
 from videotune.cache.encode import wanted
-from videotune.cache.shards import LOCK
+from videotune.cache.lock import LOCK
 from videotune.cache.store import Store
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.run.console import bar, print_table, say, size

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.data.archives import unpack
-from videotune.data.layouts import CLIP_SUFFIXES
+from videotune.data.folders import CLIP_SUFFIXES
 from videotune.data.members import archive_kind
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
