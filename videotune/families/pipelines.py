@@ -1,4 +1,4 @@
-"""What families share where they hand their networks to diffusers' pipelines: stand-ins, the scheduler, the strides."""
+"""What families share where they hand their networks to diffusers' pipelines: stand-ins, the scheduler, strides, tiles."""
 
 from __future__ import annotations
 
