@@ -10,6 +10,8 @@ from pathlib import Path
 import av
 import numpy as np
 
+from videotune.data.film import SAME_BITS
+
 CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9", ".avi": "mpeg4"}
 RATES = {23.976: Fraction(24000, 1001), 29.97: Fraction(30000, 1001), 59.94: Fraction(60000, 1001)}
 
@@ -41,8 +43,8 @@ def write_clip(
     _, height, width, _ = frames.shape
     with av.open(str(path), "w", options=dict(container_options or {})) as container:
         codec, how = codec or CODECS[path.suffix.lower()], dict(options or {})
-        if codec.startswith("libx264"):  # the same bits each time, as videotune/data/film.py says
-            how["x264-params"] = ":".join(filter(None, ("cpu-independent=1", how.get("x264-params"))))
+        if codec.startswith("libx264"):
+            how["x264-params"] = ":".join(filter(None, (SAME_BITS, how.get("x264-params"))))
         stream = container.add_stream(codec, rate=rate, options=how)
         stream.width, stream.height, stream.pix_fmt = width, height, pix_fmt
         stream.codec_context.thread_count = 1

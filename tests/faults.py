@@ -55,8 +55,8 @@ class Disk:
         return counting
 
 
-def _half_text(path: Path, text: str) -> None:
-    path.write_bytes(text.encode()[: len(text) // 2])
+def _half(path: Path, content: bytes) -> None:
+    path.write_bytes(content[: len(content) // 2])
 
 
 def _half_tensors(tensors: Any, path: Path, *_: Any, **__: Any) -> None:
@@ -75,7 +75,7 @@ def disk(broken: int = 0, how: str = "before", number: int = errno.EIO) -> Itera
     one = Disk(broken, how, number)
     with patch.multiple(os, **{name: one.counted(name, getattr(os, name)) for name in CALLS}):  # noqa: SIM117
         with (
-            patch.object(videotune.files, "_put", one.counted("write", videotune.files._put, _half_text)),
+            patch.object(videotune.files, "_put", one.counted("write", videotune.files._put, _half)),
             patch.object(
                 safetensors.torch, "save_file", one.counted("save_file", safetensors.torch.save_file, _half_tensors)
             ),

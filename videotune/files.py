@@ -85,11 +85,16 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Write text whole (UTF-8)."""
-    write_whole(path, lambda aside: _put(aside, text), durable=durable)
+    write_bytes(path, text.encode(), durable=durable)
 
 
-def _put(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write content whole."""
+    write_whole(path, lambda aside: _put(aside, content), durable=durable)
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:

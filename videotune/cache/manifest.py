@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.cache.shards import KINDS, PART, SHARD, SUFFIX, UNREADABLE, Entry, Name, entry_of, read_label
-from videotune.files import write_text
+from videotune.files import write_bytes
 
 
 @dataclass
@@ -187,7 +187,7 @@ def write_manifest(folder: Path, contents: Contents, gone: Iterable[str] = ()) -
             keys.setdefault(entry.file, []).append(entry.key)
     lines += [shard_line(file, contents.shards[file], keys[file]) for file in keys]
     lines += [{"gone": file} for file in sorted(gone)]
-    write_text(folder / "manifest.jsonl", b"".join(map(_line, lines)).decode())
+    write_bytes(folder / "manifest.jsonl", b"".join(map(_line, lines)))
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -9,10 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from videotune.files import write_whole
+from videotune.files import write_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+SAME_BITS = "cpu-independent=1"
+"""Of x264's parameters, for the same file each time: as it comes, its AVX-512 code makes other bits from call to call."""
 
 
 def write_video(
@@ -24,12 +28,7 @@ def write_video(
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write uint8 frames (T,H,W,3) in the container that ``path`` names, whole or not at all. Odd sides lose a pixel."""
-    content = video_bytes(frames, fps, crf, path.suffix[1:], codec, options)
-    write_whole(path, lambda aside: _put(aside, content), durable=False)
-
-
-def _put(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_bytes(path, video_bytes(frames, fps, crf, path.suffix[1:], codec, options), durable=False)
 
 
 def video_bytes(
@@ -50,8 +49,8 @@ def video_bytes(
 
     height, width = (side // 2 * 2 for side in frames[0].shape[:2])
     told = {"crf": str(crf), **options}
-    if codec == "libx264":  # else its AVX-512 code makes other bits from call to call
-        told["x264-params"] = "cpu-independent=1"
+    if codec == "libx264":
+        told["x264-params"] = SAME_BITS
     container_options = {"fflags": "+bitexact"}  # no random ids, no dates
     if kind == "mp4":
         container_options["movie_timescale"] = "48000"  # else the length is rounded to milliseconds

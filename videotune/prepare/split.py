@@ -24,6 +24,7 @@ from videotune import files
 from videotune.data.captions import METADATA_NAMES
 from videotune.data.decode import Reader
 from videotune.data.facts import ClipProblem, Facts
+from videotune.data.film import SAME_BITS
 from videotune.data.folders import ClipFile, find_clips
 from videotune.data.probe import IMAGE_SUFFIXES, VIDEO_SUFFIXES, probe
 from videotune.data.scenes import THRESHOLD, scenes
@@ -318,8 +319,7 @@ def _encode(path: Path, facts: Facts, part: Scene, frames: Iterator[tuple[int, A
     reformatter = VideoReformatter()
     with av.open(str(path), "w") as container:
         rate = Fraction(facts.fps).limit_denominator(1001)
-        # the same scene is the same file when it is cut again; x264's AVX-512 code alone gives other bits from call to call
-        params = "cpu-independent=1:tff=1" if facts.interlaced else "cpu-independent=1"
+        params = f"{SAME_BITS}:tff=1" if facts.interlaced else SAME_BITS
         # without B-frames each frame's duration in the file is its own, the last one's too
         options = {"crf": QUALITY, "preset": "fast", "bf": "0", "x264-params": params}
         stream = container.add_stream("libx264", rate=rate, options=options)
