@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.monitor.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.monitor.journal import Journal, cut_journal, read_journal
-from videotune.monitor.probe import spread
+from videotune.monitor.probe import spread, spread_over_clips
 from videotune.monitor.ruler import Ruler, normalised, read_ruler, related
 from videotune.types import Batch, ClipShape, Condition, Window
 
@@ -230,3 +231,18 @@ def test_views_so_far_are_told_in_few_words() -> None:
 def test_a_probe_is_spread_over_the_set() -> None:
     assert [int(window.clip_id[:12], 16) for window in spread(windows(20), 4)] == [0, 5, 10, 15]
     assert len(spread(windows(3), 8)) == 3
+
+
+def test_a_long_clip_takes_no_other_clips_place() -> None:
+    long, short = windows(1), windows(6)[1:]
+    of_long = [replace(long[0], start=0.5 * i, end=0.5 * i + 0.5) for i in range(100)]
+    mixed = [*short[:2], *of_long, *short[2:]]
+    middle = of_long[50]
+    assert spread_over_clips(mixed, 6) == (*short[:2], middle, *short[2:])
+    assert spread_over_clips(mixed, 3) == (short[0], middle, short[3])
+    more = spread_over_clips(mixed, 10)
+    assert len(more) == len(set(more)) == 10
+    assert set(more) > {*short, middle}
+    assert [mixed.index(window) for window in more] == sorted(mixed.index(window) for window in more)
+    assert len(spread_over_clips(mixed, 500)) == 105
+    assert spread_over_clips((), 5) == ()

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from videotune.types import Window
 
-PROBE = 8
-"""How many windows of a set are read at most; chosen evenly over the set."""
+T = TypeVar("T")
+
+OF_HELD_OUT = 16
+"""How many held-out windows the ruler reads at most: what tells copying from learning is the scatter over these."""
+
+OF_TRAINING = 8
+"""How many training windows it reads at most: of these the mean alone counts."""
 
 
-def spread(windows: Sequence[Window], count: int = PROBE) -> tuple[Window, ...]:
-    """At most ``count`` windows, evenly over the sequence."""
-    if len(windows) <= count:
-        return tuple(windows)
-    return tuple(windows[i * len(windows) // count] for i in range(count))
+def spread(items: Sequence[T], count: int) -> tuple[T, ...]:
+    """At most ``count`` items, evenly over the sequence."""
+    if len(items) <= count:
+        return tuple(items)
+    return tuple(items[i * len(items) // count] for i in range(count))
+
+
+def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ...]:
+    """At most ``count`` windows, evenly over the clips: a second one of a clip only where each clip has one.
+
+    Of each clip the window in its middle goes first. Without this a few long clips would take all places.
+    """
+    of_clip: dict[str, list[int]] = {}
+    for place, window in enumerate(windows):
+        of_clip.setdefault(window.clip_id, []).append(place)
+    middles = {own[len(own) // 2] for own in of_clip.values()}
+    chosen = spread(sorted(middles), count)
+    rest = [place for place in range(len(windows)) if place not in middles] if len(chosen) < count else []
+    return tuple(windows[place] for place in sorted((*chosen, *spread(rest, count - len(chosen)))))

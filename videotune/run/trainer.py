@@ -20,7 +20,7 @@ from videotune.memory.host import keep_freed_memory
 from videotune.monitor.board import Board, refuse_missing
 from videotune.monitor.heartbeat import Heartbeat
 from videotune.monitor.journal import Journal, read_journal
-from videotune.monitor.probe import spread
+from videotune.monitor.probe import OF_HELD_OUT, OF_TRAINING, spread_over_clips
 from videotune.monitor.ruler import Ruler
 from videotune.monitor.speed import Pace
 from videotune.monitor.verdict import Verdict
@@ -226,7 +226,11 @@ def prepare(
         family=family,
         bench=bench,
         source=make_source(job, family, store, loss, rota),
-        ruler=Ruler(spread(job.library.held_out_windows), spread(job.training_windows), config.seed),
+        ruler=Ruler(
+            spread_over_clips(job.library.held_out_windows, OF_HELD_OUT),
+            spread_over_clips(job.training_windows, OF_TRAINING),
+            config.seed,
+        ),
         prompts=prompts,
         captions=captions_by_window(job),
         journal=Journal(run if crew.first else None),
