@@ -1,4 +1,4 @@
-"""Which windows of a set are looked at again and again; importing this imports no torch."""
+"""Which windows are looked at again and again, and at how many noise levels; importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TypeVar
 from videotune.types import Window
 
 T = TypeVar("T")
+
+QUANTILES = 9
+"""Noise levels at which the ruler reads a window."""
 
 OF_HELD_OUT = 16
 """How many held-out windows the ruler reads at most: what tells copying from learning is the scatter over these."""
@@ -21,6 +24,13 @@ def spread(items: Sequence[T], count: int) -> tuple[T, ...]:
     if len(items) <= count:
         return tuple(items)
     return tuple(items[i * len(items) // count] for i in range(count))
+
+
+def read_by_ruler(
+    held_out: Sequence[Window], training: Sequence[Window]
+) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
+    """Those that the ruler reads: (held-out, training)."""
+    return spread_over_clips(held_out, OF_HELD_OUT), spread_over_clips(training, OF_TRAINING)
 
 
 def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ...]:

@@ -17,10 +17,9 @@ from torch import nn
 from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import Objective
 from videotune.monitor.exposure import CLIP_DIGITS
+from videotune.monitor.probe import QUANTILES
 from videotune.randomness import draws
 from videotune.types import Batch, Expert, Family, Window
-
-QUANTILES = 9
 
 AT_ONCE = 4096
 """Noise levels of a window are read together while they are no more tokens than this: small clips cost less that way."""

@@ -1,9 +1,11 @@
-"""Speed: how long the rest takes, by the seconds of each bucket's steps, and whether the steps wait for data."""
+"""Speed: how long the rest takes, by the seconds of each bucket's steps and of what is done between steps; and whether the
+steps wait for data."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 RECENT = 20
 """So many of the latest steps, of each bucket, say how fast it is."""
@@ -12,13 +14,21 @@ WAITING = 0.1
 """Share of the steps' time above which they are said to wait for data."""
 
 
+LOOKS = ("ruler", "sample", "probe", "save")
+"""What is done between two steps, by the kind of its line in the journal: readings, previews, probes, checkpoints."""
+
+
 class Pace:
-    """The seconds of the latest steps: of each bucket for the time left, of all of them for what is waited for."""
+    """The seconds of the latest steps: of each bucket for the time left, of all of them for what is waited for.
+
+    ``looks``: those of the latest reading, preview, probe and save, by the journal's kind.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[float]] = {}
         self._phases: deque[tuple[float, float]] = deque(maxlen=RECENT)
         self._first = True
+        self.looks: dict[str, float] = {}
 
     def tell(self, bucket: int, seconds: Mapping[str, float]) -> None:
         """A step of a bucket took so many seconds, by phase. A process's first one warms everything up and counts alone."""
@@ -32,6 +42,11 @@ class Pace:
             kept = self._steps[bucket] = deque(maxlen=RECENT)
         kept.append(whole)
         self._phases.append((seconds.get("data", 0.0), whole))
+
+    def follow(self, line: Mapping[str, Any]) -> None:
+        """Take in a line of the journal: what a look between two steps took."""
+        if line["kind"] in LOOKS and line.get("seconds") is not None:
+            self.looks[line["kind"]] = float(line["seconds"])
 
     @property
     def by_bucket(self) -> dict[int, float]:

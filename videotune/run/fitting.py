@@ -30,6 +30,7 @@ from videotune.memory.planner import (
     smallest,
 )
 from videotune.memory.quantization import bytes_a_number
+from videotune.run.beside import beside, share_of_all
 from videotune.run.console import say, size
 from videotune.run.job import Job
 from videotune.run.memory_plan import known_facts, step_facts, tiled_too
@@ -219,6 +220,7 @@ def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
     return {
         "fits": result.fits,
         "hours": None if took is None else round(took * job.steps / 3600, 3),
+        "hours_beside": None if took is None else round(took * job.steps / 3600 * share_of_all(beside(job)), 3),
         "seconds_a_step": None if took is None else round(took, 4),
         "device": {
             "card": result.card.name if result.card else None,

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.files import digest, read_json, write_json
-from videotune.monitor.ruler import QUANTILES, noise_of
+from videotune.monitor.probe import QUANTILES
+from videotune.monitor.ruler import noise_of
 from videotune.run.console import say
 from videotune.run.models import plain_batch
 from videotune.types import Batch

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.cache.schedule import bucket_of, turns
 from videotune.monitor.speed import time_left
+from videotune.run.beside import times
 from videotune.run.console import say
 
 if TYPE_CHECKING:
@@ -30,9 +31,27 @@ def tell_pace(trainer: Trainer, step: int, line: Mapping[str, Any]) -> None:
 
 
 def seconds_left(trainer: Trainer, step: int) -> float | None:
-    """Seconds until the last step, by the buckets that are still to come; readings, previews and saves come on top."""
+    """Seconds to the end, by the buckets that are still to come, and by what readings, previews and saves took so far."""
     job = trainer.job
-    return time_left(trainer.pace.by_bucket, turns_left(job, step), sizes_of(job))
+    steps = time_left(trainer.pace.by_bucket, turns_left(job, step), sizes_of(job))
+    return None if steps is None else steps + looks_left(trainer, step, steps)
+
+
+def looks_left(trainer: Trainer, step: int, steps: float) -> float:
+    """Seconds of what is done between the steps that are left: as often as is said, each as long as the latest of its kind.
+
+    Of a kind that was not met yet nothing is known, and nothing is counted. Probes take at most their budget of ``steps``,
+    the seconds of the steps that are left.
+    """
+    config, last, took = trainer.job.config, trainer.job.steps, trainer.pace.looks
+    saves = times(config.save_every, last, step) if config.save_every else int(step < last)
+    count = {
+        "ruler": times(config.ruler_after, last, step),
+        "sample": times(config.sample_after, last, step) * len(trainer.prompts),
+        "save": saves,
+    }
+    probes = min(saves * took.get("probe", 0.0), config.probe_budget * steps)
+    return sum(number * took.get(kind, 0.0) for kind, number in count.items()) + probes
 
 
 def turns_left(job: Job, step: int) -> dict[int, int]:

@@ -14,6 +14,7 @@ from videotune.data.account import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.families.find import find
 from videotune.monitor.exposure import TARGETS, steps_for
+from videotune.run.beside import beside, in_words
 from videotune.run.console import bar, print_table, size
 from videotune.run.experts import trained
 from videotune.run.job import Job, open_job, refuse_skips
@@ -66,7 +67,7 @@ def plan(
 def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
     """The plan as ``plan --json`` prints it and ``plan.json`` keeps it; ``targets``: views for which it says the steps.
 
-    ``fits``, ``hours``, ``device``, ``host`` and ``chosen`` are null here: memory and time are ``run/fitting.py``'s.
+    ``fits``, the hours, ``device``, ``host`` and ``chosen`` are null here: memory and time are ``run/fitting.py``'s.
     """
     config, total, adapter = job.config, len(job.library.windows), adapter_size(job)
     buckets = [
@@ -82,6 +83,7 @@ def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
     return {
         "fits": None,
         "hours": None,
+        "hours_beside": None,
         "device": None,
         "host": None,
         "seconds_a_step": None,
@@ -97,6 +99,7 @@ def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
         "buckets": buckets,
         "adapter": adapter,
         "experts": experts_of(job),
+        "beside": beside(job),
         "disk": disk(job, adapter),
         "notes": list(job.notes),
         "settings": config.model_dump(mode="json"),
@@ -236,6 +239,8 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     if "checkpoints" in disk:
         line += f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}"
     print(line)
+    if line := in_words(facts["beside"]):
+        print(line)
     if facts["device"]:
         show_fit(facts)
     for note in facts["notes"]:
@@ -262,6 +267,7 @@ def show_fit(facts: Mapping[str, Any]) -> None:
     print(f"host memory: {size(host['need_bytes'])} of {size(host['total_bytes'])} here ({parts}){short}")
     if facts["hours"] is not None:
         each, hours = facts["seconds_a_step"], f"{facts['hours']:.1f} hours of steps"
+        hours += f" and about {facts['hours_beside']:.1f} beside them" if facts["hours_beside"] else ""
         print(f"time: {each:.2f} s a step, {hours}; calculated for {device['card']}, not measured")
     for line in facts["remedies"]:
         print(f"  {line}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from videotune.data.windows import valid_at_least
+from videotune.run.beside import share_of_steps
 from videotune.run.job import Job
 from videotune.run.previews import prompts_of, tells_first_frame, usual_shape
 from videotune.sampling.preview import SampleSettings
@@ -14,9 +15,6 @@ from videotune.types import ClipShape, VideoRules, Window
 
 LEAST_FRAMES = 5
 """Fewer frames would show no motion; a probe has the smallest count from here up that the model takes."""
-
-PASSES_A_STEP = 3
-"""Forward and backward of a training step in forward passes."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +111,10 @@ def probe_told(job: Job) -> tuple[Window, ...]:
 
 
 def share_of_run(plan: ProbePlan, job: Job) -> float:
-    """What a probe costs as a share of the whole training, by counting the tokens that pass through the network.
-
-    An estimate for before a step was timed: attention makes the larger shape dearer than that, decoding is left out.
-    """
+    """What a probe costs as a share of the whole training, estimated before a step was timed; decoding is left out."""
     settings, spec = plan.settings, job.spec
     passes = 2 if settings.guidance > 1 else 1
-    probe = plan.samples * settings.steps * passes * spec.tokens(settings.shape)
-    step = sum(
-        share * batch * spec.tokens(shape)
-        for share, batch, shape in zip(job.shares, job.schedule.batches, job.shapes, strict=True)
-    )
-    return probe / (PASSES_A_STEP * step * job.steps)
+    return share_of_steps(job, plan.samples * settings.steps * passes * spec.tokens(settings.shape))
 
 
 def facts_of(plan: ProbePlan) -> dict[str, Any]:

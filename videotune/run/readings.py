@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.data.film import write_video
 from videotune.monitor.journal import read_journal
 from videotune.monitor.ruler import owners, read_ruler, related
+from videotune.run.beside import due
 from videotune.run.console import bar, say
 from videotune.run.folder import Interrupted
 from videotune.run.frozen import freeze
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
 
 FAILED = "the preview at step {} failed"
 """How a warning of that begins; such a preview is not tried again when the run is resumed from its step."""
-
-
-def due(step: int, every: int, last: int) -> bool:
-    """Whether what happens every so many steps (0: never) and at the last one happens at this one."""
-    return every > 0 and (step % every == 0 or step == last)
 
 
 def before_training(trainer: Trainer) -> None:

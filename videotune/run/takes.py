@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from videotune.monitor.probe import OF_TRAINING, spread_over_clips
+from videotune.monitor.probe import read_by_ruler
 from videotune.run.job import Job
 from videotune.run.previews import first_frames_of
 from videotune.run.probe_plan import probe_told
@@ -23,12 +23,8 @@ def takes_of(job: Job) -> list[tuple[Window, int]]:
         varies = window.varies or job.spec.image_noise
         pairs += [(window, variant) for variant in (range(variants) if varies else (0,))]
     told = dict.fromkeys(first_frames_of(job).values()) if job.config.sample_after else ()
-    plain = (
-        *spread_over_clips(job.training_windows, OF_TRAINING),
-        *job.library.held_out_windows,
-        *told,
-        *probe_told(job),
-    )
+    _, read = read_by_ruler((), job.training_windows)
+    plain = (*read, *job.library.held_out_windows, *told, *probe_told(job))
     return [*pairs, *((window, PLAIN) for window in plain)]
 
 

@@ -13,6 +13,7 @@ from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
 from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.monitor.journal import read_journal
+from videotune.run.beside import due
 from videotune.run.console import bar, clock, say, size
 from videotune.run.export import exactly, export_run
 from videotune.run.fitting import peak
@@ -30,7 +31,7 @@ from videotune.run.pace import seconds_left, tell_pace
 from videotune.run.pictures import keep_pictures
 from videotune.run.plan import make_plan
 from videotune.run.probes import before_training_probe, probe
-from videotune.run.readings import before_training, due, measure, preview
+from videotune.run.readings import before_training, measure, preview
 from videotune.run.remedies import NoRoom, another_try, no_room
 from videotune.run.resume import Opened, Resume, open_run, restore
 from videotune.run.settle import Words

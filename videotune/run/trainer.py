@@ -20,7 +20,7 @@ from videotune.memory.host import keep_freed_memory
 from videotune.monitor.board import Board, refuse_missing
 from videotune.monitor.heartbeat import Heartbeat
 from videotune.monitor.journal import Journal, read_journal
-from videotune.monitor.probe import OF_HELD_OUT, OF_TRAINING, spread_over_clips
+from videotune.monitor.probe import read_by_ruler
 from videotune.monitor.ruler import Ruler
 from videotune.monitor.speed import Pace
 from videotune.monitor.verdict import Verdict
@@ -226,11 +226,7 @@ def prepare(
         family=family,
         bench=bench,
         source=make_source(job, family, store, loss, rota),
-        ruler=Ruler(
-            spread_over_clips(job.library.held_out_windows, OF_HELD_OUT),
-            spread_over_clips(job.training_windows, OF_TRAINING),
-            config.seed,
-        ),
+        ruler=Ruler(*read_by_ruler(job.library.held_out_windows, job.training_windows), config.seed),
         prompts=prompts,
         captions=captions_by_window(job),
         journal=Journal(run if crew.first else None),
@@ -251,6 +247,9 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     if trainer.job.config.tensorboard:
         trainer.board = Board(trainer.run, trainer.first)
         trainer.journal.followers.append(trainer.board.tell)
+    for line in read_journal(trainer.run):
+        trainer.pace.follow(line)
+    trainer.journal.followers.append(trainer.pace.follow)
     job, rows = trainer.job, trainer.rows
     count = sum(p.numel() for name, p in trainer.parameters.items() if name not in rows)
     count += sum(prod(own.whole) for own in rows.values())

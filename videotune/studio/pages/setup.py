@@ -261,7 +261,7 @@ def _told(plan: Mapping[str, Any]) -> list[Html]:
         else badge("does not fit", "bad")
     )
     views = plan["views"]["per_window"]
-    hours = None if plan["hours"] is None else duration(plan["hours"] * 3600)
+    hours, beside = (duration(plan[key] * 3600) if plan.get(key) else None for key in ("hours", "hours_beside"))
     disk = sum(plan["disk"].get(key, 0) for key in ("latent_bytes", "text_bytes_at_most", "run_bytes"))
     shown = {
         "steps": plain(plan["steps"]),
@@ -269,6 +269,7 @@ def _told(plan: Mapping[str, Any]) -> list[Html]:
         "held out": plan["clips"]["held_out"],
         "windows": plan["windows"],
         "time of the steps": hours or "name a card",
+        "readings and previews beside": beside,
         "disk": f"{disk / 1e9:.2f} GB",
     }
     band = tip(

@@ -1,0 +1,132 @@
+"""What a run does beside its steps is planned as it happens, and the time left counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from videotune.monitor.journal import read_journal
+from videotune.run.beside import due, in_words, share_of_all, times
+from videotune.run.pace import looks_left
+from videotune.run.plan import make_plan
+from videotune.run.readings import measure, preview
+from videotune.run.resume import Resume, open_run, restore
+from videotune.run.settle import Words
+from videotune.run.train import loop
+from videotune.run.trainer import Trainer, announce, prepare
+
+OFTEN = ("steps=5", "ruler_after=2", "sample_after=3", "samples=1", "sample.steps=2", "save_every=2", "probe_budget=0")
+
+
+def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Words:
+    fixed = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", "lora.rank=2", "dataloader_threads=0")
+    return Words(data=str(small_clips), sets=(*fixed, *sets))
+
+
+@contextmanager
+def counted(trainer: Trainer) -> Iterator[list[int]]:
+    """The samples of each pass through the network, taken from its calls."""
+    seen: list[int] = []
+
+    def count(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor) and value.dim() == 5]
+        seen.append(tensors[0].shape[0])
+
+    handle = trainer.net.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@given(st.integers(0, 12), st.integers(1, 60), st.integers(-1, 60))
+def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) -> None:
+    assert times(every, last, after) == sum(due(step, every, last) for step in range(after + 1, last + 1))
+
+
+@pytest.mark.parametrize("more", [(), ("ema.decay=0.5", "sample.guidance=1")], ids=["plain", "averaged"])
+def test_the_plan_knows_how_often_and_how_many_passes(
+    more: tuple[str, ...], small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Against the calls of the network: what passes through it in a reading and in a preview, and how many there were."""
+    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN, *more)
+    job = open_run(said, tmp_path / "run", None).job
+    trainer, planned = prepare(job, tmp_path / "run", False), make_plan(job)["beside"]
+    announce(trainer, None)
+    for look, part in ((measure, "readings"), (preview, "previews")):
+        with counted(trainer) as seen:
+            look(trainer, 0)
+        assert sum(seen) == planned[part]["passes"], part
+    assert loop(trainer) == "done"
+    trainer.journal.close()
+    journal = read_journal(tmp_path / "run")
+    assert len({line["step"] for line in journal if line["kind"] == "ruler"}) == planned["readings"]["count"] == 4
+    assert len({line["step"] for line in journal if line["kind"] == "sample"}) == planned["previews"]["count"] == 3
+
+
+def test_the_share_is_that_of_the_tokens(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:
+    """By hand: 4 readings of 9 passes a window, beside 5 steps of 2 samples that count threefold; all of one shape."""
+    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN, "batch_size=2", "video_config.frames=5")
+    facts = make_plan(open_run(said, tmp_path / "run", None).job)["beside"]
+    windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
+    assert facts["readings"]["share"] == pytest.approx(4 * 9 * windows / (3 * 2 * 5), rel=0.01)
+    assert facts["previews"]["share"] == pytest.approx(3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01)
+    assert share_of_all(facts) == facts["readings"]["share"] + facts["previews"]["share"]
+    told = in_words(facts)
+    assert f"4 readings of {windows} windows" in told
+    assert "3 × 1 previews" in told
+    quiet = words(
+        small_clips, tiny_bases("wan"), tmp_path / "cache", "ruler_after=0", "sample_after=0", "probe_budget=0"
+    )
+    nothing = make_plan(open_run(quiet, tmp_path / "other", None).job)["beside"]
+    assert nothing == {"readings": None, "previews": None, "probes": None}
+    assert in_words(nothing) == ""
+
+
+def test_the_time_left_counts_what_is_done_between_steps(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN)
+    trainer = prepare(open_run(said, run, None).job, run, False)
+    announce(trainer, None)
+    assert loop(trainer) == "done"
+    trainer.journal.close()
+    took = {line["kind"]: line["seconds"] for line in read_journal(run) if line["kind"] in ("ruler", "sample", "save")}
+    assert trainer.pace.looks == took
+    for step in range(6):
+        left = {
+            kind: sum(due(later, every, 5) for later in range(step + 1, 6))
+            for kind, every in (("ruler", 2), ("sample", 3), ("save", 2))
+        }
+        wanted = sum(took[kind] * count for kind, count in left.items())
+        assert looks_left(trainer, step, 100.0) == pytest.approx(wanted)
+    assert looks_left(trainer, 5, 0.0) == 0
+    again = Resume(override=True)
+    opened = open_run(words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN, "steps=9"), run, again)
+    longer = prepare(opened.job, run, True, first=6)
+    restore(longer, opened, branch=False)
+    announce(longer, [])
+    longer.journal.close()
+    assert longer.pace.looks == took, "a resume knows what they took before"
+
+
+def test_probes_are_counted_up_to_their_budget(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN[:-1], "probe_budget=0.05")
+    trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
+    announce(trainer, None)
+    trainer.journal.event("probe", step=0, not_measured="no time")
+    assert looks_left(trainer, 0, 1000.0) == 0, "nothing was measured yet"
+    trainer.journal.event("probe", step=0, seconds=10.0)
+    assert looks_left(trainer, 0, 1000.0) == 3 * 10.0, "after steps 2, 4 and 5"
+    assert looks_left(trainer, 0, 100.0) == 0.05 * 100.0
+    trainer.journal.close()
