@@ -79,6 +79,33 @@ def test_a_probe_at_each_checkpoint_and_before_the_first_step(two: tuple[Path, P
     assert all(line["seconds"] > 0 for line in lines)
 
 
+KINDS = {
+    "two experts": ("t2v-a14b", ("expert_period=1", "expert_share=0.5")),
+    "new tokens": ("t2v", ("training_method=EMBEDDING", "embedding.token=<zorble>", "learning_rate=2")),
+    "text encoder": ("t2v", ("training_method=FINE_TUNE", "text_encoder.train=true")),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_trained_is_probed(
+    kind: str, said: Callable[..., Words], tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of two experts, and of captions encoded in the step: what was learnt is seen, and nothing of the training moves."""
+    variant, more = KINDS[kind]
+    base = tiny_bases("wan", variant)
+    sets = ("steps=4", "save_every=2", f"base_model_name={base}", f"cache_dir={tmp_path / 'cache'}", *more)
+    assert train(said(*sets), tmp_path / "quiet") == DONE
+    assert train(said(*sets, *PROBED), tmp_path / "run") == DONE
+    assert equal(state(tmp_path / "run", 4), state(tmp_path / "quiet", 4))
+    assert facts_of(tmp_path / "run") == facts_of(tmp_path / "quiet")
+    lines = of_kind(tmp_path / "run", "probe")
+    assert [line["step"] for line in lines] == [0, 2, 4]
+    assert warnings_of(tmp_path / "run") == []
+    energy = [line["motion"]["energy"] for line in lines]
+    assert energy[0]["to_base"] == 1
+    assert len({one["value"] for one in energy}) == 3
+
+
 def test_the_bases_samples_are_drawn_once_and_kept(two: tuple[Path, Path]) -> None:
     run, _ = two
     with np.load(run / "probe" / "base.npz") as file:

@@ -102,18 +102,19 @@ def close(run: Path, other: Path) -> None:
 def test_two_processes_with_one_sample_are_one_with_two(
     launcher: str, words: Words, alone: Path, tmp_path: Path
 ) -> None:
-    """With previews and readings on, which the first process makes alone while the other waits, or both in step."""
+    """With previews, readings and probes on, which the first process makes alone while the other waits, or both in step."""
     run = tmp_path / "run"
     shared = f"sharding={'FULL' if launcher == 'torchrun' else 'OFF'}"
-    process = launch(
-        launcher, 2, "--out", str(run), *words_of(words, "batch_size=1", "sample_after=2", "ruler_after=2", shared)
-    )
+    looking = ("sample_after=2", "ruler_after=2", "probe_budget=100000", "probe.steps=1", "probe.samples=2")
+    process = launch(launcher, 2, "--out", str(run), *words_of(words, "batch_size=1", *looking, shared))
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
     close(run, alone)
     assert told.count("training ") == 1, "the first process alone talks"
     kinds = Counter(line["kind"] for line in read_journal(run))
     assert (kinds["start"], kinds["sample"], kinds["ruler"], kinds["save"], kinds["end"]) == (1, 3, 3, 1, 1)
+    probes = [line for line in read_journal(run) if line["kind"] == "probe"]
+    assert [(line["step"], len(line["samples"])) for line in probes] == [(0, 2), (STEPS, 2)]
     assert json.loads((run / "plan.json").read_text())["effective_batch"] == 2
     assert (run / "export" / f"run-step-{STEPS}.safetensors").is_file()
 
@@ -127,7 +128,6 @@ def test_a_resume_may_have_another_number_of_processes(words: Words, alone: Path
         "ruler_after=0",
         "probe_budget=0",
         "save_every=1",
-        "warmup_steps=0",
         "warmup_steps=0",
     )
     process = launch("torchrun", 2, "--out", str(run), *words_of(words, *quiet, "steps=100000"))

@@ -30,6 +30,8 @@ from videotune.train.state import complete_checkpoints, incomplete_checkpoints, 
 
 STEPS = 4
 QUIET = ("sample_after=0", "ruler_after=0", "probe_budget=0")
+LOOKING = ("sample_after=4", "ruler_after=4", "probe_budget=100000", "probe.steps=1", "probe.samples=2")
+"""Readings, previews, and probes before the first step and at each checkpoint."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def alone(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     def get(method: str) -> Path:
         if method not in made:
             made[method] = tmp_path_factory.mktemp(f"alone-{method}") / "run"
-            sets = (*words.sets, f"training_method={method}", "batch_size=2", "sample_after=4", "ruler_after=4")
+            sets = (*words.sets, f"training_method={method}", "batch_size=2", *LOOKING)
             assert train(Words(data=words.data, sets=sets), made[method]) == DONE
         return made[method]
 
@@ -82,7 +84,7 @@ def alone(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 def two(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes that train every weight, each a part of them, with readings and previews."""
     run = tmp_path_factory.mktemp("two") / "run"
-    ended = several(2, run, words, "training_method=FINE_TUNE", "sample_after=4", "ruler_after=4")
+    ended = several(2, run, words, "training_method=FINE_TUNE", *LOOKING)
     assert ended.codes == (DONE, DONE), ended.said
     assert ended.said[0].count("training ") == 1
     assert "training " not in ended.said[1], "the first process alone talks"
@@ -104,9 +106,8 @@ def close(run: Path, other: Path, first: int = 1) -> None:
     for part in ("weights", "ema", "optimizer"):
         a, b = (complete_checkpoints(folder)[-1].load(part) for folder in (run, other))
         assert set(a) == set(b)
-        for (
-            name
-        ) in b:  # AdamW's first steps have the rate's size, whatever the gradient's: near 0 its sign is rounding's
+        # AdamW's first steps have the rate's size, whatever the gradient's: near 0 its sign is rounding's
+        for name in b:
             torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=5e-4 if part != "optimizer" else 1e-6)
 
 
@@ -125,6 +126,11 @@ def test_two_processes_that_share_all_weights_out_are_one(two: Path, alone: Call
     assert kinds[0] == kinds[1], "one journal, each thing in it once"
     rulers = [[line["train"]["mean"] for line in read_journal(run) if line["kind"] == "ruler"] for run in (two, other)]
     assert rulers[0] == pytest.approx(rulers[1], rel=1e-5)
+    probes = [[line for line in read_journal(run) if line["kind"] == "probe"] for run in (two, other)]
+    assert [line["step"] for line in probes[0]] == [0, 2, STEPS]
+    for one, same in zip(*probes, strict=True):  # films are compressed and read again, and noise of a pixel is spread
+        assert [sample["clip"] for sample in one["samples"]] == [sample["clip"] for sample in same["samples"]]
+        assert one["replication"]["mean"] == pytest.approx(same["replication"]["mean"], abs=0.01)
     start = [next(line for line in read_journal(run) if line["kind"] == "start") for run in (two, other)]
     assert start[0]["trainable_parameters"] == start[1]["trainable_parameters"]
 
