@@ -58,6 +58,51 @@ def test_a_stranger_is_told_when_to_have_stopped_and_which_file_to_take(tmp_path
     assert "More steps on these clips make it worse." in said
 
 
+def test_steps_in_commands_are_plain_numbers(tmp_path: Path) -> None:
+    """1000 and not 1,000, which no command takes."""
+    course = [(0, 1.0, 1.0), (1000, 0.5, 0.5), (2000, 0.6, 0.4), (3000, 0.7, 0.3)]
+    take = {"step": 1000, "why": "held-out clips were best there"}
+    lines = [start(), *(step(n) for n in (1000, 2000, 3000)), *(ruled(*each) for each in course)]
+    lines += [told("OVERFITTING", 3000, best_step=1000), {"kind": "end", "step": 3000, "why": "done", "take": take}]
+    write_journal(tmp_path, lines)
+    said = words(report(tmp_path))
+    assert f"videotune export {tmp_path.name} --step 1000" in said
+    assert f"videotune train --out {tmp_path.name} --resume --from 1000" in said
+
+
+def saved(number: int) -> dict[str, Any]:
+    return {"kind": "save", "time": 1.0, "step": number, "path": f"checkpoints/step-{number}", "seconds": 0.1}
+
+
+def test_a_run_that_goes_on_names_what_is_saved(tmp_path: Path) -> None:
+    course = [(0, 1.0, 1.0), (10, 0.6, 0.6), (20, 0.5, 0.45), (30, 0.51, 0.35), (40, 0.52, 0.3)]
+    base = [start(), *(step(n) for n in range(1, 41)), *(ruled(*each) for each in course), told("OVERFITTING", 30)]
+    for there, sentence in (
+        ((), "Nothing is saved yet."),
+        ((10, 30), "Take the state after step 30"),
+        ((10, 20, 30), "Take the state after step 20"),
+    ):
+        write_journal(tmp_path, [*base, *map(saved, there)])
+        said = words(report(tmp_path))
+        assert sentence in said
+        assert ("there is no checkpoint of step 20" in said) == (there == (10, 30))
+        assert ("--resume --from" in said) == bool(there)
+        assert "The reading at step 40 says the same." in said, "its line was written at step 30"
+
+
+def test_where_the_base_was_best_it_is_said(tmp_path: Path) -> None:
+    course = [(0, 1.0, 1.0), (10, 1.1, 0.9), (20, 1.2, 0.8)]
+    take = {"step": 10, "why": "the best of the checkpoints that were kept"}
+    lines = [start(), step(1), *(ruled(*each) for each in course), told("OVERFITTING", 20, best_step=0, as_good=[0, 0])]
+    write_journal(tmp_path, [*lines, {"kind": "end", "step": 20, "why": "done", "take": take}])
+    said = words(report(tmp_path))
+    assert "OVERFITTING No state was better than the base model itself." in said
+    assert "no state of this run is better than the base model. The best of those saved:" in said
+    assert "--step 10" in said
+    assert "a lower learning_rate" in said
+    assert "should have stopped at step 0" not in said
+
+
 def test_the_file_is_named_where_it_was_exported(tmp_path: Path) -> None:
     put(overfitted(tmp_path), "exports.json", [{"path": f"export/run-step-{n}.safetensors"} for n in (200, 20)])
     assert "Take export/run-step-20.safetensors (the state after step 20)." in words(report(tmp_path))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from videotune.monitor.best import best_step
 from videotune.report.exposure import window_views
 from videotune.report.markup import (
     NOTHING,
@@ -46,7 +47,7 @@ def verdict_section(run: Run) -> Html:
     return section(
         "verdict",
         title,
-        paragraph(badge(word, COLOURS.get(word, "quiet")), text(in_words(latest)), css="state"),
+        paragraph(badge(word, COLOURS.get(word, "quiet")), text(in_words(latest, readings)), css="state"),
         bullets(advice(run, latest)),
         curve(readings, latest),
         history(run),
@@ -54,21 +55,33 @@ def verdict_section(run: Run) -> Html:
     )
 
 
-def in_words(latest: Record) -> str:
-    """The verdict as a sentence or two."""
-    word, best = latest.get("verdict"), number(latest.get("best_step"))
+def in_words(latest: Record, readings: Sequence[Record]) -> str:
+    """The verdict as a few sentences; ``readings`` of the ruler in use."""
+    word = latest.get("verdict")
     if word == "OVERFITTING":
-        said = f"It should have stopped at step {plain(best)}{_span(latest)}. {_sentence(latest)}"
-        place = number(latest.get("quantile"))
-        if place is None:
-            return said
-        what = "fine detail" if place <= 3 else "layout and motion" if place >= 7 else "shapes"
-        return f"{said} It began at noise level {plain(place)} of {LEVELS}, where the model decides {what}."
-    if word == "PLATEAU":
-        return f"It has come to rest. {_sentence(latest)}"
-    if word == "LEARNING":
-        return f"It was still learning at step {plain(number(latest.get('step')))}. {_sentence(latest)}"
-    return _sentence(latest)
+        said = _stopped(latest)
+    elif word == "PLATEAU":
+        said = f"It has come to rest. {_sentence(latest)}"
+    elif word == "LEARNING":
+        said = f"It was still learning at step {plain(number(latest.get('step')))}. {_sentence(latest)}"
+    else:
+        return _sentence(latest)
+    last = max((number(reading.get("step")) or 0 for reading in readings), default=0)
+    # a line is written where the word changes: without one, the later readings say the same
+    return (
+        f"{said} The reading at step {plain(last)} says the same." if last > (number(latest.get("step")) or 0) else said
+    )
+
+
+def _stopped(latest: Record) -> str:
+    """When a run that overfits should have stopped, why, and where it began."""
+    best, place = number(latest.get("best_step")), number(latest.get("quantile"))
+    when = f"It should have stopped at step {plain(best)}" if best else "No state was better than the base model itself"
+    said = f"{when}{_span(latest)}. {_sentence(latest)}"
+    if place is None:
+        return said
+    what = "fine detail" if place <= 3 else "layout and motion" if place >= 7 else "shapes"
+    return f"{said} It began at noise level {plain(place)} of {LEVELS}, where the model decides {what}."
 
 
 def _sentence(record: Record) -> str:
@@ -87,18 +100,20 @@ def _span(latest: Record) -> str:
 
 def advice(run: Run, latest: Record) -> list[Html]:
     """What to do next: which file, and what would make another run better."""
-    word, taken = latest.get("verdict"), mapping(last_of_kind(run, "end").get("take"))
-    best, last = (
-        number(latest.get("best_step")),
-        max((number(r.get("step")) or 0 for r in of_kind(run, "step")), default=0),
-    )
-    step = number(taken.get("step"))
-    if step is None:
-        step = best if word == "OVERFITTING" else last
+    word, best = latest.get("verdict"), number(latest.get("best_step"))
+    step = to_take(run, word == "OVERFITTING")
     said = [file_line(run, step)]
-    if word == "OVERFITTING":
+    if word == "OVERFITTING" and not best:
+        told = "On clips that it was not shown, no state of this run is better than the base model. The best of those saved:"
+        said.insert(0, text(told))
+        said.append(text("For a better model: more clips, other ones, or a lower learning_rate."))
+    elif word == "OVERFITTING":
+        if step is not None and step != best:
+            said.append(text(f"It is the best of those saved: there is no checkpoint of step {plain(best)}."))
         said.append(text("For a better model: more clips, or other ones. More steps on these clips make it worse."))
-        said.append(text(f"To go on from there: videotune train --out {run.folder.name} --resume --from {plain(step)}"))
+        if step is not None:
+            go_on = f"videotune train --out {run.folder.name} --resume --from {step}"
+            said.append(join([text("To go on from there: "), element("code", text(go_on))]))
     if word == "LEARNING":
         said.append(text("More steps would probably help: --resume with a larger --set steps=…"))
     if word == "PLATEAU":
@@ -113,16 +128,27 @@ def advice(run: Run, latest: Record) -> list[Html]:
     return said
 
 
-def file_line(run: Run, step: float | None) -> Html:
+def to_take(run: Run, overfits: bool) -> int | None:
+    """The step whose state to take: as the run said at its end; of one that goes on the best, or the last, that is saved."""
+    step = number(mapping(last_of_kind(run, "end").get("take")).get("step"))
+    if step is not None:
+        return int(step)
+    saved = {int(step) for record in of_kind(run, "save") if (step := number(record.get("step"))) is not None}
+    best = best_step(run.journal, saved) if overfits else None
+    return max(saved, default=None) if best is None else best
+
+
+def file_line(run: Run, step: int | None) -> Html:
     """The file to take, by its name where it was exported, else the command that writes it."""
-    name = plain(step).replace(",", "")
+    if step is None:
+        return text("Nothing is saved yet.")
     paths = [str(line.get("path")) for line in run.exports or ()]
-    exported = [path for path in paths if re.search(rf"-step-{name}(?!\d)", path)]
+    exported = [path for path in paths if re.search(rf"-step-{step}(?!\d)", path)]
     if exported:
         return join(
             [text("Take "), element("code", text(exported[0])), text(f" (the state after step {plain(step)}).")]
         )
-    command = f"videotune export {run.folder.name} --step {name}"
+    command = f"videotune export {run.folder.name} --step {step}"
     told = text(f"Take the state after step {plain(step)}, which is not exported yet: ")
     return join([told, element("code", text(command))])
 

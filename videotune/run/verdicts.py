@@ -65,6 +65,8 @@ def take(run: Path, step: int) -> dict[str, Any]:
         why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
         return {"step": max(there, default=step), "why": why}
     why = "held-out clips were best there"
-    if found.best_step not in there:
+    if not found.best_step:
+        why = "the best of the checkpoints that were kept, but held-out clips were best under the base model itself"
+    elif found.best_step not in there:
         why = f"the best of the checkpoints that were kept; held-out clips were best at step {found.best_step}"
     return {"step": best, "why": why}

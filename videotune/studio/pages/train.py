@@ -26,9 +26,9 @@ from videotune.report.markup import (
     plain,
     text,
 )
-from videotune.report.read import Run, last_of_kind, mapping, number, of_kind
+from videotune.report.read import Run, last_of_kind, of_kind
 from videotune.report.state import standing
-from videotune.report.verdict import COLOURS, clips_part, curve, history, in_words, readings_of
+from videotune.report.verdict import COLOURS, clips_part, curve, history, in_words, readings_of, to_take
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, log_tail, result, why
 from videotune.studio.pages.data import choose
@@ -300,12 +300,12 @@ def _verdict(run: Run) -> Html:
     if not latest:
         return NOTHING
     word = str(latest.get("verdict") or "no verdict")
-    best = number(mapping(last_of_kind(run, "end").get("take")).get("step"))
-    best = number(latest.get("best_step")) if best is None and word == "OVERFITTING" else best
+    best = to_take(run, word == "OVERFITTING") if word == "OVERFITTING" or last_of_kind(run, "end") else None
     take = (
         NOTHING if best is None else paragraph(text(f"Best taken: the state after step {plain(best)} (page Export)."))
     )
-    return join([paragraph(badge(word, COLOURS.get(word, "quiet")), text(in_words(latest)), css="state"), take])
+    told = text(in_words(latest, readings_of(run)))
+    return join([paragraph(badge(word, COLOURS.get(word, "quiet")), told, css="state"), take])
 
 
 def _grounds(run: Run) -> Html:
