@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from videotune.cache.schedule import Schedule, views
 from videotune.diffusion.objective import objective
@@ -15,7 +17,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.monitor.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.monitor.journal import Journal, cut_journal, read_journal
 from videotune.monitor.probe import spread, spread_over_clips
-from videotune.monitor.ruler import Ruler, normalised, read_ruler, related
+from videotune.monitor.ruler import Ruler, _mean, normalised, read_ruler, related
 from videotune.types import Batch, ClipShape, Condition, Window
 
 SHAPE = ClipShape(5, 32, 32, 16.0)
@@ -242,7 +244,38 @@ def test_a_long_clip_takes_no_other_clips_place() -> None:
     assert spread_over_clips(mixed, 3) == (short[0], middle, short[3])
     more = spread_over_clips(mixed, 10)
     assert len(more) == len(set(more)) == 10
-    assert set(more) > {*short, middle}
+    assert set(more) > set(short)
     assert [mixed.index(window) for window in more] == sorted(mixed.index(window) for window in more)
-    assert len(spread_over_clips(mixed, 500)) == 105
+    assert spread_over_clips(mixed, 500) == tuple(mixed)
     assert spread_over_clips((), 5) == ()
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.integers(0, 30))
+def test_places_are_dealt_out_clip_by_clip(lengths: list[int], count: int) -> None:
+    """Where each clip has a place none has two more than another that has windows left."""
+    clips = windows(len(lengths))
+    several = [
+        replace(clip, start=float(i)) for clip, length in zip(clips, lengths, strict=True) for i in range(length)
+    ]
+    chosen = spread_over_clips(several, count)
+    assert len(chosen) == len(set(chosen)) == min(count, len(several))
+    each = [sum(window.clip_id == clip.clip_id for window in chosen) for clip in clips]
+    if count >= len(clips):
+        full = [length == share for length, share in zip(lengths, each, strict=True)]
+        open_ = [share for share, whole in zip(each, full, strict=True) if not whole]
+        assert not open_ or max(each) <= min(open_) + 1
+    else:
+        assert sorted(each) == [0] * (len(clips) - count) + [1] * count
+
+
+def test_a_reading_counts_each_clip_alike() -> None:
+    """A clip of three windows that is learnt and one of one window that is not: half and half, not three to one."""
+    long, short = windows(2)
+    three = [replace(long, start=float(i)) for i in range(3)]
+    errors = torch.tensor([[0.5] * 9] * 3 + [[1.5] * 9], dtype=torch.float64)
+    part = _mean(errors, [*three, short])
+    assert part is not None
+    assert part["mean"] == 1.0
+    assert part["by_quantile"] == [1.0] * 9
+    assert part["windows"] == 4
+    assert related(part, part, {})["normalised"] == pytest.approx(1)

@@ -76,6 +76,26 @@ def test_where_nothing_falls_any_more_it_is_a_plateau() -> None:
     assert word(course([*DOWN, 0.45, 0.4], [*DOWN, 0.5, 0.5])) == LEARNING
 
 
+def test_a_run_that_flies_apart_is_not_said_to_rest() -> None:
+    up = (1.0, 0.9, 0.8, 1.2, 1.8, 2.5)
+    found = judge(course(up, up))
+    assert found is not None
+    assert (found.word, found.best_step, found.worse) == (PLATEAU, 20, True)
+    assert "both have got worse, a sign of too high a learning_rate" in found.reason
+    assert "chance" not in found.reason
+    rested = judge(course((*DOWN, 0.5, 0.5), (*DOWN, 0.5, 0.5)))
+    assert rested is not None
+    assert not rested.worse
+
+
+def test_a_call_says_what_was_seen_when_it_was_made() -> None:
+    """The training clips at the reading that rose, not at a later one at which they may lie higher again."""
+    found = judge(course([*DOWN, 0.55, 0.6, 0.61], [*DOWN, 0.4, 0.3, 0.9]))
+    assert found is not None
+    assert found.word == OVERFITTING
+    assert "training clips fell from 0.500 to 0.300" in found.reason
+
+
 def test_training_clips_that_fall_alone_are_no_learning() -> None:
     found = judge(course([*DOWN, 0.5, 0.5, 0.5, 0.5], [*DOWN, 0.45, 0.4, 0.35, 0.3]))
     assert found is not None
@@ -174,7 +194,7 @@ def test_chance_alone_is_seldom_called_overfitting() -> None:
 
 
 def test_the_line_has_all_that_a_verdict_says() -> None:
-    line = Verdict(PLATEAU, "so", 30, 20, 0.5, (20, 30), None, "aaaaaaaa").to_json()
+    line = Verdict(PLATEAU, "so", 30, 20, 0.5, (20, 30), True, None, "aaaaaaaa").to_json()
     assert line["verdict"] == PLATEAU
     assert line["as_good"] == [20, 30]
-    assert set(line) == {"verdict", "reason", "step", "best_step", "best", "as_good", "quantile", "ruler"}
+    assert set(line) == {"verdict", "reason", "step", "best_step", "best", "as_good", "worse", "quantile", "ruler"}

@@ -62,7 +62,9 @@ def step(number: int, mse: float | None = None, **changed: Any) -> dict[str, Any
 
 def reading(number: int, held_out: float | None, train: float) -> dict[str, Any]:
     def part(mean: float) -> dict[str, Any]:
-        return {"mean": mean, "by_quantile": [mean * (1.6 - 0.15 * i) for i in range(9)], "normalised": 1.0}
+        clips = {letter * 12: mean for letter in "de"}
+        levels = [mean * (1.6 - 0.15 * i) for i in range(9)]
+        return {"mean": mean, "by_quantile": levels, "normalised": 1.0, "clips": clips}
 
     held = None if held_out is None else part(held_out)
     return {"kind": "ruler", "step": number, "held_out": held, "train": part(train), "seconds": 0.4}

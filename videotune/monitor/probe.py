@@ -34,14 +34,23 @@ def read_by_ruler(
 
 
 def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ...]:
-    """At most ``count`` windows, evenly over the clips: a second one of a clip only where each clip has one.
+    """At most ``count`` windows, evenly over the clips: a second one of a clip only where each clip has one, and so on.
 
-    Of each clip the window in its middle goes first. Without this a few long clips would take all places.
+    Of a clip with one place the window in its middle. Without this a few long clips would take all places.
     """
     of_clip: dict[str, list[int]] = {}
     for place, window in enumerate(windows):
         of_clip.setdefault(window.clip_id, []).append(place)
-    middles = {own[len(own) // 2] for own in of_clip.values()}
-    chosen = spread(sorted(middles), count)
-    rest = [place for place in range(len(windows)) if place not in middles] if len(chosen) < count else []
-    return tuple(windows[place] for place in sorted((*chosen, *spread(rest, count - len(chosen)))))
+    clips = spread(list(of_clip.values()), count)
+    shares, left = [0] * len(clips), min(count, sum(map(len, clips)))
+    while left:
+        for number, own in enumerate(clips):
+            if left and shares[number] < len(own):
+                shares[number], left = shares[number] + 1, left - 1
+    chosen = [place for own, share in zip(clips, shares, strict=True) for place in middles(own, share)]
+    return tuple(windows[place] for place in sorted(chosen))
+
+
+def middles(places: Sequence[int], count: int) -> list[int]:
+    """The middles of ``count`` equal parts of a sequence."""
+    return [places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)]

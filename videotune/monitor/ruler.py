@@ -41,10 +41,11 @@ def read_ruler(
     objective: Objective,
     batch_of: Callable[[Window], Batch],
 ) -> dict[str, Any]:
-    """{"held_out": {mean, by_quantile, windows, clips} or None, "train": likewise}; plain mse averaged over the windows.
+    """{"held_out": {mean, by_quantile, windows, clips} or None, "train": likewise}; plain mse averaged over the clips.
 
     ``clips``: the mse at each level of each clip, averaged over its windows, by the first digits of its id, as windows
-    name it. Each noise level is read by the expert whose it is; of ``nets`` one after the other is looked up, each once.
+    name it; each clip counts alike, however many windows it has. Each noise level is read by the expert whose it is; of
+    ``nets`` one after the other is looked up, each once.
     """
     levels = objective.timesteps.quantiles(QUANTILES)
     parts = {"held_out": ruler.held_out, "train": ruler.train}
@@ -108,10 +109,10 @@ def _mean(errors: torch.Tensor, windows: Sequence[Window]) -> dict[str, Any] | N
     """A part of a reading; None where there was nothing to read."""
     if not windows:
         return None
-    means = errors.mean(0).tolist()
     names = [window.clip_id[:CLIP_DIGITS] for window in windows]
     rows = {name: errors[[i for i, other in enumerate(names) if other == name]] for name in dict.fromkeys(names)}
     clips = {name: own.mean(0).tolist() for name, own in rows.items()}
+    means = [sum(level) / len(clips) for level in zip(*clips.values(), strict=True)]
     return {"mean": sum(means) / len(means), "by_quantile": means, "windows": len(windows), "clips": clips}
 
 
@@ -128,7 +129,7 @@ def related(
     """A part of a reading as the journal has it: in relation to the same part of the ruler's first reading.
 
     Each clip's value is the mean over quantiles of its error's ratio to the first reading's mean over the clips, so that
-    over clips of one window each the values average to ``normalised``. ``owners``: the expert of each quantile, where there
+    the values average to ``normalised``. ``owners``: the expert of each quantile, where there
     are two; then each one's own value is given too.
     """
     if reading is None:

@@ -31,8 +31,9 @@ class Verdict:
     """``word``: LEARNING, PLATEAU, OVERFITTING, or None where nothing can be said yet; ``reason`` in words.
 
     ``step`` of the reading that it was made at; ``best_step`` has the lowest held-out reading so far, ``best``, and
-    ``as_good`` is the first and last step around it whose readings cannot be told from it. ``quantile``, 1 to 9 from little
-    noise to much: where held-out clips turned first, of a run that overfits. ``ruler``: whose readings these are.
+    ``as_good`` is the first and last step around it whose readings cannot be told from it. ``worse``: held-out clips lie
+    above their best by more than chance now. ``quantile``, 1 to 9 from little noise to much: where held-out clips turned
+    first, of a run that overfits. ``ruler``: whose readings these are.
     """
 
     word: str | None
@@ -41,12 +42,13 @@ class Verdict:
     best_step: int | None = None
     best: float | None = None
     as_good: tuple[int, int] | None = None
+    worse: bool = False
     quantile: int | None = None
     ruler: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The journal's line, without its kind and time."""
-        names = ("step", "reason", "best_step", "best", "as_good", "quantile", "ruler")
+        names = ("step", "reason", "best_step", "best", "as_good", "worse", "quantile", "ruler")
         found = {name: getattr(self, name) for name in names}
         return {"verdict": self.word} | {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
 
@@ -76,6 +78,7 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
         best_step=int(readings[best]["step"]),
         best=float(readings[best]["held_out"]["normalised"]),
         as_good=(int(readings[first]["step"]), int(readings[last]["step"])),
+        worse=_above(held[best], held[-1]),
         ruler=name,
     )
     if len(readings) < ENOUGH:
@@ -156,13 +159,19 @@ def _copied(readings: Sequence[Mapping[str, Any]], best: int, risen: int) -> str
         f"held-out clips were best at step {first['step']} ({first['held_out']['normalised']:.3f} of the base) and {since} "
         f"to {worst['held_out']['normalised']:.3f}{then}, more than the scatter over {len(clips_of(now, 'held_out'))} clips "
         f"explains and twice in a row, while training clips fell from {first['train']['normalised']:.3f} to "
-        f"{now['train']['normalised']:.3f}: the clips are being copied"
+        f"{worst['train']['normalised']:.3f}: the clips are being copied"
     )
 
 
 def _risen(best: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    mean, chance = rise(clips_of(best, "held_out"), clips_of(now, "held_out"))
-    return mean > max(chance, LEAST_RISE) and now["train"]["normalised"] < best["train"]["normalised"]
+    higher = _above(clips_of(best, "held_out"), clips_of(now, "held_out"))
+    return higher and now["train"]["normalised"] < best["train"]["normalised"]
+
+
+def _above(best: Mapping[str, float], now: Mapping[str, float]) -> bool:
+    """Whether clips have risen by more than chance explains, and by more than weights of two steps differ anyway."""
+    mean, chance = rise(best, now)
+    return mean > max(chance, LEAST_RISE)
 
 
 def as_good(held: Sequence[Mapping[str, float]], best: int) -> tuple[int, int]:
@@ -193,15 +202,24 @@ def turned_first(readings: Sequence[Mapping[str, Any]], best: int) -> int:
 def _others(readings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """LEARNING or PLATEAU over the last third of the readings, at least three, and why."""
     last = readings[-max(ENOUGH, ceil(len(readings) / 3)) :]
-    told, fell = [], {}
+    told, went = [], {}
     for part, what in (("held_out", "held-out clips"), ("train", "training clips")):
-        mean, chance = rise(clips_of(last[-1], part), clips_of(last[0], part))  # backwards: how far they fell
-        fell[part] = mean > (chance if len(clips_of(last[0], part)) > 1 else LEAST_RISE)
+        went[part] = _went(clips_of(last[0], part), clips_of(last[-1], part))
         values = f"from {last[0][part]['normalised']:.3f} to {last[-1][part]['normalised']:.3f}"
-        told.append(f"{what} went {values}" + ("" if fell[part] else ", within what chance explains"))
+        told.append(f"{what} went {values}" + ("" if went[part] else ", within what chance explains"))
     since = f"since step {last[0]['step']}"
-    if fell["held_out"]:
+    if went["held_out"] < 0:
         return LEARNING, f"{since} {' and '.join(told)}"
-    if fell["train"]:
+    if went["held_out"] > 0:
+        both = ": both have got worse, a sign of too high a learning_rate" if went["train"] > 0 else ""
+        return PLATEAU, f"{since} {' and '.join(told)}{both}"
+    if went["train"] < 0:
         return PLATEAU, f"{since} {' and '.join(told)}: what is still learnt is these clips alone"
     return PLATEAU, f"{since} neither has fallen: {' and '.join(told)}"
+
+
+def _went(before: Mapping[str, float], now: Mapping[str, float]) -> int:
+    """-1: clips fell by more than chance explains; 1: they rose by more; 0: neither. One clip: by the least rise."""
+    mean, chance = rise(before, now)
+    least = chance if len(before) > 1 else LEAST_RISE
+    return (mean > least) - (mean < -least)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePath
 
 from videotune.monitor.best import best_step
+from videotune.monitor.verdict import judge
 from videotune.report.exposure import window_views
 from videotune.report.markup import (
     NOTHING,
@@ -36,7 +37,7 @@ LEVELS = 9
 
 def verdict_section(run: Run) -> Html:
     """The verdict in words, what to do, when it changed, the curve that it rests on, and the clips one by one."""
-    latest, title = last_of_kind(run, "verdict"), "How it went"
+    latest, title = current(run), "How it went"
     readings = readings_of(run)
     if not latest:
         if not readings and number(setting(run, "ruler_after")) == 0:
@@ -47,30 +48,50 @@ def verdict_section(run: Run) -> Html:
     return section(
         "verdict",
         title,
-        paragraph(badge(word, COLOURS.get(word, "quiet")), text(in_words(latest, readings)), css="state"),
+        paragraph(badge(word, COLOURS.get(word, "quiet")), text(in_words(latest)), css="state"),
         bullets(advice(run, latest)),
         curve(readings, latest),
-        history(run),
+        history(run) if of_kind(run, "verdict") else NOTHING,
         clips_part(run, readings),
     )
 
 
-def in_words(latest: Record, readings: Sequence[Record]) -> str:
-    """The verdict as a few sentences; ``readings`` of the ruler in use."""
+def current(run: Run) -> Record:
+    """The verdict on all readings so far, as the journal would have it, which has a line only where the word changed."""
+    found = judge(sound_readings(run))
+    return {} if found is None else found.to_json()
+
+
+def sound_readings(run: Run) -> list[Record]:
+    """The readings that have what the verdict rests on; a page of a folder that was tampered with leaves the others out."""
+    return [record for record in of_kind(run, "ruler") if _is_sound(record)]
+
+
+def _is_sound(reading: Record) -> bool:
+    parts = [mapping(reading.get("train"))]
+    if reading.get("held_out") is not None:
+        parts.append(mapping(reading.get("held_out")))
+    return isinstance(reading.get("step"), int) and all(_has_values(part) for part in parts)
+
+
+def _has_values(part: Record) -> bool:
+    clips = list(mapping(part.get("clips")).values())
+    values = [part.get("normalised"), *items(part.get("by_quantile")), *clips]
+    return bool(clips) and all(value is None or number(value) is not None for value in values)
+
+
+def in_words(latest: Record) -> str:
+    """The verdict as a sentence or two."""
     word = latest.get("verdict")
     if word == "OVERFITTING":
-        said = _stopped(latest)
-    elif word == "PLATEAU":
-        said = f"It has come to rest. {_sentence(latest)}"
-    elif word == "LEARNING":
-        said = f"It was still learning at step {plain(number(latest.get('step')))}. {_sentence(latest)}"
-    else:
-        return _sentence(latest)
-    last = max((number(reading.get("step")) or 0 for reading in readings), default=0)
-    # a line is written where the word changes: without one, the later readings say the same
-    return (
-        f"{said} The reading at step {plain(last)} says the same." if last > (number(latest.get("step")) or 0) else said
-    )
+        return _stopped(latest)
+    if word == "PLATEAU" and latest.get("worse"):
+        return f"It has got worse since step {plain(number(latest.get('best_step')))}. {_sentence(latest)}"
+    if word == "PLATEAU":
+        return f"It has come to rest. {_sentence(latest)}"
+    if word == "LEARNING":
+        return f"It was still learning at step {plain(number(latest.get('step')))}. {_sentence(latest)}"
+    return _sentence(latest)
 
 
 def _stopped(latest: Record) -> str:
@@ -101,7 +122,7 @@ def _span(latest: Record) -> str:
 def advice(run: Run, latest: Record) -> list[Html]:
     """What to do next: which file, and what would make another run better."""
     word, best = latest.get("verdict"), number(latest.get("best_step"))
-    step = to_take(run, word == "OVERFITTING")
+    step = to_take(run, latest)
     said = [file_line(run, step)]
     if word == "OVERFITTING" and not best:
         told = "On clips that it was not shown, no state of this run is better than the base model. The best of those saved:"
@@ -116,7 +137,9 @@ def advice(run: Run, latest: Record) -> list[Html]:
             said.append(join([text("To go on from there: "), element("code", text(go_on))]))
     if word == "LEARNING":
         said.append(text("More steps would probably help: --resume with a larger --set steps=…"))
-    if word == "PLATEAU":
+    if word == "PLATEAU" and latest.get("worse"):
+        said.append(text("A lower learning_rate, or fewer steps: what was learnt until then is being lost."))
+    elif word == "PLATEAU":
         said.append(
             text(
                 "More steps will change little in what it draws of new prompts. Another learning_rate, a larger lora.rank "
@@ -128,13 +151,15 @@ def advice(run: Run, latest: Record) -> list[Html]:
     return said
 
 
-def to_take(run: Run, overfits: bool) -> int | None:
+def to_take(run: Run, latest: Record) -> int | None:
     """The step whose state to take: as the run said at its end; of one that goes on the best, or the last, that is saved."""
     step = number(mapping(last_of_kind(run, "end").get("take")).get("step"))
     if step is not None:
         return int(step)
     saved = {int(step) for record in of_kind(run, "save") if (step := number(record.get("step"))) is not None}
-    best = best_step(run.journal, saved) if overfits else None
+    best = (
+        best_step(sound_readings(run), saved) if latest.get("verdict") == "OVERFITTING" or latest.get("worse") else None
+    )
     return max(saved, default=None) if best is None else best
 
 

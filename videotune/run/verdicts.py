@@ -56,12 +56,13 @@ def is_new_best(lines: Iterable[Mapping[str, Any]], step: int) -> bool:
 def take(run: Path, step: int) -> dict[str, Any]:
     """Which checkpoint a person should take of a run that is at ``step``, and why, in words.
 
-    The best one by the held-out clips where the run overfits; else the last one, since nothing speaks against it.
+    The best one by the held-out clips where the run overfits, or has got worse; else the last one, since nothing speaks
+    against it.
     """
     lines = read_journal(run)
     found, there = judge(lines), [one.step for one in complete_checkpoints(run)]
     best = best_step(lines, set(there))
-    if found is None or found.word != OVERFITTING or best is None:
+    if found is None or best is None or not (found.word == OVERFITTING or (found.word and found.worse)):
         why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
         return {"step": max(there, default=step), "why": why}
     why = "held-out clips were best there"

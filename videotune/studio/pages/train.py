@@ -28,7 +28,7 @@ from videotune.report.markup import (
 )
 from videotune.report.read import Run, last_of_kind, of_kind
 from videotune.report.state import standing
-from videotune.report.verdict import COLOURS, clips_part, curve, history, in_words, readings_of, to_take
+from videotune.report.verdict import COLOURS, clips_part, current, curve, history, in_words, readings_of, to_take
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, log_tail, result, why
 from videotune.studio.pages.data import choose
@@ -296,15 +296,15 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
 
 def _verdict(run: Run) -> Html:
     """How it went, in words, with the state that is best taken; the export is a page of its own."""
-    latest = last_of_kind(run, "verdict")
+    latest = current(run)
     if not latest:
         return NOTHING
     word = str(latest.get("verdict") or "no verdict")
-    best = to_take(run, word == "OVERFITTING") if word == "OVERFITTING" or last_of_kind(run, "end") else None
+    best = to_take(run, latest) if word == "OVERFITTING" or latest.get("worse") or last_of_kind(run, "end") else None
     take = (
         NOTHING if best is None else paragraph(text(f"Best taken: the state after step {plain(best)} (page Export)."))
     )
-    told = text(in_words(latest, readings_of(run)))
+    told = text(in_words(latest))
     return join([paragraph(badge(word, COLOURS.get(word, "quiet")), told, css="state"), take])
 
 
@@ -313,8 +313,10 @@ def _grounds(run: Run) -> Html:
     readings = readings_of(run)
     if not readings:
         return NOTHING
-    latest = last_of_kind(run, "verdict")
-    told = join([curve(readings, latest), history(run) if latest else NOTHING, clips_part(run, readings)])
+    latest = current(run)
+    told = join(
+        [curve(readings, latest), history(run) if of_kind(run, "verdict") else NOTHING, clips_part(run, readings)]
+    )
     return details("What the verdict rests on", told)
 
 
