@@ -82,6 +82,26 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
     assert read_json(run / "exports.json")[0]["path"] != f"export/run-step-{last}.safetensors"
 
 
+UP = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)
+
+
+@pytest.mark.parametrize(
+    ("held", "train", "step", "why"),
+    [(HELD, HELD, 3, "held-out clips were best there"), (UP, TRAIN, 1, "best under the base model itself")],
+    ids=["flies apart", "base was best"],
+)
+def test_which_checkpoint_to_take(
+    held: tuple[float, ...], train: tuple[float, ...], step: int, why: str,
+    lab: Lab, copying: None, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Where training clips get worse as well it is no copying, but the last state is not the one to take."""
+    monkeypatch.setattr(sys.modules[__name__], "HELD", held)
+    monkeypatch.setattr(sys.modules[__name__], "TRAIN", train)
+    end = run_of(lab, [{"path": str(lab.clips)}], steps=7, ruler_after=1, save_every=1)[-1]
+    assert end["take"]["step"] == step
+    assert why in end["take"]["why"]
+
+
 @pytest.mark.effect("tensorboard")
 def test_curves_readings_and_previews_stand_in_tensorboard(lab: Lab) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,38 @@ def refuse_missing() -> None:
 
 
 class Board:
-    """Event files in the run's folder ``tensorboard``; ``tell`` takes each line of the journal."""
+    """Event files in the run's folder ``tensorboard``; ``tell`` takes each line of the journal.
 
-    def __init__(self, run: Path, first: int) -> None:
+    What cannot be written, on a full disk, never ends a run: it is missing there, ``on_error`` is told once, and a further
+    file goes on as soon as one can be written.
+    """
+
+    def __init__(self, run: Path, first: int, on_error: Callable[[str], None]) -> None:
         """``first``: the first step to come; what earlier files say of it and of later ones is dropped by TensorBoard."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._run = run
-        self._writer = EventFileWriter(str(run / FOLDER))
-        self._add(first, time.time(), session_log=SessionLog(status=SessionLog.START))
+        self._run, self._on_error, self._told = run, on_error, False
+        self._writer: Any = None
+        with self._whatever_happens():
+            self._add(first, time.time(), session_log=SessionLog(status=SessionLog.START))
+
+    @contextmanager
+    def _whatever_happens(self) -> Iterator[None]:
+        """TensorBoard's writer has a thread that fails by itself: the next call is told, and it is of no use then."""
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            if not self._told:
+                self._told = True
+                self._on_error(f"the curves for TensorBoard have a gap, the journal has none: {error}")
 
     def _add(self, step: int, when: float, **what: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self._run / FOLDER))
         self._writer.add_event(Event(wall_time=when, step=step, **what))
 
     def tell(self, line: Mapping[str, Any]) -> None:
@@ -51,16 +70,19 @@ class Board:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
         if line["kind"] == "verdict":
             values.append(text_value("verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"))
-        if line["kind"] == "sample":
-            values.append(gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"]))
-        if values:
-            self._add(int(line["step"]), float(line.get("time", time.time())), summary=Summary(value=values))
-        if line["kind"] != "step":
-            self._writer.flush()
+        with self._whatever_happens():
+            if line["kind"] == "sample":
+                values.append(gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"]))
+            if values:
+                self._add(int(line["step"]), float(line.get("time", time.time())), summary=Summary(value=values))
+            if line["kind"] != "step" and self._writer is not None:
+                self._writer.flush()
 
     def close(self) -> None:
         """Write what waits, and close the file."""
-        self._writer.close()
+        with self._whatever_happens():
+            if self._writer is not None:
+                self._writer.close()
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
@@ -79,8 +101,14 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
                     if parts.get(part):
                         found[f"{name}/{part}"] = parts[part]["normalised"]
                         found[f"{name}/{part}_mean"] = parts[part]["mean"]
+                        experts = parts[part].get("experts") or {}
+                        found |= {f"{name}/{part}_{expert}": value for expert, value in experts.items()}
         case "views":
             found = {f"views/{key}_window": line["per_window"][key] for key in ("min", "mean", "max")}
+        case "probe" if "samples" in line:
+            found = {"probe/replication": line["replication"]["mean"], "probe/copies": line["replication"]["copies"]}
+            found |= {"probe/diversity": line["diversity"]["value"]}
+            found |= {f"probe/{key}": measure["value"] for key, measure in line["motion"].items()}
         case "save" | "sample":
             found = {f"seconds/{line['kind']}": line["seconds"]}
     return {tag: float(value) for tag, value in found.items() if value is not None and abs(value) < float("inf")}

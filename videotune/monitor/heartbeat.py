@@ -38,10 +38,15 @@ class Heartbeat:
         """What the process was last said to do."""
         return str(self._facts["state"])
 
+    @property
+    def step(self) -> int:
+        """The last step that was said to be done."""
+        return int(self._facts["step"])
+
     def tell(self, state: str, step: int | None = None) -> None:
         """What the process does now.
 
-        One of starting, encoding, loading, training, saving, measuring, sampling, paused, exporting, ended.
+        One of starting, encoding, loading, training, saving, measuring, probing, sampling, paused, exporting, ended.
         """
         new: dict[str, Any] = {}
         if state != self.state:

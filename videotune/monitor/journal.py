@@ -42,8 +42,6 @@ class Journal:
         """Append one line. NaN and infinity are written as null, since JSON has no word for them."""
         if self._file is None:
             return
-        for follower in self.followers:
-            follower(line)
         text = json.dumps(line, ensure_ascii=False, allow_nan=True)
         if "NaN" in text or "Infinity" in text:
             text = json.dumps(_finite(line), ensure_ascii=False)
@@ -53,6 +51,8 @@ class Journal:
         except OSError as error:
             if not out_of_room(error):
                 raise
+        for follower in self.followers:  # after it: what they do with a line must not cost it
+            follower(line)
 
     def flush(self) -> None:
         """Write what waits.

@@ -28,6 +28,7 @@ PHASES = {
     "loading": "loading the model, and what is trained of it",
     "training": "training",
     "measuring": "the ruler",
+    "probing": "probes: small samples, measured",
     "sampling": "previews",
     "saving": "checkpoints",
     "paused": "waiting for room on the disk",

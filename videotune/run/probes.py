@@ -111,7 +111,7 @@ def probe(trainer: Trainer, step: int) -> None:
     probes = trainer.probes
     if probes is None:
         return
-    trainer.pulse.tell("measuring", step)
+    trainer.pulse.tell("probing", step)
     try:
         why = why_not(trainer, probes, step) if trainer.crew.first else None
         why = trainer.crew.told(why) if trainer.together else why

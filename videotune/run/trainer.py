@@ -242,10 +242,16 @@ def captions_by_window(job: Job) -> dict[str, tuple[str, ...]]:
     return {window.id: captions[window.clip_id] for window in job.library.windows}
 
 
+def warn(trainer: Trainer, text: str) -> None:
+    """What is wrong and does not end the run, in the journal and on the screen."""
+    trainer.journal.event("warning", step=trainer.pulse.step, text=text)
+    say(f"warning: {text}")
+
+
 def announce(trainer: Trainer, changes: list[str] | None) -> None:
     """The journal's first line of this process, and the run in a sentence. ``changes``: of a resume; None: it is none."""
     if trainer.job.config.tensorboard:
-        trainer.board = Board(trainer.run, trainer.first)
+        trainer.board = Board(trainer.run, trainer.first, lambda text: warn(trainer, text))
         trainer.journal.followers.append(trainer.board.tell)
     for line in read_journal(trainer.run):
         trainer.pace.follow(line)

@@ -56,6 +56,7 @@ DOING = {
     "training": "training",
     "saving": "saving",
     "measuring": "measuring itself",
+    "probing": "measuring small samples",
     "sampling": "drawing previews",
     "paused": "waiting for room on the disk",
     "exporting": "writing the result",
