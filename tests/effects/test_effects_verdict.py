@@ -18,7 +18,8 @@ from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.monitor.board import FOLDER
 from videotune.monitor.journal import read_journal
-from videotune.run.settle import Words
+from videotune.run.job import open_job
+from videotune.run.settle import Words, settle
 from videotune.run.train import train
 
 HELD = (1.0, 0.8, 0.6, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -80,6 +81,21 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
     }
     assert any(not torch.equal(kept[name], now[name]) for name in kept)
     assert read_json(run / "exports.json")[0]["path"] != f"export/run-step-{last}.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("sets", "why"),
+    [
+        (("ruler_after=0",), "ruler_after is 0, and only readings can say when to stop"),
+        ((), "fewer than two clips are held out"),
+    ],
+)
+def test_early_stopping_that_cannot_come_is_told(lab: Lab, sets: tuple[str, ...], why: str) -> None:
+    place = (f"base_model_name={lab.model}", f"cache_dir={lab.cache}")
+    for asked in (True, False):
+        said = Words(data=str(lab.clips), sets=(*place, *sets, *(("early_stopping=2",) if asked else ())))
+        told = [note for note in open_job(*settle(said)).notes if note.startswith("early_stopping is unused")]
+        assert [why in note for note in told] == [True] * asked
 
 
 UP = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from videotune.monitor.board import FOLDER, Board, scalars
@@ -18,6 +19,7 @@ def step(number: int) -> dict[str, Any]:
     return {"kind": "step", "step": number, "loss": 1.0, "mse": 1.0, **rest}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_is_told_once_and_a_further_file_goes_on(tmp_path: Path) -> None:
     """The thread of TensorBoard's writer fails; the journal has every line, and the steps after it are in the curves."""
     told: list[str] = []

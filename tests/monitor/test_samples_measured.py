@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,12 @@ def test_vectors_have_length_one_and_a_flat_frame_is_no_error() -> None:
         vectors = edges(to_pictures(frames))
         assert vectors.isfinite().all()
         assert (vectors.norm(dim=1) < 1 + 1e-5).all()
+    black = np.zeros((2, 32, 32, 3), np.uint8)
+    seen = edges(to_pictures(black))
+    assert torch.allclose(seen.norm(dim=1), torch.ones(2)), "a model that draws black is measured too"
+    alike, other = torch.stack([seen[0], seen[1]]), edges(to_pictures(film(0)))
+    assert diversity([[alike, alike]]) == pytest.approx(1)
+    assert diversity([[seen[:1], other[:1]]]) > 1.5
     assert cut_out(torch.zeros(1, 3, 40, 60), (0.2, 0.2, 0.8)).shape == (1, 3, 32, 48)
 
 
@@ -220,3 +227,12 @@ def test_an_encoder_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(VideotuneError, match=r"probe.encoder"):
         open_encoder(str(tmp_path))
+
+
+def test_an_encoder_with_damaged_weights_is_told(encoders: dict[str, Path], tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(encoders["clip"], damaged)
+    weights = (damaged / "model.safetensors").read_bytes()
+    (damaged / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(VideotuneError, match=r"probe.encoder: transformers finds no image encoder in"):
+        open_encoder(str(damaged))

@@ -190,6 +190,18 @@ def test_views_are_counted_from_the_journal(run: Path) -> None:
     assert "high 50 to 99: 3 clips" in said
 
 
+def test_views_of_clips_that_were_taken_out_decide_no_band(run: Path) -> None:
+    """After a resume with changed data: the account has the clips of today, the journal's steps those of before too."""
+    gone = f"{'e' * 12}@0.000+17x64x64"
+    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if line["kind"] == "step")
+    first["window_ids"] = first["window_ids"] + [gone] * 120
+    write_journal(run, lines)
+    said = part(report(run), "exposure")
+    assert "high 240 samples drawn so far from 4 windows: each shown 60 to 60 times." in said
+    assert "risky 240" not in said
+
+
 def test_half_way_the_bars_show_so_far_and_by_the_end(tmp_path: Path) -> None:
     run = full_run(tmp_path / "half", last_step=61)
     page = report(run)

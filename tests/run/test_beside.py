@@ -12,14 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from videotune.monitor.exposure import band, most
 from videotune.monitor.journal import read_journal
+from videotune.monitor.speed import time_left
 from videotune.run.beside import due, in_words, share_of_all, times
-from videotune.run.pace import looks_left
+from videotune.run.pace import looks_left, seconds_left, sizes_of, turns_left
 from videotune.run.plan import make_plan
+from videotune.run.probe_plan import probe_plan, share_of_run
 from videotune.run.readings import measure, preview
 from videotune.run.resume import Resume, open_run, restore
 from videotune.run.settle import Words
-from videotune.run.train import loop
+from videotune.run.train import loop, progress_text
 from videotune.run.trainer import Trainer, announce, prepare
 
 OFTEN = ("steps=5", "ruler_after=2", "sample_after=3", "samples=1", "sample.steps=2", "save_every=2", "probe_budget=0")
@@ -90,6 +93,48 @@ def test_the_share_is_that_of_the_tokens(small_clips: Path, tiny_bases: Callable
     assert in_words(nothing) == ""
 
 
+def test_processes_share_the_steps_and_not_what_is_done_between(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """With twice the processes as many steps have twice the samples in the same time; a reading takes what it took."""
+    often = (*OFTEN[:-1], "probe_budget=1000")
+    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *often)
+    one, two = (make_plan(open_run(said, tmp_path / str(n), None, n).job)["beside"] for n in (1, 2))
+    assert one == two
+
+
+def test_probes_are_planned_up_to_their_budget(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Three checkpoints and the base: four probes, however large the budget."""
+    planned = []
+    for budget in (0.5, 1000, 0.0001):
+        said = words(
+            small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN[:-1], f"probe_budget={budget}", "steps=6"
+        )
+        job = open_run(said, tmp_path / f"{budget}", None).job
+        plan = probe_plan(job)
+        assert plan is not None
+        planned.append((make_plan(job)["beside"]["probes"], share_of_run(plan, job)))
+    one = planned[0][1]
+    assert 2 * one > 0.5 or planned[0][0] == {"share_at_most": pytest.approx(min(0.5, 4 * one), rel=0.01)}
+    assert planned[1][0] == {"share_at_most": pytest.approx(4 * one, rel=0.01)}
+    assert planned[2][0] is None, "it cannot pay for two"
+
+
+def test_the_bar_says_views_with_their_band(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """By the window that is shown most, step by step as the exposure has it."""
+    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN, "steps=200", "batch_size=6")
+    trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
+    trainer.journal.close()
+    told = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
+    assert len(set(told.values())) == 4
+    assert {step: trainer.band_at(step) for step in told} == told
+    assert f"views a window, {told[120]}" in progress_text(trainer, 120, {"loss": 0.1})
+
+
 def test_the_time_left_counts_what_is_done_between_steps(
     small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -109,6 +154,9 @@ def test_the_time_left_counts_what_is_done_between_steps(
         wanted = sum(took[kind] * count for kind, count in left.items())
         assert looks_left(trainer, step, 100.0) == pytest.approx(wanted)
     assert looks_left(trainer, 5, 0.0) == 0
+    assert seconds_left(trainer, 5) == pytest.approx(sum(took.values())), "told before the last looks"
+    steps = time_left(trainer.pace.by_bucket, turns_left(trainer.job, 3), sizes_of(trainer.job))
+    assert seconds_left(trainer, 3) == pytest.approx((steps or 0) + looks_left(trainer, 2, 0.0))
     again = Resume(override=True)
     opened = open_run(words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN, "steps=9"), run, again)
     longer = prepare(opened.job, run, True, first=6)

@@ -373,6 +373,9 @@ def counts_agree(run: Path, steps: int) -> None:
     }
     by_clip = {clip["id"]: clip["views"] for clip in read_json(run / "check.json")["clips"] if clip["used"]}
     assert by_clip == dict(promised.clips)
+    planned = read_json(run / "plan.json")["views"]
+    assert planned["per_window"]["max"] == max(promised.windows.values())
+    assert min(planned["steps_for"].values()) >= job.past.step, "no step of which nothing is known any more"
     kept = sum(count for name, count in shown.items() if name in now)
     assert job.views_at(steps) == pytest.approx(kept / len(now), abs=1)
     page = (run / "report.html").read_text(encoding="utf-8")

@@ -70,7 +70,10 @@ def default_embedding() -> Embedding:
 
 
 def edges(pictures: Tensor) -> Tensor:
-    """Pictures (N, 3, H, W) in [0, 1] -> unit vectors (N, 704): see ``default_embedding``."""
+    """Pictures (N, 3, H, W) in [0, 1] -> unit vectors (N, 704): see ``default_embedding``.
+
+    A picture without any edge, light or colour, a black one, would have length 0: all such are one unit vector.
+    """
     small = functional.interpolate(pictures, (SIDE, SIDE), mode="bilinear", antialias=True, align_corners=False)
     red, green, blue = small.unbind(1)
     grey = 0.299 * red + 0.587 * green + 0.114 * blue
@@ -85,7 +88,8 @@ def edges(pictures: Tensor) -> Tensor:
     turned = turned / (length + 0.5 * length.mean((2, 3), keepdim=True) + 1e-4)
     light, colour = _by_place(grey[:, None]), _by_place(torch.stack([red - grey, blue - grey], 1))
     parts = [turned, light - light.mean((2, 3), keepdim=True), colour]
-    return unit(torch.cat([weight * unit(part.flatten(1)) for weight, part in zip(PARTS, parts, strict=True)], 1))
+    whole = unit(torch.cat([weight * unit(part.flatten(1)) for weight, part in zip(PARTS, parts, strict=True)], 1))
+    return torch.where(whole.norm(dim=1, keepdim=True) > 0.5, whole, whole.shape[1] ** -0.5)
 
 
 def _by_place(planes: Tensor) -> Tensor:
@@ -134,9 +138,10 @@ def open_encoder(place: str, device: torch.device | str = "cpu") -> Embedding:
 
     try:
         processor, model = AutoImageProcessor.from_pretrained(place), AutoModel.from_pretrained(place)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # damaged weights, a config of another model: each library behind it has its own
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise VideotuneError(
-            f"probe.encoder: transformers finds no image encoder in {place!r} ({str(error).splitlines()[0]}). Give a folder "
+            f"probe.encoder: transformers finds no image encoder in {place!r} ({why}). Give a folder "
             "with config.json, weights and preprocessor_config.json, or a Hub id; null: the heuristic, which needs none"
         ) from error
     model = model.to(device).eval()

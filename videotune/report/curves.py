@@ -167,7 +167,28 @@ def ruler_section(run: Run) -> Html:
             _by_quantile(readings),
             css="pair",
         ),
+        _parts(readings[-1]),
     )
+
+
+def _parts(reading: Record) -> Html:
+    """What a reading says of the average and of the weights themselves, and of each of two experts; nothing of neither."""
+    live = mapping(reading.get("live"))
+    whole = "the average of the weights, which is exported" if live else "the model"
+    found = [(whole, {key: mapping(reading.get(key)).get("normalised") for key in ("held_out", "train")})]
+    if live:
+        weights = {key: mapping(live.get(key)).get("normalised") for key in ("held_out", "train")}
+        found.append(("the weights themselves", weights))
+    experts = {key: mapping(mapping(reading.get(key)).get("experts")) for key in ("held_out", "train")}
+    for name in dict.fromkeys(name for own in experts.values() for name in own):
+        found.append((f"expert {name}, at its noise levels", {key: own.get(name) for key, own in experts.items()}))
+    if len(found) < 2:
+        return NOTHING
+    rows = [
+        [text(name), *(text(plain(number(values[key]))) for key in ("held_out", "train"))] for name, values in found
+    ]
+    title = "At the last reading, relative to the base: below 1 is better"
+    return join([element("h4", text(title)), table(["of", "held-out clips", "training clips"], rows)])
 
 
 def _change(points: Sequence[Point]) -> tuple[str, str, str, str]:

@@ -115,10 +115,16 @@ def _sentences(run: Run) -> list[Html]:
     """What was drawn so far, by the journal; what will have been, by the plan."""
     said = []
     keeping = regularization_clips(run)
-    seen = {window: count for window, count in window_views(run).items() if clip_of(window) not in keeping}
+    here = {str(row.get("id"))[:12] for row in map(mapping, items(mapping(run.check).get("clips"))) if row.get("id")}
+    seen = {
+        window: count
+        for window, count in window_views(run).items()
+        if clip_of(window) not in keeping and (not here or clip_of(window) in here)  # not of clips that were taken out
+    }
     if seen:
         aside = sum(number(clip.get("windows")) or 0 for clip in keeping.values())
-        windows = (number(last_of_kind(run, "start").get("windows")) or 0) - aside
+        whole = number(mapping(run.plan).get("windows")) or number(last_of_kind(run, "start").get("windows")) or 0
+        windows = whole - aside
         windows = windows if windows > 0 else len(seen)
         least = min(seen.values()) if len(seen) >= windows else 0
         name, css = band(max(seen.values()))

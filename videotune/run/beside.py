@@ -27,16 +27,16 @@ def times(every: int, last: int, after: int = -1) -> int:
 
 
 def tokens_a_step(job: Job) -> float:
-    """Tokens of a step's samples, on the average over the buckets."""
+    """Tokens of a step's samples in one process, on the average over the buckets."""
     sizes = zip(job.shares, job.schedule.batches, job.shapes, strict=True)
-    return sum(share * batch * job.spec.tokens(shape) for share, batch, shape in sizes)
+    return sum(share * batch * job.spec.tokens(shape) for share, batch, shape in sizes) / job.processes
 
 
 def share_of_steps(job: Job, tokens: float) -> float:
     """What it costs to put so many tokens through the network, as a share of the time of all steps.
 
     An estimate for before a step was timed: attention makes larger shapes dearer than that, and what is no pass of the
-    denoiser is left out.
+    denoiser is left out. Steps are shared by all processes; what is done between them is not.
     """
     return tokens / (PASSES_A_STEP * tokens_a_step(job) * job.steps)
 
@@ -87,13 +87,14 @@ def previews(job: Job) -> dict[str, Any] | None:
 
 
 def probes(job: Job) -> dict[str, Any] | None:
-    """At most the budget; None where the run is too short to pay for two."""
+    """At most the budget, and no more than one before the first step and at each checkpoint; None: it cannot pay for two."""
     from videotune.run.probe_plan import probe_plan, share_of_run
 
     plan, budget = probe_plan(job), job.config.probe_budget
-    if plan is None or 2 * share_of_run(plan, job) > budget:
+    if plan is None or 2 * (one := share_of_run(plan, job)) > budget:
         return None
-    return {"share_at_most": budget}
+    saves = times(job.config.save_every, job.steps, 0) if job.config.save_every else 1
+    return {"share_at_most": rounded(min(budget, (1 + saves) * one))}
 
 
 def rounded(share: float) -> float:

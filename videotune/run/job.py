@@ -273,21 +273,23 @@ def mixes(library: Library) -> bool:
 
 def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
     """A sentence for each key that the person has set and nothing uses."""
-    video = resolved.config.video_config
-    windows = (*library.windows, *library.held_out_windows)
+    config, video = resolved.config, resolved.config.video_config
+    windows, held_out = (*library.windows, *library.held_out_windows), library.held_out_windows
     reasons = {
-        "video_batch_size_multiplier": not mixes(library) and "images and videos are not mixed here",
-        "window_stride": video.windows != "slide" and 'video_config.windows is not "slide"',
-        "keyframe_source": video.frame_sample_strategy != "keyframe" and 'frame_sample_strategy is not "keyframe"',
-        "variants": not (noisy or any(window.varies for window in windows))
+        "video_config.video_batch_size_multiplier": not mixes(library) and "images and videos are not mixed here",
+        "video_config.window_stride": video.windows != "slide" and 'video_config.windows is not "slide"',
+        "video_config.keyframe_source": video.frame_sample_strategy != "keyframe"
+        and 'frame_sample_strategy is not "keyframe"',
+        "video_config.variants": not (noisy or any(window.varies for window in windows))
         and "nothing of a window is drawn at random",
-        "windows": video.stretch and "stretch makes one window of each clip",
+        "video_config.windows": video.stretch and "stretch makes one window of each clip",
+        "early_stopping": (not config.ruler_after and "ruler_after is 0, and only readings can say when to stop")
+        or (
+            len({window.clip_id for window in held_out}) < 2
+            and "fewer than two clips are held out, and only such clips tell learning from copying"
+        ),
     }
-    return [
-        f"video_config.{name} is unused: {why}"
-        for name, why in reasons.items()
-        if why and resolved.origins[f"video_config.{name}"] == "user"
-    ]
+    return [f"{name} is unused: {why}" for name, why in reasons.items() if why and resolved.origins[name] == "user"]
 
 
 def make_schedule(

@@ -31,14 +31,17 @@ def tell_pace(trainer: Trainer, step: int, line: Mapping[str, Any]) -> None:
 
 
 def seconds_left(trainer: Trainer, step: int) -> float | None:
-    """Seconds to the end, by the buckets that are still to come, and by what readings, previews and saves took so far."""
+    """Seconds to the end, by the buckets that are still to come, and by what readings, previews and saves took so far.
+
+    Asked when ``step`` is done, and before what is done after it.
+    """
     job = trainer.job
     steps = time_left(trainer.pace.by_bucket, turns_left(job, step), sizes_of(job))
-    return None if steps is None else steps + looks_left(trainer, step, steps)
+    return None if steps is None else steps + looks_left(trainer, step - 1, steps)
 
 
 def looks_left(trainer: Trainer, step: int, steps: float) -> float:
-    """Seconds of what is done between the steps that are left: as often as is said, each as long as the latest of its kind.
+    """Seconds of what is done after the steps that follow ``step``: each look as long as the latest of its kind.
 
     Of a kind that was not met yet nothing is known, and nothing is counted. Probes take at most their budget of ``steps``,
     the seconds of the steps that are left.

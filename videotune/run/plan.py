@@ -112,7 +112,8 @@ def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
         return {}
     repeats = max(clip.repeats for clip in job.library.clips if not clip.held_out)
     guess = float(steps_a_pass(job.schedule)) / repeats
-    return {str(views): steps_for(views, job.exposure, guess) for views in sorted(targets)}
+    # of views that were reached before the data changed the step is not known any more: that of the change is after it
+    return {str(views): max(job.past.step, steps_for(views, job.exposure, guess)) for views in sorted(targets)}
 
 
 def adapter_size(job: Job) -> dict[str, Any] | None:

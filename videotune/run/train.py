@@ -233,7 +233,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
 
 def progress_text(trainer: Trainer, step: int, line: Mapping[str, Any]) -> str:
     """What stands beside the bar: the loss, the views so far, the verdict, and whether the run waits for data."""
-    parts = [f"loss {line['loss']:.4f}", f"{trainer.job.views_at(step):.1f} views a window"]
+    parts = [f"loss {line['loss']:.4f}", f"{trainer.job.views_at(step):.1f} views a window, {trainer.band_at(step)}"]
     if trainer.verdict is not None and trainer.verdict.word:
         parts.append(trainer.verdict.word)
     if waits := trainer.pace.waiting():

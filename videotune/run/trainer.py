@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,10 @@ from videotune.adapters.kinds import split
 from videotune.cache.batches import Source
 from videotune.data.account import totals
 from videotune.errors import VideotuneError
+from videotune.files import read_json
 from videotune.memory.host import keep_freed_memory
 from videotune.monitor.board import Board, refuse_missing
+from videotune.monitor.exposure import band
 from videotune.monitor.heartbeat import Heartbeat
 from videotune.monitor.journal import Journal, read_journal
 from videotune.monitor.probe import read_by_ruler
@@ -89,6 +92,16 @@ class Trainer:
     waits: bool = False
     board: Board | None = None
     probes: Probes | None = None
+
+    @cached_property
+    def planned_views(self) -> Mapping[str, Any]:
+        """The plan's views by the end, and the steps at which each band begins."""
+        return dict(read_json(self.run / "plan.json")["views"])
+
+    def band_at(self, step: int) -> str:
+        """The band of the training window that has been shown most."""
+        reached = [int(views) for views, first in self.planned_views["steps_for"].items() if first <= step]
+        return band(max(reached, default=0))
 
     @property
     def net(self) -> nn.Module:

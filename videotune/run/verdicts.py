@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 def write_views(trainer: Trainer, step: int) -> None:
-    """How often everything has been shown until a step, into the journal, once."""
+    """How often everything has been shown until a step, and each window by the end, into the journal, once."""
     lines = read_journal(trainer.run)
     if any(line["kind"] == "views" and line["step"] == step for line in lines):
         return
-    trainer.journal.event("views", step=step, **trainer.job.exposure(step).so_far())
+    planned = trainer.planned_views
+    by_the_end = {"by_the_end": planned["per_window"], "advice": planned["advice"]}
+    trainer.journal.event("views", step=step, **trainer.job.exposure(step).so_far(), **by_the_end)
 
 
 def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
