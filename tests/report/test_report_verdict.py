@@ -9,9 +9,8 @@ from typing import Any
 
 from report_kit import CLIPS, account, config, put, reading, start, step, write_journal
 
+from videotune.monitor.verdict import judge
 from videotune.report.html import write_report
-
-WHY = "held-out clips were best at step 20 and have risen to 0.520 while training clips fell to 0.300"
 
 
 def report(folder: Path) -> str:
@@ -32,9 +31,15 @@ def ruled(number: int, held: tuple[float, float] | float, train: float) -> dict[
     return line
 
 
-def told(word: str | None, number: int, **more: Any) -> dict[str, Any]:
-    line = {"kind": "verdict", "time": 1.0, "step": number, "verdict": word, "reason": WHY, "best_step": 20}
-    return line | {"best": 0.5, "as_good": [10, 20], "quantile": 2, "ruler": "aaaaaaaa"} | more
+def judged(readings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Readings with the verdict after each, as a run writes them."""
+    lines: list[dict[str, Any]] = []
+    for record in readings:
+        lines.append(record)
+        found = judge(lines)
+        assert found is not None
+        lines.append({"kind": "verdict", "time": 1.0, **found.to_json()})
+    return lines
 
 
 COURSE = ((0, 1.0, 1.0), (10, (0.4, 0.8), 0.6), (20, 0.5, 0.45), (30, 0.52, 0.35), (40, 0.54, 0.3))
@@ -42,10 +47,10 @@ COURSE = ((0, 1.0, 1.0), (10, (0.4, 0.8), 0.6), (20, 0.5, 0.45), (30, 0.52, 0.35
 
 
 def overfitted(folder: Path) -> Path:
-    lines = [start(), *(step(n) for n in range(1, 41)), *(ruled(*each) for each in COURSE)]
-    for line in lines[-2:]:
+    readings = [ruled(*each) for each in COURSE]
+    for line in readings[-2:]:
         line["held_out"]["by_quantile"][1] *= 1.2  # the second noise level turned most
-    lines += [told("LEARNING", 20, reason="both fell"), told("OVERFITTING", 40)]
+    lines = [start(), *(step(n) for n in range(1, 41)), *judged(readings)]
     take = {"step": 20, "why": "held-out clips were best there"}
     write_journal(folder, [*lines, {"kind": "end", "step": 40, "why": "early", "take": take}])
     put(folder, "check.json", account())
@@ -68,8 +73,8 @@ def test_steps_in_commands_are_plain_numbers(tmp_path: Path) -> None:
     """1000 and not 1,000, which no command takes."""
     course = [(0, 1.0, 1.0), (1000, 0.5, 0.5), (2000, 0.6, 0.4), (3000, 0.7, 0.3)]
     take = {"step": 1000, "why": "held-out clips were best there"}
-    lines = [start(), *(step(n) for n in (1000, 2000, 3000)), *(ruled(*each) for each in course)]
-    lines += [told("OVERFITTING", 3000, best_step=1000), {"kind": "end", "step": 3000, "why": "done", "take": take}]
+    lines = [start(), *(step(n) for n in (1000, 2000, 3000)), *judged([ruled(*each) for each in course])]
+    lines += [{"kind": "end", "step": 3000, "why": "done", "take": take}]
     write_journal(tmp_path, lines)
     said = words(report(tmp_path))
     assert f"videotune export {tmp_path.name} --step 1000" in said
@@ -81,7 +86,7 @@ def saved(number: int) -> dict[str, Any]:
 
 
 def test_a_run_that_goes_on_names_what_is_saved(tmp_path: Path) -> None:
-    base = [start(), *(step(n) for n in range(1, 41)), *(ruled(*each) for each in COURSE)]
+    base = [start(), *(step(n) for n in range(1, 41)), *judged([ruled(*each) for each in COURSE])]
     for there, sentence in (
         ((), "Nothing is saved yet."),
         ((10, 30), "Take the state after step 30"),
@@ -92,13 +97,13 @@ def test_a_run_that_goes_on_names_what_is_saved(tmp_path: Path) -> None:
         assert sentence in said
         assert ("there is no checkpoint of step 20" in said) == (there == (10, 30))
         assert ("--resume --from" in said) == bool(there)
-        assert "OVERFITTING It should have stopped at step 20" in said, "no line of the journal says so yet"
+        assert "OVERFITTING It should have stopped at step 20" in said
 
 
 def test_where_the_base_was_best_it_is_said(tmp_path: Path) -> None:
     course = [(0, 1.0, 1.0), (10, 1.1, 0.9), (20, 1.2, 0.8)]
     take = {"step": 10, "why": "the best of the checkpoints that were kept"}
-    lines = [start(), step(1), *(ruled(*each) for each in course), told("OVERFITTING", 20, best_step=0, as_good=[0, 0])]
+    lines = [start(), step(1), *judged([ruled(*each) for each in course])]
     write_journal(tmp_path, [*lines, {"kind": "end", "step": 20, "why": "done", "take": take}])
     said = words(report(tmp_path))
     assert "OVERFITTING No state was better than the base model itself." in said
@@ -115,8 +120,9 @@ def test_the_file_is_named_where_it_was_exported(tmp_path: Path) -> None:
 
 def test_each_change_stands_there_with_its_step_and_reason(tmp_path: Path) -> None:
     said = words(report(overfitted(tmp_path)))
-    assert "20 LEARNING Both fell." in said
-    assert f"40 OVERFITTING {WHY[:1].upper()}{WHY[1:]}." in said
+    changes = said[said.index("When it changed") : said.index("Which clips are learnt")]
+    rows = re.findall(r"\d+ (?:no verdict|LEARNING|PLATEAU|OVERFITTING) [A-Z]", changes)
+    assert rows == ["20 LEARNING S", "40 OVERFITTING H"], "a row where the word changes, of five readings"
 
 
 def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
@@ -128,14 +134,13 @@ def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
 
 
 def test_a_run_that_learns_or_rests_is_told_so(tmp_path: Path) -> None:
-    """By its readings so far: the journal's last line of a verdict may be of long ago."""
     for held, train, sentence in (
         ((1.0, 0.9, 0.8, 0.7), (1.0, 0.9, 0.8, 0.7), "LEARNING It was still learning at step 30. Since step 10"),
         ((1.0, 0.5, 0.5, 0.5), (1.0, 0.5, 0.5, 0.5), "PLATEAU It has come to rest."),
         ((1.0, 0.5, 0.9, 1.5), (1.0, 0.5, 0.9, 1.5), "PLATEAU It has got worse since step 10."),
     ):
         course = [ruled(10 * i, *pair) for i, pair in enumerate(zip(held, train, strict=True))]
-        write_journal(tmp_path, [start(), step(1), *course, told("LEARNING", 20), saved(10), saved(30)])
+        write_journal(tmp_path, [start(), step(1), *judged(course), saved(10), saved(30)])
         said = words(report(tmp_path))
         assert sentence in said
         assert "should have stopped" not in said
@@ -145,7 +150,7 @@ def test_a_run_that_learns_or_rests_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_run_without_held_out_clips_is_told_so_at_once(tmp_path: Path) -> None:
-    write_journal(tmp_path, [start(), step(1), reading(0, None, 1.0)])
+    write_journal(tmp_path, [start(), step(1), *judged([reading(0, None, 1.0)])])
     assert "no verdict No validation possible: no clip is held out" in words(report(tmp_path))
 
 

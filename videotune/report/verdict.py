@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from videotune.monitor.best import best_step
-from videotune.monitor.verdict import judge
 from videotune.report.exposure import window_views
 from videotune.report.markup import (
     NOTHING,
@@ -37,7 +35,7 @@ LEVELS = 9
 
 def verdict_section(run: Run) -> Html:
     """The verdict in words, what to do, when it changed, the curve that it rests on, and the clips one by one."""
-    latest, title = current(run), "How it went"
+    latest, title = last_of_kind(run, "verdict"), "How it went"
     readings = readings_of(run)
     if not latest:
         if not readings and number(setting(run, "ruler_after")) == 0:
@@ -51,33 +49,9 @@ def verdict_section(run: Run) -> Html:
         paragraph(badge(word, COLOURS.get(word, "quiet")), text(in_words(latest)), css="state"),
         bullets(advice(run, latest)),
         curve(readings, latest),
-        history(run) if of_kind(run, "verdict") else NOTHING,
+        history(run),
         clips_part(run, readings),
     )
-
-
-def current(run: Run) -> Record:
-    """The verdict on all readings so far, as the journal would have it, which has a line only where the word changed."""
-    found = judge(sound_readings(run))
-    return {} if found is None else found.to_json()
-
-
-def sound_readings(run: Run) -> list[Record]:
-    """The readings that have what the verdict rests on; a page of a folder that was tampered with leaves the others out."""
-    return [record for record in of_kind(run, "ruler") if _is_sound(record)]
-
-
-def _is_sound(reading: Record) -> bool:
-    parts = [mapping(reading.get("train"))]
-    if reading.get("held_out") is not None:
-        parts.append(mapping(reading.get("held_out")))
-    return isinstance(reading.get("step"), int) and all(_has_values(part) for part in parts)
-
-
-def _has_values(part: Record) -> bool:
-    clips = list(mapping(part.get("clips")).values())
-    values = [part.get("normalised"), *items(part.get("by_quantile")), *clips]
-    return bool(clips) and all(value is None or number(value) is not None for value in values)
 
 
 def in_words(latest: Record) -> str:
@@ -156,11 +130,12 @@ def to_take(run: Run, latest: Record) -> int | None:
     step = number(mapping(last_of_kind(run, "end").get("take")).get("step"))
     if step is not None:
         return int(step)
-    saved = {int(step) for record in of_kind(run, "save") if (step := number(record.get("step"))) is not None}
-    best = (
-        best_step(sound_readings(run), saved) if latest.get("verdict") == "OVERFITTING" or latest.get("worse") else None
-    )
-    return max(saved, default=None) if best is None else best
+    saved = {step for record in of_kind(run, "save") if (step := number(record.get("step"))) is not None}
+    held_out = dict(normalised_points(readings_of(run), "held_out"))
+    read = [step for step in saved if step in held_out]
+    if read and (latest.get("verdict") == "OVERFITTING" or latest.get("worse")):
+        return int(min(read, key=lambda step: (held_out[step], step)))
+    return int(max(saved)) if saved else None
 
 
 def file_line(run: Run, step: int | None) -> Html:
@@ -208,10 +183,17 @@ def normalised_points(readings: list[Record], key: str) -> list[Point]:
 
 def history(run: Run) -> Html:
     """When the verdict changed, and why."""
-    told = of_kind(run, "verdict")
+    told, changes, word = of_kind(run, "verdict"), [], None
+    for record in told:
+        if record.get("verdict") != word:
+            changes.append(record)
+        word = record.get("verdict")
     rows = [
-        [text(plain(number(r.get("step")))), text(r.get("verdict") or "no verdict"), text(_sentence(r))] for r in told
+        [text(plain(number(r.get("step")))), text(r.get("verdict") or "no verdict"), text(_sentence(r))]
+        for r in changes
     ]
+    if not rows:
+        return NOTHING
     return join([element("h3", text("When it changed")), table(["step", "verdict", "why"], rows, css="cards")])
 
 

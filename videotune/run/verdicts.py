@@ -27,7 +27,7 @@ def write_views(trainer: Trainer, step: int) -> None:
 
 
 def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
-    """The verdict on the readings so far; into the journal where its word is another one than before, or at the end."""
+    """The verdict on the readings so far, into the journal once a reading; said where its word is new, and at the end."""
     lines = read_journal(trainer.run)
     found = judge(lines)
     trainer.verdict = found
@@ -35,9 +35,12 @@ def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verd
         return None
     told = [line for line in lines if line["kind"] == "verdict"]
     last: Mapping[str, Any] = told[-1] if told else {}
-    is_new = found.word != last.get("verdict") or (at_the_end and last.get("step") != found.step)
-    if is_new and (found.word is not None or at_the_end):
+    is_new = found.word != last.get("verdict")
+    if is_new or (found.step, found.ruler) != (last.get("step"), last.get("ruler")):
         trainer.journal.event("verdict", **found.to_json())
+    # at the end it is said again, unless it was at this very reading that its word became a new one
+    said_before = [line["verdict"] for line in told if line["step"] < found.step][-1:] == [found.word]
+    if (is_new and found.word is not None) or (at_the_end and (said_before or found.word is None)):
         say(f"{found.word or 'no verdict'} at step {found.step}: {found.reason}")
     return found
 

@@ -28,7 +28,7 @@ from videotune.report.markup import (
 )
 from videotune.report.read import Run, last_of_kind, of_kind
 from videotune.report.state import standing
-from videotune.report.verdict import COLOURS, clips_part, current, curve, history, in_words, readings_of, to_take
+from videotune.report.verdict import COLOURS, clips_part, curve, history, in_words, readings_of, to_take
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, log_tail, result, why
 from videotune.studio.pages.data import choose
@@ -297,7 +297,7 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
 
 def _verdict(run: Run) -> Html:
     """How it went, in words, with the state that is best taken; the export is a page of its own."""
-    latest = current(run)
+    latest = last_of_kind(run, "verdict")
     if not latest:
         return NOTHING
     word = str(latest.get("verdict") or "no verdict")
@@ -314,10 +314,8 @@ def _grounds(run: Run) -> Html:
     readings = readings_of(run)
     if not readings:
         return NOTHING
-    latest = current(run)
-    told = join(
-        [curve(readings, latest), history(run) if of_kind(run, "verdict") else NOTHING, clips_part(run, readings)]
-    )
+    latest = last_of_kind(run, "verdict")
+    told = join([curve(readings, latest), history(run), clips_part(run, readings)])
     return details("What the verdict rests on", told)
 
 
