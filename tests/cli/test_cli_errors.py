@@ -139,7 +139,19 @@ def test_help_and_check_import_nothing_heavy(clips: Path) -> None:
 def test_each_command_has_help(videotune: Command) -> None:
     top = videotune("--help")
     assert top.code == 0
-    for command in ("check", "plan", "cache", "train", "sample", "compare", "export", "demo", "doctor", "presets"):
+    for command in (
+        "check",
+        "plan",
+        "cache",
+        "train",
+        "sample",
+        "compare",
+        "export",
+        "report",
+        "demo",
+        "doctor",
+        "presets",
+    ):
         assert command in top.out
         answer = videotune(command, "--help")
         assert answer.code == 0
@@ -487,3 +499,17 @@ def test_sample_draws_with_the_config_s_seed_where_none_is_given(
     words = ("--prompt", "a cat", "--set", "sample.steps=1", "--set", "sample.seed=7")
     assert videotune("sample", a_run, *words, "--out", tmp_path).code == 0
     assert [path.name.rsplit("-", 1)[1] for path in tmp_path.glob("*.mp4")] == ["seed7.mp4"]
+
+
+def test_the_page_of_a_run_is_written_when_it_is_asked_for(videotune: Command, tmp_path: Path) -> None:
+    """Of a run that is still at it: no more than a journal is there."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "journal.jsonl").write_text('{"kind": "start", "time": 1, "steps": 9}\n')
+    answer = videotune("report", str(run))
+    assert answer.code == 0, answer.err
+    assert answer.out.strip() == str(run / "report.html")
+    assert "<title>Run run</title>" in (run / "report.html").read_text()
+    none = videotune("report", str(tmp_path / "nothing"))
+    assert none.code == 1
+    assert "is not a run folder" in none.err

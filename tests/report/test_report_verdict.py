@@ -122,7 +122,9 @@ def test_each_change_stands_there_with_its_step_and_reason(tmp_path: Path) -> No
     said = words(report(overfitted(tmp_path)))
     changes = said[said.index("When it changed") : said.index("Which clips are learnt")]
     rows = re.findall(r"\d+ (?:no verdict|LEARNING|PLATEAU|OVERFITTING) [A-Z]", changes)
-    assert rows == ["20 LEARNING S", "40 OVERFITTING H"], "a row where the word changes, of five readings"
+    assert rows == ["20 LEARNING S", "30 PLATEAU S", "40 OVERFITTING H"], (
+        "a row where the word changes, of five readings"
+    )
 
 
 def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:

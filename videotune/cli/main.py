@@ -224,6 +224,14 @@ def export(
 
 
 @app.command()
+def report(run: Annotated[Path, typer.Argument(help="a run folder, also of a run that goes on")]) -> None:
+    """Write a run's page, RUN/report.html, as it stands now: how it goes, what to take, every clip and setting."""
+    from videotune.report.html import write_report
+
+    print(write_report(run))
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="folder for everything the demo makes")] = Path("demo"),
     seed: Annotated[int, typer.Option("--seed", min=0, help="of the clips and of the training")] = 0,
