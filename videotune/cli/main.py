@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -299,6 +300,7 @@ def main() -> None:
 
     for library in ("TRANSFORMERS", "DIFFUSERS"):  # their warnings are of what we do on purpose; errors are still shown
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on some CPUs it asks for a package that is not needed
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Typer ends in silence at a Ctrl-C
         signal.signal(signal.SIGINT, _interrupted)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # also of a job in the background, which hears no Ctrl-C
