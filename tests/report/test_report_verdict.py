@@ -91,11 +91,13 @@ def test_a_run_that_goes_on_names_what_is_saved(tmp_path: Path) -> None:
         ((), "Nothing is saved yet."),
         ((10, 30), "Take the state after step 30"),
         ((10, 20, 30), "Take the state after step 20"),
+        ((5, 17, 29), "Take the state after step 17"),
     ):
         write_journal(tmp_path, [*base, *map(saved, there)])
         said = words(report(tmp_path))
         assert sentence in said
         assert ("there is no checkpoint of step 20" in said) == (there == (10, 30))
+        assert ("It is the nearest to step 20, where held-out clips were best" in said) == (17 in there)
         assert ("--resume --from" in said) == bool(there)
         assert "OVERFITTING It should have stopped at step 20" in said
 
@@ -136,19 +138,26 @@ def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
 
 
 def test_a_run_that_learns_or_rests_is_told_so(tmp_path: Path) -> None:
-    for held, train, sentence in (
-        ((1.0, 0.9, 0.8, 0.7), (1.0, 0.9, 0.8, 0.7), "LEARNING It was still learning at step 30. Since step 10"),
-        ((1.0, 0.5, 0.5, 0.5), (1.0, 0.5, 0.5, 0.5), "PLATEAU It has come to rest."),
-        ((1.0, 0.5, 0.9, 1.5), (1.0, 0.5, 0.9, 1.5), "PLATEAU It has got worse since step 10."),
+    """Held-out and training clips take the same course; saved are steps 10 and 30."""
+    for values, sentence, take in (
+        ((1.0, 0.9, 0.8, 0.7), "LEARNING It was still learning at step 30. Since step 10", 30),
+        ((1.0, 0.5, 0.5, 0.5), "PLATEAU It has come to rest.", 30),
+        ((1.0, 0.5, 0.9, 1.5), "PLATEAU It has got worse since step 10.", 10),
+        ((1.0, 1.1, 1.3, 1.5), "PLATEAU It is worse than the base model itself.", 10),
+        (
+            (1.0, 0.5, 0.9, 0.8, 0.7),
+            "LEARNING It was still learning at step 40, but held-out clips were better at step 10.",
+            10,
+        ),
     ):
-        course = [ruled(10 * i, *pair) for i, pair in enumerate(zip(held, train, strict=True))]
+        course = [ruled(10 * i, value, value) for i, value in enumerate(values)]
         write_journal(tmp_path, [start(), step(1), *judged(course), saved(10), saved(30)])
         said = words(report(tmp_path))
         assert sentence in said
         assert "should have stopped" not in said
-        worse = "got worse" in sentence
-        assert ("A lower learning_rate, or fewer steps" in said) == worse
-        assert f"Take the state after step {10 if worse else 30}" in said
+        assert ("A lower learning_rate, or fewer steps" in said) == ("got worse" in sentence)
+        assert ("no state of this run is better than the base model" in said) == ("than the base" in sentence)
+        assert f"Take the state after step {take}" in said, sentence
 
 
 def test_a_run_without_held_out_clips_is_told_so_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from safety_kit import of_kind, warnings_of
 
 from videotune.errors import DONE
-from videotune.files import read_json, write_json
+from videotune.files import digest, read_json, write_json
 from videotune.run.plan import plan
 from videotune.run.resume import Resume
 from videotune.run.settle import Words
@@ -86,12 +86,19 @@ def test_the_ruler_is_frozen_and_another_one_is_flagged(words: Say, tmp_path: Pa
     assert train(Words(sets=("steps=2",)), run, resume=Resume(data_change=True)) == DONE
     (told,) = [text for text in warnings_of(run) if "the ruler is another one" in text]
     assert "the text of its held-out clips differ" in told
+    assert frozen["mean"] == "clips"
     assert read_json(run / "ruler.json")["name"] == of_kind(run, "ruler")[-1]["ruler"] != frozen["name"]
     kept = read_json(run / "ruler.json")
     write_json(run / "ruler.json", kept | {"seed": 5})
     assert train(Words(sets=("steps=3",)), run, resume=Resume()) == DONE
     assert read_json(run / "ruler.json") == kept, "a file that was changed gives way"
     assert len([text for text in warnings_of(run) if "the ruler is another one" in text]) == 1
+    older = {key: value for key, value in kept.items() if key not in ("name", "mean")}  # it averaged over windows
+    write_json(run / "ruler.json", {"name": digest(older)[:8], **older})
+    text = (run / "journal.jsonl").read_text().replace(kept["name"], digest(older)[:8])
+    (run / "journal.jsonl").write_text(text)
+    assert train(Words(sets=("steps=4",)), run, resume=Resume()) == DONE
+    assert "its averaging differ" in warnings_of(run)[-1]
 
 
 def test_the_plan_answers_how_many_steps_so_many_views_take(said: Say, capsys: pytest.CaptureFixture[str]) -> None:

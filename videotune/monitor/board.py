@@ -6,10 +6,13 @@ file whose start tells TensorBoard to drop what came after the step that it goes
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -29,60 +32,71 @@ def refuse_missing() -> None:
 
 
 class Board:
-    """Event files in the run's folder ``tensorboard``; ``tell`` takes each line of the journal.
+    """An event file in the run's folder ``tensorboard``; ``tell`` takes each line of the journal.
 
-    What cannot be written, on a full disk, never ends a run: it is missing there, ``on_error`` is told once, and a further
-    file goes on as soon as one can be written.
+    What cannot be written, on a full disk, never ends a run: it is missing there, and ``on_error`` is told once.
+    TensorBoard's own writer has a thread, whose errors come later and end it; its records are written here at once.
     """
 
     def __init__(self, run: Path, first: int, on_error: Callable[[str], None]) -> None:
         """``first``: the first step to come; what earlier files say of it and of later ones is dropped by TensorBoard."""
-        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self._run, self._on_error, self._told = run, on_error, False
-        self._writer: Any = None
-        with self._whatever_happens():
-            self._add(first, time.time(), session_log=SessionLog(status=SessionLog.START))
+        self._file: FileIO | None = None
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._add(Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START)))
 
-    @contextmanager
-    def _whatever_happens(self) -> Iterator[None]:
-        """TensorBoard's writer has a thread that fails by itself: the next call is told, and it is of no use then."""
+    def _add(self, event: Any) -> None:
+        """Append an event; the first that cannot be is told."""
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
         try:
-            yield
+            self._file = self._file or opened(self._run / FOLDER)
+            append(self._file, record.getvalue())
         except OSError as error:
-            self._writer = None
             if not self._told:
                 self._told = True
                 self._on_error(f"the curves for TensorBoard have a gap, the journal has none: {error}")
 
-    def _add(self, step: int, when: float, **what: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        if self._writer is None:
-            self._writer = EventFileWriter(str(self._run / FOLDER))
-        self._writer.add_event(Event(wall_time=when, step=step, **what))
-
     def tell(self, line: Mapping[str, Any]) -> None:
         """A line of the journal; kinds that TensorBoard has no place for are left out."""
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
         if line["kind"] == "verdict":
             values.append(text_value("verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"))
-        with self._whatever_happens():
-            if line["kind"] == "sample":
-                values.append(gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"]))
-            if values:
-                self._add(int(line["step"]), float(line.get("time", time.time())), summary=Summary(value=values))
-            if line["kind"] != "step" and self._writer is not None:
-                self._writer.flush()
+        if line["kind"] == "sample":
+            values.append(gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"]))
+        if values:
+            when = float(line.get("time", time.time()))
+            self._add(Event(wall_time=when, step=int(line["step"]), summary=Summary(value=values)))
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
-        with self._whatever_happens():
-            if self._writer is not None:
-                self._writer.close()
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def opened(folder: Path) -> FileIO:
+    """A new event file under a name that TensorBoard looks for; it reads them in the order of their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    who = f"{socket.gethostname()}.{os.getpid()}.{len(list(folder.iterdir()))}"
+    return (folder / f"events.out.tfevents.{int(time.time()):010d}.{who}").open("xb", buffering=0)
+
+
+def append(file: FileIO, record: bytes) -> None:
+    """Append a record whole, or not at all, since what comes after half of one cannot be read; OSError where it is not."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(record) != len(record):  # the disk took a part
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:

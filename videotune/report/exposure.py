@@ -115,11 +115,12 @@ def _sentences(run: Run) -> list[Html]:
     """What was drawn so far, by the journal; what will have been, by the plan."""
     said = []
     keeping = regularization_clips(run)
-    here = {str(row.get("id"))[:12] for row in map(mapping, items(mapping(run.check).get("clips"))) if row.get("id")}
-    seen = {
+    rows = [mapping(row) for row in items(mapping(run.check).get("clips"))]
+    here = {str(row["id"])[:12] for row in rows if row.get("used") and row.get("id")}
+    seen = {  # of clips that are trained on now, not of those that were taken out or are held out since
         window: count
         for window, count in window_views(run).items()
-        if clip_of(window) not in keeping and (not here or clip_of(window) in here)  # not of clips that were taken out
+        if clip_of(window) not in keeping and (not here or clip_of(window) in here)
     }
     if seen:
         aside = sum(number(clip.get("windows")) or 0 for clip in keeping.values())

@@ -56,15 +56,15 @@ def verdict_section(run: Run) -> Html:
 
 def in_words(latest: Record) -> str:
     """The verdict as a sentence or two."""
-    word = latest.get("verdict")
+    word, best = latest.get("verdict"), number(latest.get("best_step"))
     if word == "OVERFITTING":
         return _stopped(latest)
-    if word == "PLATEAU" and latest.get("worse"):
-        return f"It has got worse since step {plain(number(latest.get('best_step')))}. {_sentence(latest)}"
     if word == "PLATEAU":
-        return f"It has come to rest. {_sentence(latest)}"
+        worse = f"It has got worse since step {plain(best)}." if best else "It is worse than the base model itself."
+        return f"{worse if latest.get('worse') else 'It has come to rest.'} {_sentence(latest)}"
     if word == "LEARNING":
-        return f"It was still learning at step {plain(number(latest.get('step')))}. {_sentence(latest)}"
+        but = f", but held-out clips were better at step {plain(best)}" if latest.get("worse") else ""
+        return f"It was still learning at step {plain(number(latest.get('step')))}{but}. {_sentence(latest)}"
     return _sentence(latest)
 
 
@@ -96,15 +96,12 @@ def _span(latest: Record) -> str:
 def advice(run: Run, latest: Record) -> list[Html]:
     """What to do next: which file, and what would make another run better."""
     word, best = latest.get("verdict"), number(latest.get("best_step"))
-    step = to_take(run, latest)
-    said = [file_line(run, step)]
-    if word == "OVERFITTING" and not best:
+    step, why = to_take(run, latest)
+    said = [file_line(run, step), *([text(why)] if why else [])]
+    if turned(latest) and not best:
         told = "On clips that it was not shown, no state of this run is better than the base model. The best of those saved:"
-        said.insert(0, text(told))
-        said.append(text("For a better model: more clips, other ones, or a lower learning_rate."))
-    elif word == "OVERFITTING":
-        if step is not None and step != best:
-            said.append(text(f"It is the best of those saved: there is no checkpoint of step {plain(best)}."))
+        return [text(told), *said, text("For a better model: more clips, other ones, or a lower learning_rate.")]
+    if word == "OVERFITTING":
         said.append(text("For a better model: more clips, or other ones. More steps on these clips make it worse."))
         if step is not None:
             go_on = f"videotune train --out {run.folder.name} --resume --from {step}"
@@ -125,17 +122,35 @@ def advice(run: Run, latest: Record) -> list[Html]:
     return said
 
 
-def to_take(run: Run, latest: Record) -> int | None:
-    """The step whose state to take: as the run said at its end; of one that goes on the best, or the last, that is saved."""
-    step = number(mapping(last_of_kind(run, "end").get("take")).get("step"))
-    if step is not None:
-        return int(step)
+def turned(latest: Record) -> bool:
+    """Whether the last state is not the one to take."""
+    return latest.get("verdict") == "OVERFITTING" or bool(latest.get("verdict") and latest.get("worse"))
+
+
+def to_take(run: Run, latest: Record) -> tuple[int | None, str]:
+    """The step whose state to take, and what is to be said of it: as the run said at its end; of one that goes on, of what
+    is saved the best read, or the nearest to the best reading, or the last."""
+    taken = mapping(last_of_kind(run, "end").get("take"))
+    if (step := number(taken.get("step"))) is not None:
+        why = str(taken.get("why") or "") if turned(latest) and latest.get("best_step") != step else ""
+        return int(step), f"{why[:1].upper()}{why[1:]}." if why else ""
     saved = {step for record in of_kind(run, "save") if (step := number(record.get("step"))) is not None}
+    best = number(latest.get("best_step"))
+    if not saved:
+        return None, ""
+    if not turned(latest) or best is None:
+        return int(max(saved)), ""
     held_out = dict(normalised_points(readings_of(run), "held_out"))
     read = [step for step in saved if step in held_out]
-    if read and (latest.get("verdict") == "OVERFITTING" or latest.get("worse")):
-        return int(min(read, key=lambda step: (held_out[step], step)))
-    return int(max(saved)) if saved else None
+    if not read:
+        nearest = min(saved, key=lambda step: (abs(step - best), step))
+        return int(
+            nearest
+        ), f"It is the nearest to step {plain(best)}, where held-out clips were best; of no reading a state is saved."
+    found = min(read, key=lambda step: (held_out[step], step))
+    return int(
+        found
+    ), "" if found == best else f"It is the best of those saved: there is no checkpoint of step {plain(best)}."
 
 
 def file_line(run: Run, step: int | None) -> Html:

@@ -22,6 +22,7 @@ FILE = "ruler.json"
 
 PARTS = {
     "levels": "its noise levels",
+    "mean": "its averaging",
     "seed": "its seed",
     "noise": "its noise",
     "held_out": "its held-out clips",
@@ -45,7 +46,7 @@ def facts_of(trainer: Trainer) -> dict[str, Any]:
     whole = [*ruler.held_out, *ruler.train]
     noise = hashed(noise_of(ruler.seed, whole[0], 0, tuple(first.x0.shape))) if first is not None else None
     levels = source.objective.timesteps.quantiles(QUANTILES).tolist()
-    return {"levels": levels, "seed": ruler.seed, "noise": noise, **rows}
+    return {"levels": levels, "mean": "clips", "seed": ruler.seed, "noise": noise, **rows}
 
 
 def hashed(*values: Tensor | str) -> str:

@@ -111,9 +111,9 @@ def work(opened: Opened, run: Path, resume: Resume | None, crew: Crew, pulse: He
             finish(trainer, why)
         crew.wait()
     finally:
-        trainer.journal.close()
         if trainer.board is not None:
-            trainer.board.close()
+            trainer.board.close()  # what it has to say stands in the journal
+        trainer.journal.close()
     return DONE if why in ("done", "early") else INTERRUPTED
 
 
@@ -226,9 +226,9 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     if trainer.journal.waiting:
         flush_or_wait(trainer, record.step)
     tell_pace(trainer, record.step, line)
-    progress.update(
-        record.step, trainer.job.steps, progress_text(trainer, record.step, line), seconds_left(trainer, record.step)
-    )
+    if trainer.crew.first:  # the others may not see the run folder
+        told, left = progress_text(trainer, record.step, line), seconds_left(trainer, record.step)
+        progress.update(record.step, trainer.job.steps, told, left)
 
 
 def progress_text(trainer: Trainer, step: int, line: Mapping[str, Any]) -> str:

@@ -66,13 +66,19 @@ def take(run: Path, step: int) -> dict[str, Any]:
     """
     lines = read_journal(run)
     found, there = judge(lines), [one.step for one in complete_checkpoints(run)]
-    best = best_step(lines, set(there))
-    if found is None or best is None or not (found.word == OVERFITTING or (found.word and found.worse)):
+    turned = found is not None and (found.word == OVERFITTING or (found.word is not None and found.worse))
+    if found is None or not turned or not there:
         why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
         return {"step": max(there, default=step), "why": why}
+    low = found.best_step or 0
+    best = best_step(lines, set(there))
+    if best is None:
+        best = min(there, key=lambda one: (abs(one - low), one))
+        why = f"the nearest to step {low}, where held-out clips were best: no checkpoint that was read is kept"
+        return {"step": best, "why": why}
     why = "held-out clips were best there"
-    if not found.best_step:
+    if not low:
         why = "the best of the checkpoints that were kept, but held-out clips were best under the base model itself"
-    elif found.best_step not in there:
-        why = f"the best of the checkpoints that were kept; held-out clips were best at step {found.best_step}"
+    elif low not in there:
+        why = f"the best of the checkpoints that were kept; held-out clips were best at step {low}"
     return {"step": best, "why": why}

@@ -261,7 +261,9 @@ def _told(plan: Mapping[str, Any]) -> list[Html]:
         else badge("does not fit", "bad")
     )
     views = plan["views"]["per_window"]
-    hours, beside = (duration(plan[key] * 3600) if plan.get(key) else None for key in ("hours", "hours_beside"))
+    hours, beside = (
+        duration(plan[key] * 3600) if plan.get(key) is not None else None for key in ("hours", "hours_beside")
+    )
     disk = sum(plan["disk"].get(key, 0) for key in ("latent_bytes", "text_bytes_at_most", "run_bytes"))
     shown = {
         "steps": plain(plan["steps"]),
