@@ -152,9 +152,9 @@ class FamilySpec:
     variance too; ``told_channels`` (of each latent frame, of the first alone) and ``told_states`` numbers of an image.
     ``fused``: for an export format that makes one module of several, their list of blocks and their paths within a block,
     in the order of their rows. ``told_by_text``: numbers that text encoders say of a caption beside its ``text_tokens``
-    states of ``text_width``. ``padded_tokens``: as many as a picture that is not square is padded to (None: it has its own).
-    ``shift_by_tokens``: (tokens, μ at them, other tokens, μ at those) of the checkpoint's own scheduler, whose shift e^μ
-    grows with the resolution (None: it has a fixed one).
+    states of ``text_width``. ``told_guidance``: the network is told it and takes no second pass. ``padded_tokens``: as many
+    as a picture that is not square is padded to (None: its own). ``shift_by_tokens``: (tokens, μ at them, other tokens, μ
+    at those) of the checkpoint's own scheduler, whose shift e^μ grows with the resolution (None: it has a fixed one).
     """
 
     name: str
@@ -186,7 +186,9 @@ class FamilySpec:
     told_states: int = 0
     fused: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(default_factory=dict)
     told_by_text: int = 0
+    told_guidance: bool = False
     padded_tokens: int | None = None
+    shift_by_tokens: tuple[float, float, float, float] | None = None
 
     def kept_numbers(self, shape: ClipShape) -> int:
         """How many numbers the cache keeps of one view of this shape."""
@@ -194,8 +196,6 @@ class FamilySpec:
         each, first = self.told_channels
         each += self.latent_channels * (2 if self.keeps_variance else 1)
         return (each * frames + first) * rows * columns + self.told_states
-
-    shift_by_tokens: tuple[float, float, float, float] | None = None
 
     def tokens(self, shape: ClipShape) -> int:
         """How many tokens the denoiser sees for one sample of this shape."""

@@ -54,12 +54,16 @@ def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) 
     assert times(every, last, after) == sum(due(step, every, last) for step in range(after + 1, last + 1))
 
 
-@pytest.mark.parametrize("more", [(), ("ema.decay=0.5", "sample.guidance=1")], ids=["plain", "averaged"])
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("wan", ()), ("wan", ("ema.decay=0.5", "sample.guidance=1")), ("hunyuan_video", ("sample.guidance=6",))],
+    ids=["guided", "averaged", "told its guidance"],
+)
 def test_the_plan_knows_how_often_and_how_many_passes(
-    more: tuple[str, ...], small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+    family: str, more: tuple[str, ...], small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Against the calls of the network: what passes through it in a reading and in a preview, and how many there were."""
-    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN, *more)
+    said = words(small_clips, tiny_bases(family), tmp_path / "cache", *OFTEN, *more)
     job = open_run(said, tmp_path / "run", None).job
     trainer, planned = prepare(job, tmp_path / "run", False), make_plan(job)["beside"]
     announce(trainer, None)

@@ -9,6 +9,7 @@ from videotune.monitor.probe import QUANTILES, read_by_ruler
 
 if TYPE_CHECKING:
     from videotune.run.job import Job
+    from videotune.types import FamilySpec
 
 PASSES_A_STEP = 3
 """Forward and backward of a training step in forward passes."""
@@ -30,6 +31,11 @@ def tokens_a_step(job: Job) -> float:
     """Tokens of a step's samples in one process, on the average over the buckets."""
     sizes = zip(job.shares, job.schedule.batches, job.shapes, strict=True)
     return sum(share * batch * job.spec.tokens(shape) for share, batch, shape in sizes) / job.processes
+
+
+def passes_of(spec: FamilySpec, guidance: float) -> int:
+    """Forward passes of a denoising step: guidance above 1 asks a second time, where the network is not told it."""
+    return 2 if guidance > 1 and not spec.told_guidance else 1
 
 
 def share_of_steps(job: Job, tokens: float) -> float:
@@ -69,14 +75,14 @@ def readings(job: Job) -> dict[str, Any] | None:
 
 
 def previews(job: Job) -> dict[str, Any] | None:
-    """Each prompt by so many denoising steps, twice with guidance."""
+    """Each prompt by so many denoising steps, of two passes with guidance for which the network is asked twice."""
     from videotune.run.previews import prompts_of, sample_settings, usual_shape
 
     count, prompts = times(job.config.sample_after, job.steps), prompts_of(job)
     if not (count and prompts):
         return None
     settings = sample_settings(job.config, job.spec, usual_shape(job))
-    passes = len(prompts) * settings.steps * (2 if settings.guidance > 1 else 1)
+    passes = len(prompts) * settings.steps * passes_of(job.spec, settings.guidance)
     tokens = passes * job.spec.tokens(settings.shape)
     return {
         "count": count,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from videotune.data.windows import valid_at_least
-from videotune.run.beside import share_of_steps
+from videotune.run.beside import passes_of, share_of_steps
 from videotune.run.job import Job
 from videotune.run.previews import prompts_of, tells_first_frame, usual_shape
 from videotune.sampling.preview import SampleSettings
@@ -113,7 +113,7 @@ def probe_told(job: Job) -> tuple[Window, ...]:
 def share_of_run(plan: ProbePlan, job: Job) -> float:
     """What a probe costs as a share of the whole training, estimated before a step was timed; decoding is left out."""
     settings, spec = plan.settings, job.spec
-    passes = 2 if settings.guidance > 1 else 1
+    passes = passes_of(spec, settings.guidance)
     return share_of_steps(job, plan.samples * settings.steps * passes * spec.tokens(settings.shape))
 
 

@@ -102,6 +102,7 @@ def read_spec(folder: Path) -> FamilySpec:
         latent_channels=latent,
         patch=patch,
         text_width=net["text_embed_dim"],
+        told_guidance=bool(net.get("guidance_embeds")),
     )
 
 
