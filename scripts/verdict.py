@@ -32,7 +32,7 @@ from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE
 from videotune.files import hash_file, read_json, write_json
 from videotune.monitor.journal import read_journal
-from videotune.monitor.probe import OF_HELD_OUT, QUANTILES
+from videotune.monitor.ruler_plan import OF_HELD_OUT, QUANTILES
 from videotune.monitor.verdict import LEAST_RISE, OVERFITTING, judge
 from videotune.randomness import draws
 from videotune.run.bench import attach, put_weights

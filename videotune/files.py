@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,20 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
             sync_folder(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def append_whole(file: FileIO, content: bytes) -> None:
+    """Append to an unbuffered file all of it or nothing, since what comes after half a record cannot be read.
+
+    Raises OSError where the disk takes no more, or only a part.
+    """
+    end = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:

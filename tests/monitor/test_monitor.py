@@ -16,8 +16,8 @@ from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.monitor.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.monitor.journal import Journal, cut_journal, read_journal
-from videotune.monitor.probe import spread, spread_over_clips
 from videotune.monitor.ruler import Ruler, _mean, normalised, read_ruler, related
+from videotune.monitor.ruler_plan import spread, spread_over_clips
 from videotune.types import Batch, ClipShape, Condition, Window
 
 SHAPE = ClipShape(5, 32, 32, 16.0)

@@ -80,12 +80,12 @@ def test_a_run_that_flies_apart_is_not_said_to_rest() -> None:
     up = (1.0, 0.9, 0.8, 1.2, 1.8, 2.5)
     found = judge(course(up, up))
     assert found is not None
-    assert (found.word, found.best_step, found.worse) == (PLATEAU, 20, True)
+    assert (found.word, found.best_step, found.turned) == (PLATEAU, 20, True)
     assert "both have got worse, a sign of too high a learning_rate" in found.reason
     assert "chance" not in found.reason
     rested = judge(course((*DOWN, 0.5, 0.5), (*DOWN, 0.5, 0.5)))
     assert rested is not None
-    assert not rested.worse
+    assert not rested.turned
 
 
 def test_a_call_says_what_was_seen_when_it_was_made() -> None:
@@ -197,4 +197,4 @@ def test_the_line_has_all_that_a_verdict_says() -> None:
     line = Verdict(PLATEAU, "so", 30, 20, 0.5, (20, 30), True, None, "aaaaaaaa").to_json()
     assert line["verdict"] == PLATEAU
     assert line["as_good"] == [20, 30]
-    assert set(line) == {"verdict", "reason", "step", "best_step", "best", "as_good", "worse", "quantile", "ruler"}
+    assert set(line) == {"verdict", "reason", "step", "best_step", "best", "as_good", "turned", "quantile", "ruler"}

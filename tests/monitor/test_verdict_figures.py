@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from videotune.monitor.probe import OF_HELD_OUT
+from videotune.monitor.ruler_plan import OF_HELD_OUT
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -28,9 +28,7 @@ from videotune.run.trainer import Trainer, announce, prepare
 OFTEN = ("steps=5", "ruler_after=2", "sample_after=3", "samples=1", "sample.steps=2", "save_every=2", "probe_budget=0")
 
 
-def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Words:
-    fixed = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", "lora.rank=2", "dataloader_threads=0")
-    return Words(data=str(small_clips), sets=(*fixed, *sets))
+Say = Callable[..., Words]
 
 
 @contextmanager
@@ -60,11 +58,11 @@ def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) 
     ids=["guided", "averaged", "told its guidance"],
 )
 def test_the_plan_knows_how_often_and_how_many_passes(
-    family: str, more: tuple[str, ...], small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+    family: str, more: tuple[str, ...], said: Say, tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Against the calls of the network: what passes through it in a reading and in a preview, and how many there were."""
-    said = words(small_clips, tiny_bases(family), tmp_path / "cache", *OFTEN, *more)
-    job = open_run(said, tmp_path / "run", None).job
+    words = said(f"base_model_name={tiny_bases(family)}", f"cache_dir={tmp_path / 'cache'}", *OFTEN, *more)
+    job = open_run(words, tmp_path / "run", None).job
     trainer, planned = prepare(job, tmp_path / "run", False), make_plan(job)["beside"]
     announce(trainer, None)
     for look, part in ((measure, "readings"), (preview, "previews")):
@@ -78,10 +76,10 @@ def test_the_plan_knows_how_often_and_how_many_passes(
     assert len({line["step"] for line in journal if line["kind"] == "sample"}) == planned["previews"]["count"] == 3
 
 
-def test_the_share_is_that_of_the_tokens(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
     """By hand: 4 readings of 9 passes a window, beside 5 steps of 2 samples that count threefold; all of one shape."""
-    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN, "batch_size=2", "video_config.frames=5")
-    facts = make_plan(open_run(said, tmp_path / "run", None).job)["beside"]
+    words = said(*OFTEN, "batch_size=2", "video_config.frames=5")
+    facts = make_plan(open_run(words, tmp_path / "run", None).job)["beside"]
     windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
     assert facts["readings"]["share"] == pytest.approx(4 * 9 * windows / (3 * 2 * 5), rel=0.01)
     assert facts["previews"]["share"] == pytest.approx(3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01)
@@ -89,34 +87,26 @@ def test_the_share_is_that_of_the_tokens(small_clips: Path, tiny_bases: Callable
     told = in_words(facts)
     assert f"4 readings of {windows} windows" in told
     assert "3 × 1 previews" in told
-    quiet = words(
-        small_clips, tiny_bases("wan"), tmp_path / "cache", "ruler_after=0", "sample_after=0", "probe_budget=0"
-    )
+    quiet = said("ruler_after=0", "sample_after=0", "probe_budget=0")
     nothing = make_plan(open_run(quiet, tmp_path / "other", None).job)["beside"]
     assert nothing == {"readings": None, "previews": None, "probes": None}
     assert in_words(nothing) == ""
 
 
-def test_processes_share_the_steps_and_not_what_is_done_between(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_processes_share_the_steps_and_not_what_is_done_between(said: Say, tmp_path: Path) -> None:
     """With twice the processes as many steps have twice the samples in the same time; a reading takes what it took."""
     often = (*OFTEN[:-1], "probe_budget=1000")
-    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *often)
-    one, two = (make_plan(open_run(said, tmp_path / str(n), None, n).job)["beside"] for n in (1, 2))
+    words = said(*often)
+    one, two = (make_plan(open_run(words, tmp_path / str(n), None, n).job)["beside"] for n in (1, 2))
     assert one == two
 
 
-def test_probes_are_planned_up_to_their_budget(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_probes_are_planned_up_to_their_budget(said: Say, tmp_path: Path) -> None:
     """Three checkpoints and the base: four probes, however large the budget; and none where it cannot pay for two."""
 
     def planned(budget: float) -> tuple[Any, float]:
-        said = words(
-            small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN[:-1], f"probe_budget={budget}", "steps=6"
-        )
-        job = open_run(said, tmp_path / f"{budget}", None).job
+        words = said(*OFTEN[:-1], f"probe_budget={budget}", "steps=6")
+        job = open_run(words, tmp_path / f"{budget}", None).job
         plan = probe_plan(job)
         assert plan is not None
         return make_plan(job)["beside"]["probes"], share_of_run(plan, job)
@@ -127,12 +117,10 @@ def test_probes_are_planned_up_to_their_budget(
     assert planned(1.9 * one)[0] is None
 
 
-def test_the_bar_says_views_with_their_band(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_the_bar_says_views_with_their_band(said: Say, tmp_path: Path) -> None:
     """By the window that is shown most, step by step as the exposure has it."""
-    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN, "steps=200", "batch_size=6")
-    trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
+    words = said(*OFTEN, "steps=200", "batch_size=6")
+    trainer = prepare(open_run(words, tmp_path / "run", None).job, tmp_path / "run", False)
     trainer.journal.close()
     told = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
     assert len(set(told.values())) == 4
@@ -140,12 +128,10 @@ def test_the_bar_says_views_with_their_band(
     assert f"views a window, {told[120]}" in progress_text(trainer, 120, {"loss": 0.1})
 
 
-def test_the_time_left_counts_what_is_done_between_steps(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_the_time_left_counts_what_is_done_between_steps(said: Say, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN)
-    trainer = prepare(open_run(said, run, None).job, run, False)
+    words = said(*OFTEN)
+    trainer = prepare(open_run(words, run, None).job, run, False)
     announce(trainer, None)
     assert loop(trainer) == "done"
     trainer.journal.close()
@@ -163,7 +149,7 @@ def test_the_time_left_counts_what_is_done_between_steps(
     steps = time_left(trainer.pace.by_bucket, turns_left(trainer.job, 3), sizes_of(trainer.job))
     assert seconds_left(trainer, 3) == pytest.approx((steps or 0) + looks_left(trainer, 2, 0.0))
     again = Resume(override=True)
-    opened = open_run(words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN, "steps=9"), run, again)
+    opened = open_run(said(*OFTEN, "steps=9"), run, again)
     longer = prepare(opened.job, run, True, first=6)
     restore(longer, opened, branch=False)
     announce(longer, [])
@@ -171,11 +157,9 @@ def test_the_time_left_counts_what_is_done_between_steps(
     assert longer.pace.looks == took, "a resume knows what they took before"
 
 
-def test_probes_are_counted_up_to_their_budget(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
-    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *OFTEN[:-1], "probe_budget=0.05")
-    trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
+def test_probes_are_counted_up_to_their_budget(said: Say, tmp_path: Path) -> None:
+    words = said(*OFTEN[:-1], "probe_budget=0.05")
+    trainer = prepare(open_run(words, tmp_path / "run", None).job, tmp_path / "run", False)
     announce(trainer, None)
     trainer.journal.event("probe", step=0, not_measured="no time")
     assert looks_left(trainer, 0, 1000.0) == 0, "nothing was measured yet"

@@ -6,7 +6,6 @@ file whose start tells TensorBoard to drop what came after the step that it goes
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import socket
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.errors import VideotuneError
+from videotune.files import append_whole
 
 FOLDER = "tensorboard"
 
@@ -55,7 +55,7 @@ class Board:
         RecordWriter(record).write(event.SerializeToString())
         try:
             self._file = self._file or opened(self._run / FOLDER)
-            append(self._file, record.getvalue())
+            append_whole(self._file, record.getvalue())
         except OSError as error:
             if not self._told:
                 self._told = True
@@ -86,17 +86,6 @@ def opened(folder: Path) -> FileIO:
     folder.mkdir(parents=True, exist_ok=True)
     who = f"{socket.gethostname()}.{os.getpid()}.{len(list(folder.iterdir()))}"
     return (folder / f"events.out.tfevents.{int(time.time()):010d}.{who}").open("xb", buffering=0)
-
-
-def append(file: FileIO, record: bytes) -> None:
-    """Append a record whole, or not at all, since what comes after half of one cannot be read; OSError where it is not."""
-    end = file.seek(0, os.SEEK_END)
-    try:
-        if file.write(record) != len(record):  # the disk took a part
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
-        file.truncate(end)
-        raise
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from videotune.files import out_of_room, read_lines, write_text
+from videotune.files import append_whole, out_of_room, read_lines, write_text
 
 
 class Journal:
@@ -60,15 +59,7 @@ class Journal:
         Raises OSError where the disk takes no more; nothing is lost then.
         """
         while self._file is not None and self._waiting:
-            end = self._file.seek(0, os.SEEK_END)
-            try:
-                written = self._file.write(self._waiting[0])
-            except OSError:
-                self._file.truncate(end)
-                raise
-            if written != len(self._waiting[0]):  # the disk took a part
-                self._file.truncate(end)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+            append_whole(self._file, self._waiting[0])
             self._waiting.pop(0)
 
     def event(self, kind: str, **fields: Any) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import Objective
 from videotune.monitor.exposure import CLIP_DIGITS
-from videotune.monitor.probe import QUANTILES
+from videotune.monitor.ruler_plan import QUANTILES
 from videotune.randomness import draws
 from videotune.types import Batch, Expert, Family, Window
 

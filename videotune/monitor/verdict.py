@@ -31,9 +31,10 @@ class Verdict:
     """``word``: LEARNING, PLATEAU, OVERFITTING, or None where nothing can be said yet; ``reason`` in words.
 
     ``step`` of the reading that it was made at; ``best_step`` has the lowest held-out reading so far, ``best``, and
-    ``as_good`` is the first and last step around it whose readings cannot be told from it. ``worse``: held-out clips lie
-    above their best by more than chance now. ``quantile``, 1 to 9 from little noise to much: where held-out clips turned
-    first, of a run that overfits. ``ruler``: whose readings these are.
+    ``as_good`` is the first and last step around it whose readings cannot be told from it. ``turned``: the last state is not
+    the one to take, since the run overfits, or held-out clips lie above their best by more than chance now. ``quantile``,
+    1 to 9 from little noise to much: where held-out clips turned first, of a run that overfits. ``ruler``: whose readings
+    these are.
     """
 
     word: str | None
@@ -42,13 +43,13 @@ class Verdict:
     best_step: int | None = None
     best: float | None = None
     as_good: tuple[int, int] | None = None
-    worse: bool = False
+    turned: bool = False
     quantile: int | None = None
     ruler: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The journal's line, without its kind and time."""
-        names = ("step", "reason", "best_step", "best", "as_good", "worse", "quantile", "ruler")
+        names = ("step", "reason", "best_step", "best", "as_good", "turned", "quantile", "ruler")
         found = {name: getattr(self, name) for name in names}
         return {"verdict": self.word} | {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
 
@@ -78,7 +79,6 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
         best_step=int(readings[best]["step"]),
         best=float(readings[best]["held_out"]["normalised"]),
         as_good=(int(readings[first]["step"]), int(readings[last]["step"])),
-        worse=_above(held[best], held[-1]),
         ruler=name,
     )
     if len(readings) < ENOUGH:
@@ -86,9 +86,9 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     risen = overfits(readings, best)
     if risen is not None:
         reason = _copied(readings, best, risen)
-        return replace(found, word=OVERFITTING, reason=reason, quantile=turned_first(readings, best))
+        return replace(found, word=OVERFITTING, reason=reason, turned=True, quantile=turned_first(readings, best))
     word, reason = _others(readings)
-    return replace(found, word=word, reason=reason)
+    return replace(found, word=word, reason=reason, turned=_above(held[best], held[-1]))
 
 
 def in_a_row(lines: Iterable[Mapping[str, Any]], word: str) -> int:

@@ -61,9 +61,9 @@ def in_words(latest: Record) -> str:
         return _stopped(latest)
     if word == "PLATEAU":
         worse = f"It has got worse since step {plain(best)}." if best else "It is worse than the base model itself."
-        return f"{worse if latest.get('worse') else 'It has come to rest.'} {_sentence(latest)}"
+        return f"{worse if latest.get('turned') else 'It has come to rest.'} {_sentence(latest)}"
     if word == "LEARNING":
-        but = f", but held-out clips were better at step {plain(best)}" if latest.get("worse") else ""
+        but = f", but held-out clips were better at step {plain(best)}" if latest.get("turned") else ""
         return f"It was still learning at step {plain(number(latest.get('step')))}{but}. {_sentence(latest)}"
     return _sentence(latest)
 
@@ -98,7 +98,7 @@ def advice(run: Run, latest: Record) -> list[Html]:
     word, best = latest.get("verdict"), number(latest.get("best_step"))
     step, why = to_take(run, latest)
     said = [file_line(run, step), *([text(why)] if why else [])]
-    if turned(latest) and not best:
+    if latest.get("turned") and not best:
         told = "On clips that it was not shown, no state of this run is better than the base model. The best of those saved:"
         return [text(told), *said, text("For a better model: more clips, other ones, or a lower learning_rate.")]
     if word == "OVERFITTING":
@@ -108,7 +108,7 @@ def advice(run: Run, latest: Record) -> list[Html]:
             said.append(join([text("To go on from there: "), element("code", text(go_on))]))
     if word == "LEARNING":
         said.append(text("More steps would probably help: --resume with a larger --set steps=…"))
-    if word == "PLATEAU" and latest.get("worse"):
+    if word == "PLATEAU" and latest.get("turned"):
         said.append(text("A lower learning_rate, or fewer steps: what was learnt until then is being lost."))
     elif word == "PLATEAU":
         said.append(
@@ -122,35 +122,25 @@ def advice(run: Run, latest: Record) -> list[Html]:
     return said
 
 
-def turned(latest: Record) -> bool:
-    """Whether the last state is not the one to take."""
-    return latest.get("verdict") == "OVERFITTING" or bool(latest.get("verdict") and latest.get("worse"))
-
-
 def to_take(run: Run, latest: Record) -> tuple[int | None, str]:
     """The step whose state to take, and what is to be said of it: as the run said at its end; of one that goes on, of what
     is saved the best read, or the nearest to the best reading, or the last."""
-    taken = mapping(last_of_kind(run, "end").get("take"))
+    taken, best = mapping(last_of_kind(run, "end").get("take")), number(latest.get("best_step"))
     if (step := number(taken.get("step"))) is not None:
-        why = str(taken.get("why") or "") if turned(latest) and latest.get("best_step") != step else ""
+        why = str(taken.get("why") or "") if latest.get("turned") and step != best else ""
         return int(step), f"{why[:1].upper()}{why[1:]}." if why else ""
-    saved = {step for record in of_kind(run, "save") if (step := number(record.get("step"))) is not None}
-    best = number(latest.get("best_step"))
+    saved = {int(step) for record in of_kind(run, "save") if (step := number(record.get("step"))) is not None}
     if not saved:
         return None, ""
-    if not turned(latest) or best is None:
-        return int(max(saved)), ""
+    if not latest.get("turned") or best is None:
+        return max(saved), ""
     held_out = dict(normalised_points(readings_of(run), "held_out"))
-    read = [step for step in saved if step in held_out]
-    if not read:
-        nearest = min(saved, key=lambda step: (abs(step - best), step))
-        return int(
-            nearest
-        ), f"It is the nearest to step {plain(best)}, where held-out clips were best; of no reading a state is saved."
-    found = min(read, key=lambda step: (held_out[step], step))
-    return int(
-        found
-    ), "" if found == best else f"It is the best of those saved: there is no checkpoint of step {plain(best)}."
+    if read := saved & set(held_out):
+        found = min(read, key=lambda step: (held_out[step], step))
+        lacks = f"It is the best of those saved: there is no checkpoint of step {plain(best)}."
+        return found, "" if found == best else lacks
+    near = f"It is the nearest to step {plain(best)}, where held-out clips were best: no state that was read is saved."
+    return min(saved, key=lambda step: (abs(step - best), step)), near
 
 
 def file_line(run: Run, step: int | None) -> Html:

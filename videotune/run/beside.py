@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from videotune.monitor.probe import QUANTILES, read_by_ruler
+from videotune.monitor.ruler_plan import QUANTILES, read_by_ruler
 
 if TYPE_CHECKING:
     from videotune.run.job import Job

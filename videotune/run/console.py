@@ -8,7 +8,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from videotune.monitor.journal import Journal
 
 QUIET_SECONDS = 20.0
 """Without a terminal, a progress line at most so often."""
@@ -24,6 +27,12 @@ def say(text: str) -> None:
     if quiet():
         return
     print(text, file=sys.stderr, flush=True)
+
+
+def warn(journal: Journal, step: int, text: str) -> None:
+    """What is wrong and does not end the run, in its journal and on the screen."""
+    journal.event("warning", step=step, text=text)
+    say(f"warning: {text}")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> None:

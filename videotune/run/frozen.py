@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.files import digest, read_json, write_json
-from videotune.monitor.probe import QUANTILES
 from videotune.monitor.ruler import noise_of
+from videotune.monitor.ruler_plan import QUANTILES
 from videotune.run.console import say
 from videotune.run.models import plain_batch
 from videotune.types import Batch
@@ -46,6 +46,7 @@ def facts_of(trainer: Trainer) -> dict[str, Any]:
     whole = [*ruler.held_out, *ruler.train]
     noise = hashed(noise_of(ruler.seed, whole[0], 0, tuple(first.x0.shape))) if first is not None else None
     levels = source.objective.timesteps.quantiles(QUANTILES).tolist()
+    # "mean": an older ruler, which averaged over windows, is another one
     return {"levels": levels, "mean": "clips", "seed": ruler.seed, "noise": noise, **rows}
 
 

@@ -14,7 +14,7 @@ from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import out_of_room
 from videotune.monitor.best import best_step
 from videotune.monitor.journal import read_journal
-from videotune.run.console import say, size
+from videotune.run.console import say, size, warn
 from videotune.run.folder import look
 from videotune.run.models import lora_settings
 from videotune.run.trainer import Trainer
@@ -114,8 +114,7 @@ def retire(trainer: Trainer) -> None:
             remove(old.folder)
         except OSError as error:  # somebody has a file of it open, say: no reason to end a run whose state is saved
             text = f"the old checkpoint {old.folder.name} cannot be taken away: {error}"
-            trainer.journal.event("warning", step=found[-1].step, text=text)
-            say(f"warning: {text}")
+            warn(trainer.journal, found[-1].step, text)
 
 
 def backup_due(trainer: Trainer, step: int) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.cache.schedule import bucket_of, turns
 from videotune.monitor.speed import time_left
 from videotune.run.beside import times
-from videotune.run.console import say
+from videotune.run.console import warn
 
 if TYPE_CHECKING:
     from videotune.run.job import Job
@@ -26,8 +26,7 @@ def tell_pace(trainer: Trainer, step: int, line: Mapping[str, Any]) -> None:
         return
     trainer.waits = True
     text = f"{WAITS}: {share:.0%} of their time; a faster disk, or more dataloader_threads, would help"
-    trainer.journal.event("warning", step=step, text=text)
-    say(f"warning: {text}")
+    warn(trainer.journal, step, text)
 
 
 def seconds_left(trainer: Trainer, step: int) -> float | None:

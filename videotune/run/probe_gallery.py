@@ -11,7 +11,6 @@ from videotune.data.windows import take
 from videotune.files import digest
 from videotune.monitor.embedding import Embedding, both_ways, in_views
 from videotune.monitor.motion import mean_measures, measures
-from videotune.monitor.probe import spread
 from videotune.monitor.replication import (
     MOST_FRAMES,
     MOST_IN_ALL,
@@ -22,6 +21,7 @@ from videotune.monitor.replication import (
     Known,
     baselines,
 )
+from videotune.monitor.ruler_plan import spread
 from videotune.run.console import bar
 from videotune.run.job import Job
 from videotune.run.probe_plan import ProbePlan, facts_of

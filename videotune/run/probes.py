@@ -20,7 +20,7 @@ from videotune.monitor.embedding import Embedding, both_ways, default_embedding,
 from videotune.monitor.journal import read_journal
 from videotune.monitor.motion import mean_measures, measures
 from videotune.monitor.replication import Baselines, Nearest
-from videotune.run.console import bar, say
+from videotune.run.console import bar, say, warn
 from videotune.run.folder import Interrupted
 from videotune.run.job import Job
 from videotune.run.probe_gallery import Shown, name_of, show
@@ -133,8 +133,7 @@ def probe(trainer: Trainer, step: int) -> None:
         raise
     except Exception as error:  # whatever a probe does wrong, hours of training must not be lost to it
         text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
-        trainer.journal.event("warning", step=step, text=text)
-        say(f"warning: {text}")
+        warn(trainer.journal, step, text)
 
 
 def why_not(trainer: Trainer, probes: Probes, step: int) -> str | None:

@@ -11,7 +11,7 @@ from videotune.data.film import write_video
 from videotune.monitor.journal import read_journal
 from videotune.monitor.ruler import owners, read_ruler, related
 from videotune.run.beside import due
-from videotune.run.console import bar, say
+from videotune.run.console import bar, say, warn
 from videotune.run.folder import Interrupted
 from videotune.run.frozen import freeze
 from videotune.run.models import plain_batch
@@ -98,8 +98,7 @@ def measure(trainer: Trainer, step: int) -> None:
     if lines and before is reading:
         what = f" ({trainer.ruler_differs} differ)" if trainer.ruler_differs else ""
         text = f"the ruler is another one{what}: readings from step {step} on compare with each other, not with earlier ones"
-        trainer.journal.event("warning", step=step, text=text)
-        say(f"warning: {text}")
+        warn(trainer.journal, step, text)
     whose = owners(trainer.family, trainer.source.objective)
     told = {part: related(value, before[part], whose) for part, value in reading.items()}
     if live is not None:
@@ -192,5 +191,4 @@ def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
         raise
     except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
         text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
-        trainer.journal.event("warning", step=step, text=text)
-        say(f"warning: {text}")
+        warn(trainer.journal, step, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from videotune.monitor.probe import read_by_ruler
+from videotune.monitor.ruler_plan import read_by_ruler
 from videotune.run.job import Job
 from videotune.run.previews import first_frames_of
 from videotune.run.probe_plan import probe_told

@@ -23,13 +23,13 @@ from videotune.monitor.board import Board, refuse_missing
 from videotune.monitor.exposure import band
 from videotune.monitor.heartbeat import Heartbeat
 from videotune.monitor.journal import Journal, read_journal
-from videotune.monitor.probe import read_by_ruler
 from videotune.monitor.ruler import Ruler
+from videotune.monitor.ruler_plan import read_by_ruler
 from videotune.monitor.speed import Pace
 from videotune.monitor.verdict import Verdict
 from videotune.run.begin_from import begin_from
 from videotune.run.bench import Bench, make_rota, open_bench, shares
-from videotune.run.console import say
+from videotune.run.console import say, warn
 from videotune.run.dealt import fill_together, sharded
 from videotune.run.experts import prefix
 from videotune.run.export import check_formats
@@ -255,16 +255,10 @@ def captions_by_window(job: Job) -> dict[str, tuple[str, ...]]:
     return {window.id: captions[window.clip_id] for window in job.library.windows}
 
 
-def warn(trainer: Trainer, text: str) -> None:
-    """What is wrong and does not end the run, in the journal and on the screen."""
-    trainer.journal.event("warning", step=trainer.pulse.step, text=text)
-    say(f"warning: {text}")
-
-
 def announce(trainer: Trainer, changes: list[str] | None) -> None:
     """The journal's first line of this process, and the run in a sentence. ``changes``: of a resume; None: it is none."""
     if trainer.job.config.tensorboard:
-        trainer.board = Board(trainer.run, trainer.first, lambda text: warn(trainer, text))
+        trainer.board = Board(trainer.run, trainer.first, lambda text: warn(trainer.journal, trainer.pulse.step, text))
         trainer.journal.followers.append(trainer.board.tell)
     for line in read_journal(trainer.run):
         trainer.pace.follow(line)

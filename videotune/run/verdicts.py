@@ -66,8 +66,7 @@ def take(run: Path, step: int) -> dict[str, Any]:
     """
     lines = read_journal(run)
     found, there = judge(lines), [one.step for one in complete_checkpoints(run)]
-    turned = found is not None and (found.word == OVERFITTING or (found.word is not None and found.worse))
-    if found is None or not turned or not there:
+    if found is None or not found.turned or not there:
         why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
         return {"step": max(there, default=step), "why": why}
     low = found.best_step or 0

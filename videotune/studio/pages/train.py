@@ -28,7 +28,7 @@ from videotune.report.markup import (
 )
 from videotune.report.read import Run, last_of_kind, of_kind
 from videotune.report.state import standing
-from videotune.report.verdict import COLOURS, clips_part, curve, history, in_words, readings_of, to_take, turned
+from videotune.report.verdict import COLOURS, clips_part, curve, history, in_words, readings_of, to_take
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, log_tail, result, why
 from videotune.studio.pages.data import choose
@@ -301,7 +301,7 @@ def _verdict(run: Run) -> Html:
     if not latest:
         return NOTHING
     word = str(latest.get("verdict") or "no verdict")
-    best, _ = to_take(run, latest) if turned(latest) or last_of_kind(run, "end") else (None, "")
+    best, _ = to_take(run, latest) if latest.get("turned") or last_of_kind(run, "end") else (None, "")
     take = (
         NOTHING if best is None else paragraph(text(f"Best taken: the state after step {plain(best)} (page Export)."))
     )

@@ -1,4 +1,4 @@
-"""Which windows are looked at again and again, and at how many noise levels; importing this imports no torch."""
+"""What the ruler reads: which windows, and at how many noise levels; importing this imports no torch."""
 
 from __future__ import annotations
 
