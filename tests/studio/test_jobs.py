@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.studio import actions, jobs, projects, status
 from videotune.studio.pages import train
@@ -79,6 +80,41 @@ def test_exit_codes_in_words(tmp_path: Path, code: int, state: str) -> None:
     write_json(folder / "job.json", {"kind": "check", "about": "", "words": [], "cwd": ".", "started": 1.0})
     write_json(folder / "rc.json", {"code": code, "ended": 2.0})
     assert jobs.read(folder).state == state
+
+
+def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(tmp_path: Path) -> None:
+    project = projects.create(tmp_path, "one")
+    film = project.folder / "clips" / "film.mp4"
+    film.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(3000))
+    film.with_suffix(".txt").write_text("a cat")
+    actions.split(tmp_path, {"project": "one", "path": "clips/film.mp4"})
+    until(lambda: not (jobs.latest(project.folder, "split") or pytest.fail("no job")).running)
+    ended = jobs.latest(project.folder, "split")
+    assert ended is not None
+    assert ended.state == "failed"
+    assert film.is_file()
+    assert film.with_suffix(".txt").read_text() == "a cat"
+
+
+@pytest.mark.parametrize("prompt", ["a\0b", "x" * 3_000_000])
+def test_a_word_that_no_process_takes_is_refused_and_leaves_no_job(tmp_path: Path, prompt: str) -> None:
+    with pytest.raises(VideotuneError):
+        jobs.start(tmp_path, "sample", ["sample", "--prompt", prompt])
+    assert jobs.latest(tmp_path, "sample") is None
+
+
+@pytest.mark.parametrize("state", ["starting", "encoding", "loading", "training"])
+def test_a_run_is_stopped_at_once_before_it_trains_and_saves_first_after(tmp_path: Path, state: str) -> None:
+    project = projects.create(tmp_path, "one")
+    job, pid = sleeper(project.folder)
+    (project.folder / "runs" / "run-1").mkdir()
+    beat(project.folder / "runs" / "run-1", pid, state)
+    actions.stop(tmp_path, {"project": "one", "run": "run-1"})
+    asked = (project.folder / "runs" / "run-1" / "control.json").is_file()
+    assert asked == (state == "training")
+    if asked:
+        jobs.stop(job)
+    until(lambda: not jobs.read(job.folder).running)
 
 
 def steps(run: Path, numbers: range, mode: str = "a") -> None:

@@ -16,7 +16,7 @@ def cats(tmp_path: Path) -> projects.Project:
 
 
 def sent(folder: Path, name: str, content: bytes) -> Path:
-    path = folder / "sent" / name
+    path = folder / uploads.UPLOADS / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     return path
@@ -156,3 +156,20 @@ def test_folders_elsewhere_are_for_who_sits_at_the_computer(tmp_path: Path, monk
     assert projects.datasets(projects.named(root, one.name)) == [
         {"path": str(away)}, {"path": "user/clips", "kind": "validation"}
     ]  # fmt: skip
+
+
+def test_a_file_that_was_not_sent_is_not_taken(tmp_path: Path, cats: projects.Project) -> None:
+    elsewhere = tmp_path / "elsewhere.mp4"
+    elsewhere.write_bytes(MP4)
+    link = tmp_path / uploads.UPLOADS / "link.mp4"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere)
+    assert [one.taken for one in uploads.accept(cats, [elsewhere, link])] == [False, False]
+    assert elsewhere.read_bytes() == MP4
+    assert list((cats.folder / "clips").iterdir()) == []
+
+
+def test_a_damaged_project_is_listed_beside_the_others(tmp_path: Path, cats: projects.Project) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / projects.BOOK).write_text("{")
+    assert {one.name for one in projects.projects(tmp_path)} == {"broken", cats.name}

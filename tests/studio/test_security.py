@@ -3,13 +3,17 @@
 import asyncio
 import io
 import json
+import os
+import socket
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from videotune.errors import VideotuneError
@@ -119,6 +123,8 @@ def test_nothing_is_told_before_the_login(clients: Any) -> None:
     for path in ("/studio/part/project", "/studio/clips?project=b-one-b-all", "/studio/file?project=x&path=y"):
         assert locked.get(path).status_code == 401
     assert locked.post("/studio/do/create", json={"title": "x"}).status_code == 401
+    for path in ("/openapi.json", "/gradio_api/info", "/gradio_api/app_id", "/gradio_api/openapi.json"):
+        assert locked.get(path).status_code == 401, path
     assert locked.post("/login", data={"username": "studio", "password": "wrong"}).status_code == 400
     assert locked.post("/login", data={"username": "studio", "password": "long enough"}).status_code == 200
     assert locked.get("/studio/part/project").status_code == 200
@@ -143,19 +149,102 @@ def test_passwords_cannot_be_tried_out(tmp_path: Path) -> None:
 def test_a_minute_later_passwords_are_looked_at_again() -> None:
     now = [0.0]
     wrong = security.WrongPasswords(lambda: now[0])
-
-    async def refuse(who: str) -> None:
-        async def send(_: Any) -> None:
-            pass
-
-        await wrong.counting({"client": (who, 1)}, send)({"type": "http.response.start", "status": 400})
-
-    for _ in range(security.TRIES):
-        asyncio.run(refuse("one"))
-    asyncio.run(refuse("two"))
-    assert [wrong.too_many({"client": (who, 2)}) for who in ("one", "two")] == [True, False]
+    assert [wrong.begin({"client": ("one", 1)}) for _ in range(security.TRIES + 1)] == [True] * security.TRIES + [False]
+    assert wrong.begin({"client": ("two", 2)})
     now[0] = security.WHILE + 1
-    assert not wrong.too_many({"client": ("one", 3)})
+    assert wrong.begin({"client": ("one", 3)})
+
+
+def test_a_right_password_clears_the_count_of_its_address() -> None:
+    wrong = security.WrongPasswords(lambda: 0.0)
+    one = {"client": ("one", 1)}
+
+    async def accept(_: Any) -> None:
+        await wrong.counting(one, sent)({"type": "http.response.start", "status": 200})
+
+    async def sent(_: Any) -> None:
+        pass
+
+    assert all(wrong.begin(one) for _ in range(security.TRIES))
+    asyncio.run(accept(None))
+    assert wrong.begin(one)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Any:
+    """The address of a real studio process with the password "long enough", and its root."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "VIDEOTUNE_STUDIO_PASSWORD": "long enough"}
+    command = [sys.executable, "-m", "videotune", "studio", "--root", str(tmp_path / "root"), "--port", str(port)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "The studio is at" in process.stdout.readline()
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(100):
+            try:
+                httpx.get(address)
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield address, tmp_path / "root"
+        process.terminate()
+
+
+def test_neither_a_header_nor_many_guesses_at_once_get_round_the_limit_of_passwords(server: Any) -> None:
+    """The limit counts by the connection's own address, and each guess before its answer."""
+    address, _ = server
+
+    async def guess() -> list[int]:
+        async with httpx.AsyncClient(base_url=address) as client:
+            tries = (
+                client.post(
+                    "/login",
+                    data={"username": "studio", "password": f"wrong {number}"},
+                    headers={"X-Forwarded-For": f"10.9.8.{number}"},
+                )
+                for number in range(40)
+            )
+            return [answer.status_code for answer in await asyncio.gather(*tries)]
+
+    assert sorted(asyncio.run(guess())) == [400] * security.TRIES + [429] * (40 - security.TRIES)
+
+
+def test_a_request_that_names_a_file_of_the_computer_reads_none(server: Any, tmp_path: Path) -> None:
+    """Gradio copies any path that a request names unless its app counts as launched."""
+    address, root = server
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the secret")
+    with httpx.Client(base_url=address) as client:
+        client.post("/login", data={"username": "studio", "password": "long enough"})
+        client.post("/studio/do/create", json={"title": "p"})
+        functions = range(len(client.get("/config").json()["dependencies"]))
+        for number in functions:
+            named = {"path": str(secret), "meta": {"_type": "gradio.FileData"}}
+            body = {"data": ["p", named, "train"], "fn_index": number, "session_hash": "abc"}
+            client.post("/gradio_api/queue/join", json=body)
+        with client.stream("GET", "/gradio_api/queue/data?session_hash=abc", timeout=20) as lines:
+            ends = 0
+            for line in lines.iter_lines():
+                ends += "process_completed" in line
+                if ends == len(functions) or "close_stream" in line:
+                    break
+        assert ends > 0
+    held = [path for path in root.rglob("*") if path.is_file() and b"the secret" in path.read_bytes()]
+    assert held == []
+
+
+def test_values_that_no_file_system_takes_are_bad_requests(clients: Any) -> None:
+    _, free, _ = clients
+    assert free.get("/studio/part/data", params={"project": "x" * 5000}).status_code == 400
+    assert free.post("/studio/do/create", content="{", headers={"content-type": "application/json"}).status_code == 400
+    for words in ({"title": "\ud800"}, {"of": "x" * 5000, "title": "y"}):
+        action = "create" if "of" not in words else "rename"
+        content = json.dumps(words)
+        answer = free.post(f"/studio/do/{action}", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 200
+        assert answer.json().get("error"), words
 
 
 def test_names_and_captions_are_escaped(clients: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from videotune.config.load import preset_named
+from videotune.data.members import archive_kind
 from videotune.errors import VideotuneError
 from videotune.files import life, write_json
 from videotune.studio import clips, form, jobs, projects
@@ -113,6 +114,8 @@ def source(root: Path, words: Mapping[str, Any], local: bool = True) -> Answer:
             raise VideotuneError("folders elsewhere on the server can be named only by someone who sits at it")
         if not place.exists():
             raise VideotuneError(f"there is no {path} on the computer that the studio runs on")
+        if place.is_file() and archive_kind(place) is None:
+            raise VideotuneError(f"{path} is a file: name the folder that holds the clips, or an archive of them")
         path = str(place.resolve())
     elif not re.fullmatch(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?", path):
         raise VideotuneError(f"{path!r} is neither a whole path (/home/me/clips) nor a dataset of the Hub (user/name)")
@@ -143,11 +146,13 @@ def split(root: Path, words: Mapping[str, Any]) -> Answer:
     aside.parent.mkdir(exist_ok=True)
     if aside.exists():
         raise VideotuneError(f"{clip.path.name} was cut already; its original lies in {projects.ORIGINALS}")
-    shutil.move(str(clip.path), aside)
+    put_back = {str(aside): str(clip.path)}
     if clip.caption is not None:
-        shutil.move(str(clip.caption), aside.with_suffix(".txt"))
+        put_back[str(aside.with_suffix(".txt"))] = str(clip.caption)
+    for new, old in put_back.items():
+        shutil.move(old, new)
     out = project.folder / projects.CLIPS / f"{clip.path.stem}-scenes"
-    jobs.start(project.folder, "split", ["dataset", "split", str(aside), "--out", str(out)], clip.path.name)
+    jobs.start(project.folder, "split", ["dataset", "split", str(aside), "--out", str(out)], clip.path.name, put_back)
     return {"say": f"cutting {clip.path.name} into scenes; its original is kept in {projects.ORIGINALS}"}
 
 
@@ -239,7 +244,7 @@ def resume_words(run: Path, words: Mapping[str, Any]) -> list[str]:
     args = ["train", "--out", str(run), "--resume"]
     for key, option in (("from", ["--from"]), ("steps", ["--set"])):
         value = _text(words, key).strip()
-        if value and not value.isdigit():
+        if value and not re.fullmatch(r"[0-9]{1,12}", value):
             raise VideotuneError(f"a step is a whole number, not {value!r}")
         args += [*option, f"steps={value}" if key == "steps" else value] if value else []
     if _text(words, "steps").strip():
@@ -262,7 +267,7 @@ def stop(root: Path, words: Mapping[str, Any]) -> Answer:
     project = _of(root, words)
     run = run_folder(project, _text(words, "run"))
     pulse, job = life(run) or {}, jobs.latest(project.folder, "train", run.name)
-    if pulse.get("alive") and pulse.get("state") != "starting":
+    if pulse.get("alive") and pulse.get("state") not in ("starting", "encoding", "loading"):
         write_json(run / "control.json", {"stop": True})
         return {"say": "it finishes its step, saves and stops"}
     if job is not None and job.running and jobs.stop(job):
@@ -308,8 +313,9 @@ def draw(root: Path, words: Mapping[str, Any]) -> Answer:
     args = ["sample", str(run), "--prompt", prompt, "--out", str(project.folder / "tries" / run.name)]
     for key, option in (("step", "--step"), ("seed", "--seed"), ("strength", "--strength")):
         value = _text(words, key).strip()
-        if value and not re.fullmatch(r"\d+(\.\d+)?", value):
-            raise VideotuneError(f"{key}: a number, not {value!r}")
+        form_of = r"[0-9]{1,6}(\.[0-9]{1,6})?" if key == "strength" else r"[0-9]{1,18}"
+        if value and not re.fullmatch(form_of, value):
+            raise VideotuneError(f"{key}: a {'number' if key == 'strength' else 'whole number'}, not {value[:40]!r}")
         args += [option, value] if value and (key != "strength" or float(value) != 1.0) else []
     jobs.start(project.folder, "sample", args, run.name)
     return {"say": "drawing; it appears below when it is done"}
@@ -322,7 +328,7 @@ def export(root: Path, words: Mapping[str, Any]) -> Answer:
     formats = [name for name in ("diffusers", "comfyui", "peft") if words.get(name) is True]
     if not formats and not words.get("merge"):
         raise VideotuneError("choose at least one format")
-    if step and not step.isdigit():
+    if step and not re.fullmatch(r"[0-9]{1,12}", step):
         raise VideotuneError(f"a step is a whole number, not {step!r}")
     args = ["export", str(run), *[part for name in formats for part in ("--format", name)]]
     args += ["--step", step] if step else []

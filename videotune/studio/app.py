@@ -43,7 +43,8 @@ def serve(root: Path, host: str, port: int) -> int:
         signal.signal(number, _ended)
     shown = f"[{host}]" if ":" in host else host
     print(f"The studio is at http://{shown}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3)
+    # the password's limit counts by address, so the address is the connection's own, never one that a header names
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3, proxy_headers=False)
     return DONE
 
 
@@ -72,7 +73,7 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
         with without_stubs():
             import gradio as gr
         from fastapi import FastAPI, Request
-        from fastapi.responses import FileResponse
+        from fastapi.responses import FileResponse, PlainTextResponse
     except ImportError as error:
         raise VideotuneError(f"the studio needs Gradio ({error}): pip install 'videotune[studio]'") from error
     from videotune.studio import routes, style, uploads
@@ -95,14 +96,30 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
 
     app.include_router(routes.router(root, may))
 
+    def refused(request: Request, error: Exception) -> PlainTextResponse:
+        """A value that no file system or text can hold (a lone surrogate, a name of 5,000 letters) is a bad request."""
+        return PlainTextResponse(ascii(str(error))[1:300], 400)
+
+    for kind in (ValueError, OSError, RecursionError):
+        app.add_exception_handler(kind, refused)
+
+    @app.middleware("http")
+    async def only_after_login(request: Request, call_next: Any) -> Any:
+        """Gradio answers some addresses to everybody; before the login the studio gives out its login page alone."""
+        if request.url.path.startswith(("/gradio_api", "/openapi.json", "/monitoring")) and not may(request):
+            return PlainTextResponse("log in first", 401)
+        return await call_next(request)
+
     def login(name: str, word: str) -> bool:
         return secrets.compare_digest(name.encode(), NAME.encode()) & secrets.compare_digest(
             word.encode(), str(password).encode()
         )
 
+    pages = blocks(root, is_local(host))
+    pages.has_launched = True  # else Gradio copies any path of this computer that a request names; mounting does not set it
     app = gr.mount_gradio_app(
         app,
-        blocks(root, is_local(host)),
+        pages,
         path="/",
         server_name=host,
         server_port=port,
@@ -130,7 +147,9 @@ def rest(gradio_app: Any) -> None:
 
 def prepare_gradio(root: Path) -> None:
     """Gradio keeps uploads below the root, where they can be renamed into a project, and tells nobody anything."""
-    os.environ["GRADIO_TEMP_DIR"] = str(root / ".uploads")
+    from videotune.studio.uploads import UPLOADS
+
+    os.environ["GRADIO_TEMP_DIR"] = str(root / UPLOADS)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 

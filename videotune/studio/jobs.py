@@ -11,14 +11,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
-from videotune.errors import DONE, INTERRUPTED, SKIPPED
+from videotune.errors import DONE, INTERRUPTED, SKIPPED, VideotuneError
 from videotune.files import read_json, write_json
 
 State = Literal["running", "done", "failed", "stopped", "dead"]
@@ -28,6 +28,9 @@ _started: list[subprocess.Popen[bytes]] = []
 
 BEGINNING = 20.0
 """Seconds that a runner may take until it has said its number."""
+
+LONGEST_WORD = 100_000
+"""Bytes of one argument; Linux takes 128 kB."""
 
 KEPT = 40
 """Folders of ended jobs that stay, of one kind."""
@@ -55,8 +58,17 @@ class Job:
         return self.state == "running"
 
 
-def start(project: Path, kind: str, words: Sequence[str], about: str = "") -> Job:
-    """Start ``videotune WORDS`` apart from this process."""
+def start(
+    project: Path, kind: str, words: Sequence[str], about: str = "", put_back: Mapping[str, str] | None = None
+) -> Job:
+    """Start ``videotune WORDS`` apart from this process.
+
+    ``put_back``: files to move, from where to where, if the command does not end with success.
+    Raises VideotuneError for a word that no process can be given.
+    """
+    for word in words:
+        if "\0" in word or len(word.encode(errors="surrogatepass")) > LONGEST_WORD:
+            raise VideotuneError(f"{word[:40]!r}…: at most {LONGEST_WORD:,} bytes of text, without a NUL character")
     home = project / "jobs"
     home.mkdir(exist_ok=True)
     taken = [int(path.name[:6]) for path in home.iterdir() if re.fullmatch(r"\d{6}-\w+", path.name)]
@@ -69,6 +81,7 @@ def start(project: Path, kind: str, words: Sequence[str], about: str = "") -> Jo
         except FileExistsError:
             number += 1
     facts = {"kind": kind, "about": about, "words": list(words), "cwd": str(project), "started": round(time.time(), 3)}
+    facts |= {"put_back": dict(put_back)} if put_back else {}
     write_json(folder / "job.json", facts)
     process = subprocess.Popen(
         [sys.executable, "-m", "videotune.studio.runner", str(folder)],
@@ -90,20 +103,20 @@ def read(folder: Path) -> Job:
     end = _json(folder / "rc.json")
     if end is not None:
         code, ended = int(end["code"]), float(end["ended"])
-        state = _how(code)
+        state = _how(code, facts["kind"])
     elif _alive(folder, facts):
         state = "running"
     else:
         end = _json(folder / "rc.json")  # it may have ended between the two looks
         code = None if end is None else int(end["code"])
-        state = "dead" if code is None else _how(code)
+        state = "dead" if code is None else _how(code, facts["kind"])
     return Job(
         folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, float(facts["started"]), ended
     )
 
 
-def _how(code: int) -> State:
-    if code in (DONE, SKIPPED):
+def _how(code: int, kind: str) -> State:
+    if code == DONE or (code == SKIPPED and kind != "split"):  # a video that was not split is the whole of that job
         return "done"
     if code in (INTERRUPTED, -15, -2):
         return "stopped"

@@ -83,8 +83,16 @@ def named(root: Path, name: str) -> Project:
 
 def projects(root: Path) -> list[Project]:
     """All projects, the one last made first; folders that are none are passed over."""
-    found = [named(root, path.parent.name) for path in root.glob(f"*/{BOOK}") if not path.parent.name.startswith(".")]
+    found = [_listed(path.parent) for path in root.glob(f"*/{BOOK}") if not path.parent.name.startswith(".")]
     return sorted(found, key=lambda one: (-float(one.facts.get("created") or 0), one.name))
+
+
+def _listed(folder: Path) -> Project:
+    """The project in a folder; one whose file is damaged is listed by that, so that the others can be opened."""
+    try:
+        return named(folder.parent, folder.name)
+    except VideotuneError:
+        return Project(folder, {"title": f"{folder.name} ({BOOK} is damaged)"})
 
 
 def create(root: Path, title: str) -> Project:

@@ -133,7 +133,10 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
             "application/json"
         ):  # no form of another site sends it
             return JSONResponse({"error": "ask in JSON"}, 415)
-        words = await request.json()
+        try:
+            words = await request.json()
+        except (ValueError, RecursionError):
+            return JSONResponse({"error": "ask in JSON"}, 400)
         from starlette.concurrency import run_in_threadpool
 
         return JSONResponse(await run_in_threadpool(_answer, root, action, words))
@@ -146,10 +149,12 @@ def _answer(root: Path, action: str, words: Any) -> dict[str, Any]:
         return {"error": "ask with an object"}
     try:
         return dict(ACTIONS[action](root, words))
-    except VideotuneError as error:
-        return {"error": str(error)}
     except OSError as error:
-        return {"error": f"{error.strerror or error} ({error.filename})" if error.filename else str(error)}
+        return {"error": f"{error.strerror or error} ({str(error.filename)[:200]})" if error.filename else str(error)}
+    except UnicodeError:
+        return {"error": "this text holds a character that cannot be written to a file"}
+    except ValueError as error:  # a VideotuneError, or a value that a file system does not take
+        return {"error": str(error)[:2000]}
 
 
 def _folder(root: Path, name: str) -> Path:

@@ -66,7 +66,7 @@ class Guard:
             await _answer(send, 403, why)
         elif not _is_login(scope):
             await self.app(scope, receive, _with_headers(send))
-        elif self.wrong.too_many(scope):
+        elif not self.wrong.begin(scope):
             await _answer(send, 429, f"Too many wrong passwords: wait {WHILE:g} seconds and try again.")
         else:
             await self.app(scope, receive, _with_headers(self.wrong.counting(scope, send)))
@@ -79,20 +79,24 @@ class WrongPasswords:
         self._clock = clock
         self._when: dict[str, list[float]] = {}
 
-    def too_many(self, scope: Scope) -> bool:
-        """Whether the address has to wait."""
+    def begin(self, scope: Scope) -> bool:
+        """Count a try as wrong before its answer is known, so that many at once are not more; False: it has to wait."""
         now = self._clock()
         self._when = {
             name: late for name, times in self._when.items() if (late := [one for one in times if one > now - WHILE])
         }
-        return len(self._when.get(_address(scope), ())) >= TRIES
+        own = self._when.setdefault(_address(scope), [])
+        if len(own) < TRIES:
+            own.append(now)
+            return True
+        return False
 
     def counting(self, scope: Scope, send: Send) -> Send:
-        """``send`` that notes where an answer refuses the password."""
+        """``send`` that takes the address's tries back where an answer accepts the password."""
 
         async def sending(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                self._when.setdefault(_address(scope), []).append(self._clock())
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                self._when.pop(_address(scope), None)
             await send(message)
 
         return sending

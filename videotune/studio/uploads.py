@@ -20,6 +20,9 @@ from videotune.studio.projects import CLIPS, Project
 TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
 """Captions, and lists of captions."""
 
+UPLOADS = ".uploads"
+"""The folder of the root into which Gradio writes what is sent."""
+
 MOST, MOST_TEXT = "20gb", 20_000_000
 """The largest file that is taken, as Gradio reads it, and the largest text, in bytes."""
 
@@ -92,7 +95,7 @@ def safe_name(name: str) -> str:
     Raises VideotuneError where nothing is left.
     """
     last = unicodedata.normalize("NFC", name).replace("\\", "/").rpartition("/")[2]
-    plain = re.sub(r"[\x00-\x1f\x7f<>:\"|?*]", "_", last).strip().strip(".")
+    plain = re.sub(r"[\x00-\x1f\x7f<>:\"|?*\u202a-\u202e\u2066-\u2069]", "_", last).strip().strip(".")
     if not plain or (plain != plain.lstrip("._") and not plain.lstrip("._")):
         raise VideotuneError(f"{name!r} is no name for a file")
     plain = plain.lstrip(".")
@@ -103,7 +106,8 @@ def safe_name(name: str) -> str:
 def accept(project: Project, paths: Iterable[Path]) -> list[Taken]:
     """Put sent files among the project's clips; an archive's files into a folder of its name.
 
-    A file that is there already is left; one of the same name and other content is refused, never written over.
+    A file that is there already is left; one of the same name and other content is refused, never written over; and so is
+    one that does not lie in the root's folder of uploads, whoever named it.
     """
     return [found for path in paths for found in _accept_one(project, path)]
 
@@ -111,6 +115,8 @@ def accept(project: Project, paths: Iterable[Path]) -> list[Taken]:
 def _accept_one(project: Project, path: Path) -> list[Taken]:
     try:
         name = safe_name(path.name)
+        if path.is_symlink() or not path.resolve().is_relative_to((project.folder.parent / UPLOADS).resolve()):
+            return [Taken(name, False, "the file was not sent to this studio")]
         why = refusal(path, name)
         if why is not None:
             return [Taken(name, False, why)]
