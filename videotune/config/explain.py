@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator
 from types import UnionType
@@ -12,6 +11,7 @@ from videotune.config.advice import GUIDE, REASONS, UNITS
 from videotune.config.drift import CHECKED, DATA, FATAL, OVERRIDE, SAFE
 from videotune.config.numbers import OF
 from videotune.config.schema import Config, leaves
+from videotune.config.suggestions import nearest_key
 from videotune.errors import VideotuneError
 
 SIGNS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"), ("min_length", "length ≥"))
@@ -83,8 +83,7 @@ def explain(key: str) -> list[tuple[str, str]]:
     if inside:
         return [(name, str(known[name].description)) for name in inside]
     ends = [name for name in known if name.rpartition(".")[2] == key]
-    near = ends or difflib.get_close_matches(key, known, 1, 0.5)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `videotune presets keys` lists every key"
+    hint = f"; did you mean {' or '.join(map(repr, ends))}?" if ends else nearest_key(key, known)
     raise VideotuneError(f"there is no key {key!r}{hint}")
 
 

@@ -5,22 +5,32 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from videotune.config.schema import leaves
+from videotune.config.suggestions import nearest_key, other_trainer
 from videotune.errors import VideotuneError
+
+MOST_LETTERS, MOST_TOLD = 100_000, 8
+"""Letters of one value, and how many unknown keys one message names."""
+
+LARGEST, DEEPEST = 1 << 20, 12
+"""Bytes of a config file, and how deep its values may be nested: far above what any config needs."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a JSON or YAML config file.
 
-    Raises VideotuneError naming the file and the line that cannot be read.
+    Raises VideotuneError naming the file and the line or key that cannot be read.
     """
     if not path.is_file():
         raise VideotuneError(f"config file not found: {path}")
+    if path.stat().st_size > LARGEST:
+        raise VideotuneError(f"{path} has {path.stat().st_size:,} bytes; a config has at most {LARGEST:,}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -29,27 +39,63 @@ def read_config(path: Path) -> dict[str, Any]:
         value = _parsed(text, path)
     except _SaidTwice as error:
         raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
+    _refuse_other_trainer(value, path)
     if not isinstance(value, dict):
         raise VideotuneError(f"{path} must hold an object with the config's keys, not a {type(value).__name__}")
+    refuse_unreadable(value, str(path))
     check_keys(value, str(path))
     return value
 
 
-def _parsed(text: str, path: Path) -> Any:
-    """What a file says, YAML or JSON by its name."""
-    if path.suffix.lower() in (".yaml", ".yml"):
-        import yaml
+def _refuse_other_trainer(value: Any, path: Path) -> None:
+    """VideotuneError for another trainer's config, and for TOML, which only other trainers' configs are written in."""
+    other, ours = other_trainer(value), {name.partition(".")[0] for name in leaves()}
+    if other and not (isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(value)):
+        raise VideotuneError(
+            f"{path} looks like {other}, which videotune does not read. docs/options.md lists the keys of videotune."
+        )
+    if path.suffix.lower() == ".toml":
+        raise VideotuneError(f"{path} is TOML; videotune reads JSON and YAML, with the keys that docs/options.md lists")
 
-        try:
-            return yaml.load(text, _yaml_loader())
-        except yaml.YAMLError as error:
-            raise VideotuneError(f"{path} is not valid YAML: {error}") from error
+
+def refuse_unreadable(value: Any, where: str, name: str = "", depth: int = 0) -> None:
+    """VideotuneError, by key, for values that nothing can use: texts that no file can hold, absurd sizes and depths."""
+    problem = None
+    if depth > DEEPEST:
+        problem = f"is nested more than {DEEPEST} deep"
+    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
+        problem = "holds a character that no file name can hold"
+    elif isinstance(value, str) and len(value) > MOST_LETTERS:
+        problem = f"has {len(value):,} letters; at most {MOST_LETTERS:,} are read"
+    elif isinstance(value, int) and abs(value) > 2**63:
+        problem = "is a number of more than 64 bits"
+    if problem:
+        raise VideotuneError(f"{where}: {name[:200] or 'the config'} {problem}")
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        refuse_unreadable(str(key), where, "a key", depth)
+        refuse_unreadable(one, where, f"{name}.{key}" if name else str(key), depth + 1)
+
+
+def _parsed(text: str, path: Path) -> Any:
+    """What a file says, YAML, TOML or JSON by its name."""
+    kind = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}.get(path.suffix.lower(), "JSON")
     try:
-        return json.loads(text, object_pairs_hook=_each_once)
+        if kind == "YAML":
+            import yaml
+
+            return yaml.load(text, _yaml_loader())
+        return tomllib.loads(text) if kind == "TOML" else json.loads(text, object_pairs_hook=_each_once)
+    except _SaidTwice:
+        raise
+    except RecursionError as error:
+        raise VideotuneError(f"{path} is nested more than {DEEPEST} deep") from error
     except json.JSONDecodeError as error:
         raise VideotuneError(
             f"{path} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
         ) from error
+    except (ValueError, yaml_error()) as error:  # also a number of 5,000 digits, or a date that there is not
+        raise VideotuneError(f"{path} is not valid {kind}: {shortened(str(error))}") from error
 
 
 class _SaidTwice(ValueError):
@@ -65,14 +111,32 @@ def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def yaml_error() -> type[Exception]:
+    """PyYAML's own kind of error."""
+    import yaml
+
+    return yaml.YAMLError
+
+
 def _yaml_loader() -> Any:
-    """PyYAML's safe loader, which takes 1e-4 for text (YAML 1.1 wants a point), with the numbers of YAML 1.2."""
+    """PyYAML's safe loader for the YAML that a config needs: no tags, no aliases, and the numbers of YAML 1.2.
+
+    A few nested aliases stand for more values than a memory holds, and YAML 1.1 takes 1e-4 for text.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event = self.peek_event()
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
+                what = "an alias (*name)" if isinstance(event, yaml.AliasEvent) else f"a tag ({event.tag})"
+                raise yaml.YAMLError(
+                    f"{what} in line {event.start_mark.line + 1}, which is not read: write the value out"
+                )
+            return super().compose_node(parent, index)
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            names = [name.value for name, _ in node.value if name.tag != "tag:yaml.org,2002:merge"]
-            _each_once((str(name), None) for name in names)
+            _each_once((str(name.value), None) for name, _ in node.value)
             return super().construct_mapping(node, deep)
 
     number = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
@@ -107,8 +171,10 @@ def preset_named(name: str) -> str:
     same = [known for known, gb in classed.items() if gb and known.lower().removesuffix(f" {gb}gb") == wanted]
     if same:
         return max(same, key=lambda known: classed[known] or 0)
-    near = difflib.get_close_matches(wanted, list(classed), 1, 0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    words = re.findall(r"[a-z]+|[\d.]+", wanted)
+    holding = [known for known in classed if words and set(words) <= set(re.findall(r"[a-z]+|[\d.]+", known.lower()))]
+    near = holding or difflib.get_close_matches(wanted, list(classed), 1, 0.4)
+    hint = f"; did you mean {' or '.join(map(repr, near[:6]))}?" if near else ""
     raise VideotuneError(f"there is no preset {name!r}{hint}  `videotune presets list` shows them all.")
 
 
@@ -143,13 +209,18 @@ def parse_sets(words: Iterable[str]) -> dict[str, Any]:
             value = json.loads(text)
         except json.JSONDecodeError:
             value = text
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits, or brackets without an end
+            raise VideotuneError(f"--set {word[:80]}…: {str(error)[:100]}") from error
         *sections, last = name.strip().split(".")
+        if len(sections) > DEEPEST:
+            raise VideotuneError(f"--set {word[:80]}…: no key has so many sections")
         place = out
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise VideotuneError(f"--set {word}: {section} is already a value")
         place[last] = value
+    refuse_unreadable(out, "--set")
     check_keys(out, "--set")
     return out
 
@@ -175,24 +246,19 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_keys(raw: Mapping[str, Any], where: str) -> None:
-    """Raise VideotuneError for the first key that does not exist, with the nearest name in its right section."""
+    """Raise VideotuneError for the keys that do not exist, each with the nearest name in its right section."""
     known = set(leaves())
     sections = {name.rsplit(".", 1)[0] for name in known if "." in name}
     rows = raw["datasets"] if isinstance(raw.get("datasets"), list) else []
     inside = [f"datasets.{key}" for row in rows if isinstance(row, Mapping) for key in row]
-    for name in [*flatten(raw), *inside]:
-        if name in known or name in sections:
-            continue
-        raise VideotuneError(f"{where}: unknown key {name!r}{_suggest(name, known)}")
+    names = [re.sub(r"^datasets\.\d+\.", "datasets.", name) for name in flatten(raw)]
+    unknown = [name for name in dict.fromkeys([*names, *inside]) if name not in known and name not in sections]
+    if unknown:
+        told = "; ".join(f"unknown key {shortened(name)!r}{nearest_key(name, known)}" for name in unknown[:MOST_TOLD])
+        more = f"; and {len(unknown) - MOST_TOLD} more" if len(unknown) > MOST_TOLD else ""
+        raise VideotuneError(f"{where}: {told}{more}")
 
 
-def _suggest(name: str, known: set[str]) -> str:
-    """The key of the likest last part, in the section that was named if it is there, else in each that has it."""
-    section, _, last = name.rpartition(".")
-    inside = [key.rpartition(".")[2] for key in sorted(known) if section and key.rpartition(".")[0] == section]
-    everywhere = sorted({key.rpartition(".")[2] for key in known})
-    close = difflib.get_close_matches(last, inside, 1, 0.6) or difflib.get_close_matches(last, everywhere, 1, 0.6)
-    ending = [key for key in sorted(known) if key.rpartition(".")[2] in close]
-    near = [key for key in ending if key.rpartition(".")[0] == section] or ending
-    near = near or difflib.get_close_matches(name, sorted(known), 1, 0.6)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `videotune presets keys` lists every key"
+def shortened(text: str) -> str:
+    """A text from outside, short enough to be shown."""
+    return text if len(text) <= 80 else f"{text[:79]}…"

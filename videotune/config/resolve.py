@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,9 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from videotune.config.load import flatten, merge
+from videotune.config.load import flatten, merge, shortened
 from videotune.config.numbers import refuse_numbers_of_others
 from videotune.config.schema import Config, leaves
+from videotune.config.suggestions import nearest_value
 from videotune.errors import VideotuneError
 from videotune.types import FamilySpec
 
@@ -181,12 +183,15 @@ def _explain(item: Any) -> str:
     name = ".".join(str(part) for part in item["loc"])
     if name not in leaves() and name.rpartition(".")[0] in leaves():  # pydantic adds the kind: samples.int
         name = name.rpartition(".")[0]
+    given = shortened(repr(item["input"]))
     if item["type"] == "literal_error":
-        return f"{name}: {item['input']!r} is not supported (yet); today: {item['ctx']['expected']}"
+        expected = str(item["ctx"]["expected"])
+        allowed = re.findall("'([^']*)'", expected)
+        return f"{name}: {given} is not one of {expected}{nearest_value(item['input'], allowed)}"
     if item["type"] == "model_type":
         one = next(key for key in leaves() if key.startswith(f"{name}."))
-        return f"{name}: takes keys of its own, such as {one}, not {item['input']!r}"
-    text = f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, not {item['input']!r}"
+        return f"{name}: takes keys of its own, such as {one}, not {given}"
+    text = f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, not {given}"
     field = leaves().get(name)
     return f"{text} ({field.description})" if field and field.description else text
 

@@ -37,7 +37,7 @@ class Dataset(Section):
         description="a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car .txt, metadata"
     )
     kind: Kind = Field("train", description="train, validation (measured, never trained) or regularization")
-    repeats: int = Field(1, ge=1, description="so often each window of it stands in a pass")
+    repeats: int = Field(1, ge=1, le=1_000_000, description="so often each window of it stands in a pass")
     trigger: str | None = Field(None, description="a word added once to every caption that does not have it")
     resolution: Resolution | None = Field(None, description="its own resolution instead of the run's")
     windows: Layout | None = Field(None, description="its own video_config.windows")
@@ -52,12 +52,12 @@ class VideoConfig(Section):
     """Which frames of a clip are used."""
 
     max_frames: int = Field(
-        16, ge=1, description="pixel frames of a window; snapped to the nearest count the model takes"
+        16, ge=1, le=100_000, description="pixel frames of a window; snapped to the nearest count the model takes"
     )
-    frames: int | None = Field(None, ge=1, description="the same, and wins over max_frames")
+    frames: int | None = Field(None, ge=1, le=100_000, description="the same, and wins over max_frames")
     strict_frames: bool = Field(False, description="a frame count that the model cannot take is an error, not snapped")
     min_frames: int | None = Field(
-        None, ge=1, description="shorter clips are skipped (default: the model's smallest count from 5 up)"
+        None, ge=1, le=100_000, description="shorter clips are skipped (default: the model's smallest count from 5 up)"
     )
     pad_short: Literal["freeze"] | None = Field(
         None, description="freeze: clips shorter than a window hold their last frame (default: shorter windows)"
@@ -71,7 +71,7 @@ class VideoConfig(Section):
     )
     windows: Layout = Field("chunks", description="chunks: side by side; head: the first only; slide: overlapping")
     window_stride: int | None = Field(
-        None, ge=1, description="slide: frames from one window's start to the next (default: half a window)"
+        None, ge=1, le=100_000, description="slide: frames from one window's start to the next (default: half a window)"
     )
     stretch: bool = Field(False, description="the whole clip is squeezed into one window; motion plays faster")
     target_fps: float | None = Field(
@@ -79,19 +79,28 @@ class VideoConfig(Section):
     )
     max_duration: float = Field(10.0, gt=0, description="at most so many seconds of each clip are used")
     spatial_compression_ratio: int | None = Field(
-        None, ge=1, description="pixels per latent cell; k times the VAE's own shrinks clips by k (default: the VAE's)"
+        None,
+        ge=1,
+        le=1024,
+        description="pixels per latent cell; k times the VAE's own shrinks clips by k (default: the VAE's)",
     )
     temporal_compression_ratio: int | None = Field(
-        None, ge=1, description="frames per latent frame; k times the VAE's own keeps every k-th (default: the VAE's)"
+        None,
+        ge=1,
+        le=1024,
+        description="frames per latent frame; k times the VAE's own keeps every k-th (default: the VAE's)",
     )
     video_batch_size_multiplier: float = Field(
-        0.5, gt=0, description="where images and videos are mixed, video steps take batch_size times this"
+        0.5, gt=0, le=10**6, description="where images and videos are mixed, video steps take batch_size times this"
     )
     temporal_augmentation: bool = Field(
         False, description="windows begin up to half their length off, and neighbouring frames swap (p = 0.1)"
     )
     variants: int = Field(
-        4, ge=0, description="draws kept of each window that varies; 0: the VAE stays and encodes each view anew"
+        4,
+        ge=0,
+        le=10_000,
+        description="draws kept of each window that varies; 0: the VAE stays and encodes each view anew",
     )
     use_temporal_attention: bool = Field(
         True, description="false: while training, frames attend to themselves and the text alone; less time a step"
@@ -110,7 +119,7 @@ class Lora(Section):
     variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)] = Field(
         "LORA", description="LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations"
     )
-    rank: int = Field(16, ge=1, description="rank of each update (OFT: so many inputs are turned together)")
+    rank: int = Field(16, ge=1, le=8192, description="rank of each update (OFT: so many inputs are turned together)")
     alpha: float | None = Field(None, gt=0, description="the update is scaled by alpha / rank (default: alpha = rank)")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)"
@@ -197,7 +206,7 @@ class Embedding(Section):
     token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = Field(
         "<videotune>", description="the word in captions that stands for them; put in front of captions without it"
     )
-    vectors: int = Field(1, ge=1, description="rows that the word stands for, each a token")
+    vectors: int = Field(1, ge=1, le=4096, description="rows that the word stands for, each a token")
     init_text: str | None = Field(
         None, min_length=1, description="words from whose rows they begin (default: drawn like a usual row)"
     )
@@ -206,7 +215,7 @@ class Embedding(Section):
 class Sample(Section):
     """How previews are drawn."""
 
-    steps: int | None = Field(None, ge=1, description="denoising steps (default: the family's)")
+    steps: int | None = Field(None, ge=1, le=10_000, description="denoising steps (default: the family's)")
     guidance: float | None = Field(
         None, ge=1, description="classifier-free guidance scale; 1: none (default: the family's)"
     )
@@ -219,13 +228,17 @@ class Sample(Section):
     )
     shift: float | None = Field(None, gt=0, description="the scheduler's shift (default: the checkpoint's own)")
     frames: int | None = Field(None, ge=1, description="frames of a preview (default: the bucket with most windows)")
-    resolution: str | None = Field(None, description='"HxW" of a preview (default: the bucket with most windows)')
+    resolution: str | None = Field(
+        None,
+        pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$",
+        description='"HxW" of a preview (default: the bucket with most windows)',
+    )
 
 
 class Probe(Section):
     """Small samples that are measured, not looked at: how near they come to the clips, how diverse, how they move."""
 
-    samples: int = Field(8, ge=1, description="how many are drawn at a checkpoint, evenly over its prompts")
+    samples: int = Field(8, ge=1, le=10_000, description="how many are drawn at a checkpoint, evenly over its prompts")
     steps: int = Field(12, ge=1, description="denoising steps of each")
     prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = Field(
         2, description="prompts, or how many captions of training clips to take as prompts"
@@ -244,6 +257,11 @@ def _ema(value: Any) -> Any:
 def _optimizer(value: Any) -> Any:
     """``"optimizer": "ADAMW"`` is short for ``{"name": "ADAMW"}``."""
     return {"name": value} if isinstance(value, str) else value
+
+
+def _samples(value: Any) -> Any:
+    """``"samples": "a cat"`` is short for a list of one prompt."""
+    return [value] if isinstance(value, str) else value
 
 
 class Config(Section):
@@ -268,10 +286,10 @@ class Config(Section):
         description="where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)",
     )
 
-    steps: int = Field(2000, ge=1, description="optimizer updates")
-    epochs: float | None = Field(None, gt=0, description="passes over the data instead of steps")
-    batch_size: int = Field(1, ge=1, description="samples of one forward pass")
-    gradient_accumulation_steps: int = Field(1, ge=1, description="forward passes summed into one update")
+    steps: int = Field(2000, ge=1, le=10**9, description="optimizer updates")
+    epochs: float | None = Field(None, gt=0, le=10**6, description="passes over the data instead of steps")
+    batch_size: int = Field(1, ge=1, le=65_536, description="samples of one forward pass")
+    gradient_accumulation_steps: int = Field(1, ge=1, le=65_536, description="forward passes summed into one update")
     micro_batch_size: int | None = Field(
         None,
         ge=1,
@@ -298,7 +316,9 @@ class Config(Section):
     expert_share: Share | None = Field(
         None, description="share of the steps that the expert for high noise trains (default: its share of the draws)"
     )
-    expert_period: int = Field(50, ge=1, description="steps in a row that one expert trains before the other is loaded")
+    expert_period: int = Field(
+        50, ge=1, le=10**9, description="steps in a row that one expert trains before the other is loaded"
+    )
 
     lora: Lora = Field(default_factory=Lora, description="the adapter")
     transformer: Transformer = Field(default_factory=Transformer, description="the denoiser")
@@ -392,7 +412,9 @@ class Config(Section):
         "error", description="what a clip without a caption does; text: it takes missing_caption_text"
     )
     missing_caption_text: str | None = Field(None, min_length=1, description="the caption of clips that have none")
-    dataloader_threads: int = Field(2, ge=0, description="threads that decode clips and read batches ahead; 0: none")
+    dataloader_threads: int = Field(
+        2, ge=0, le=256, description="threads that decode clips and read batches ahead; 0: none"
+    )
 
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.1, description="share of source videos held out, from 20 source videos up"
@@ -414,7 +436,7 @@ class Config(Section):
     backup_every: int = Field(0, ge=0, description="steps between backups; 0: by backup_after alone")
     backup_keep: int = Field(2, ge=1, description="so many of the newest backups stay")
     sample_after: int = Field(250, ge=0, description="steps between previews, step 0 too; 0: never")
-    samples: Annotated[int, Field(ge=0)] | list[str] = Field(
+    samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = Field(
         2, description="prompts of the previews, or how many captions to take as prompts"
     )
     sample: Sample = Field(default_factory=Sample, description="how previews are drawn")

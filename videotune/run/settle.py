@@ -38,7 +38,28 @@ def layers(words: Words) -> tuple[dict[str, Any], dict[str, Any]]:
     if words.data:
         user = merge(user, {"datasets": [{"path": words.data}]})
     preset = read_preset(words.preset) if words.preset else {}
-    return anchored(merge(user, parse_sets(words.sets))), anchored(preset)
+    return anchored(with_sets(user, parse_sets(words.sets))), anchored(preset)
+
+
+def with_sets(user: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
+    """The keys with those of ``--set`` on top.
+
+    ``datasets.KEY`` sets a key of the only dataset, ``datasets.N.KEY`` one of the N-th, counted from 0.
+    Raises VideotuneError where it is not clear which dataset is meant.
+    """
+    rows, changes = user.get("datasets"), sets.get("datasets")
+    if not isinstance(changes, dict):
+        return merge(user, sets)
+    rows = list(rows) if isinstance(rows, list) else []
+    numbered = all(isinstance(one, dict) for one in changes.values()) and all(name.isdecimal() for name in changes)
+    if not numbered and len(rows) != 1:
+        count = f"there are {len(rows)} datasets: name one, such as datasets.0" if rows else "name the clips by --data"
+        raise VideotuneError(f"--set datasets.{next(iter(changes))}: {count}")
+    for name, inner in changes.items() if numbered else [("0", changes)]:
+        if int(name) >= len(rows):
+            raise VideotuneError(f"--set datasets.{name}: there are {len(rows)} datasets, counted from 0")
+        rows[int(name)] = merge(rows[int(name)], inner)
+    return merge(user, {**sets, "datasets": rows})
 
 
 def anchored(layer: dict[str, Any]) -> dict[str, Any]:
@@ -53,31 +74,35 @@ def anchored(layer: dict[str, Any]) -> dict[str, Any]:
         ]
     for name in ("base_model_name", "cache_dir", "init_from", "output_model_destination"):
         value = out.get(name)
-        if isinstance(value, str) and (name != "base_model_name" or Path(value).expanduser().is_dir()):
+        if isinstance(value, str) and (name != "base_model_name" or at_home(value).is_dir()):
             out[name] = absolute(value)
     transformer = out.get("transformer")
     if isinstance(transformer, dict) and (file := transformer.get("file")):
         many = [absolute(one) if isinstance(one, str) else one for one in (file if isinstance(file, list) else [file])]
         out["transformer"] = {**transformer, "file": many if isinstance(file, list) else many[0]}
     probe = out.get("probe")
-    if (
-        isinstance(probe, dict)
-        and isinstance(probe.get("encoder"), str)
-        and Path(probe["encoder"]).expanduser().is_dir()
-    ):
+    if isinstance(probe, dict) and isinstance(probe.get("encoder"), str) and at_home(probe["encoder"]).is_dir():
         out["probe"] = {**probe, "encoder": absolute(probe["encoder"])}
     return out
 
 
 def local_or_id(path: str) -> str:
     """A dataset's path made absolute; a Hub dataset's id, where nothing of that name is here, as it is."""
-    is_id = re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path) and not Path(path).expanduser().exists()
+    is_id = re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path) and not at_home(path).exists()
     return path if is_id else absolute(path)
 
 
 def absolute(path: str) -> str:
     """A path as it is from anywhere."""
-    return str(Path(path).expanduser().absolute())
+    return str(at_home(path).absolute())
+
+
+def at_home(path: str) -> Path:
+    """A path with ~ written out; VideotuneError where it names a user that there is not."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise VideotuneError(f"{path}: {error}") from error
 
 
 def settle(words: Words) -> tuple[Resolved, FamilySpec, BasePlace | None]:

@@ -116,7 +116,9 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
         )
 
     pages = blocks(root, is_local(host))
-    pages.has_launched = True  # else Gradio copies any path of this computer that a request names; mounting does not set it
+    pages.has_launched = (
+        True  # else Gradio copies any path of this computer that a request names; mounting does not set it
+    )
     app = gr.mount_gradio_app(
         app,
         pages,
