@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import sys
+from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +17,20 @@ import typer
 from videotune import BEGUN, __version__
 from videotune.cli.cache import cache_app
 from videotune.cli.lookup import config_app, presets_app
-from videotune.cli.words import AsJson, ConfigFile, Data, FamilyName, Offline, Preset, Sets, Skips, words_of
+from videotune.cli.words import (
+    AsJson,
+    Base,
+    ConfigFile,
+    Data,
+    FamilyName,
+    Folder,
+    Offline,
+    Preset,
+    Sets,
+    Skips,
+    one_of,
+    words_of,
+)
 from videotune.errors import DONE, FAILED, VideotuneError
 
 app = typer.Typer(
@@ -32,11 +48,12 @@ app.add_typer(dataset_app, name="dataset")
 
 @app.command()
 def check(
-    folder: Annotated[str | None, typer.Argument(help="clips to check; --data says the same")] = None,
+    folder: Folder = None,
     data: Data = None,
     preset: Preset = None,
     config: ConfigFile = None,
     family: FamilyName = None,
+    base: Base = None,
     sets: Sets = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
@@ -49,17 +66,17 @@ def check(
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
     from videotune.run.check import check as run
 
-    if folder and data:
-        raise VideotuneError(f"check takes one set of clips: {folder}, or --data {data}?")
-    words = words_of(preset, config, family, folder or data, sets)
+    words = words_of(preset, config, family, one_of(folder, data), sets, base)
     raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet))
 
 
 @app.command()
 def plan(
+    folder: Folder = None,
     preset: Preset = None,
     config: ConfigFile = None,
     family: FamilyName = None,
+    base: Base = None,
     data: Data = None,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -81,7 +98,7 @@ def plan(
     offline: Offline = False,
 ) -> None:
     """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
-    words = words_of(preset, config, family, data, sets)
+    words = words_of(preset, config, family, one_of(folder, data), sets, base)
     if timesteps:
         from videotune.run.levels import show_levels
 
@@ -116,6 +133,7 @@ def train(
     preset: Preset = None,
     config: ConfigFile = None,
     family: FamilyName = None,
+    base: Base = None,
     data: Data = None,
     sets: Sets = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run that lies in --out")] = False,
@@ -143,7 +161,8 @@ def train(
     from videotune.run.resume import Resume
     from videotune.run.train import train as run
 
-    words = words_of(preset, config, family, data, [*(sets or []), *([f"init_from={init_from}"] if init_from else [])])
+    sets = [*(sets or []), *([f"init_from={json.dumps(str(init_from))}"] if init_from else [])]
+    words = words_of(preset, config, family, data, sets, base)
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
     if resume and init_from:
@@ -305,18 +324,34 @@ def main() -> None:
         signal.signal(signal.SIGINT, _interrupted)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # also of a job in the background, which hears no Ctrl-C
         signal.signal(signal.SIGTERM, _interrupted)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a console that has no letters for a file's name shows their codes
+            stream.reconfigure(errors="backslashreplace")
     try:
         sys.exit(app(standalone_mode=False) or DONE)
     except TyperException as error:  # a word that the command does not know; 2 would say that something was skipped
         if error.format_message().strip():  # a bare `videotune` has shown its help
-            print(f"videotune: {error.format_message()}  See `videotune --help`.", file=sys.stderr)
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "videotune"
+            _tell(f"videotune: {error.format_message()}  See `{command} --help`.")
         sys.exit(FAILED)
     except VideotuneError as error:
-        print(f"videotune: {error}", file=sys.stderr)
+        _tell(f"videotune: {error}")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(FAILED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"videotune: {where}{error.strerror or error}", file=sys.stderr)
+        _tell(f"videotune: {where}{error.strerror or error}")
         sys.exit(FAILED)
+    except Exception as error:
+        from videotune.cli.crash import sentence
+
+        _tell(sentence(error))
+        sys.exit(FAILED)
+
+
+def _tell(text: str) -> None:
+    """Print a sentence on standard error; where nobody reads it any more, the exit code says enough."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -19,13 +19,14 @@ from videotune.types import BasePlace, FamilySpec
 
 @dataclass(frozen=True)
 class Words:
-    """What a command was told: --preset, --config, --family, --data, and each --set."""
+    """What a command was told: --preset, --config, --family, --data, each --set, and --base."""
 
     preset: str | None = None
     config: Path | None = None
     family: str | None = None
     data: str | None = None
     sets: tuple[str, ...] = ()
+    base: str | None = None
 
 
 def layers(words: Words) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -33,6 +34,8 @@ def layers(words: Words) -> tuple[dict[str, Any], dict[str, Any]]:
     user = read_config(words.config) if words.config else {}
     if words.family:
         user = merge(user, {"family": words.family})
+    if words.base:
+        user = merge(user, {"base_model_name": words.base})
     if words.data and "datasets" in user:
         raise VideotuneError(f"both --data and the datasets of {words.config}: which clips? Leave one out.")
     if words.data:
