@@ -8,7 +8,7 @@ from planning_kit import laid_out
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.families.find import spec_for
-from videotune.memory.cards import CARDS, USUAL, card
+from videotune.memory.cards import USUAL, card, cards
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.measure import Reading
 from videotune.memory.planner import (
@@ -162,13 +162,58 @@ def test_work_goes_with_tokens_and_their_square() -> None:
     assert lighter(facts(), 7) == 1.0
 
 
-def test_cards_by_name() -> None:
-    assert card("NVIDIA GeForce RTX 4060 Ti").name == "RTX 4060 Ti"
-    assert card("rtx4060").name == "RTX 4060"
-    assert card("a100 80gb").vram == 80 * 2**30
-    assert len({one.name for one in CARDS}) == len(CARDS)
-    with pytest.raises(VideotuneError, match=r"--card: 'voodoo' is not known \(RTX 3060, .*--vram GB"):
-        card("voodoo")
+@pytest.mark.parametrize(
+    ("asked", "name", "gigabytes"),
+    [
+        ("NVIDIA L4", "L4", 24), ("l4", "L4", 24), ("L40S", "L40S", 48), ("rtx 4090", "RTX 4090", 24),
+        ("4090", "RTX 4090", 24),
+        ("rtx 4090 laptop", "RTX 4090 Laptop", 16), ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090 Laptop", 16),
+        ("rtx4060 laptop", "RTX 4060 Laptop", 8), ("NVIDIA GeForce RTX 5070", "RTX 5070", 12),
+        ("rtx 5070 ti", "RTX 5070 Ti", 16),
+        ("rtx 3060 ti", "RTX 3060 Ti", 8), ("rtx 3060 8gb", "RTX 3060 8GB", 8), ("rtx 3060 12 GB", "RTX 3060 12GB", 12),
+        ("4060ti 16gb", "RTX 4060 Ti 16GB", 16), ("a10", "A10", 24), ("A10G", "A10G", 24), ("h20 96gb", "H20 96GB", 96),
+        ("rtx 3080 ti", "RTX 3080 Ti", 12), ("rtx 3080 12gb", "RTX 3080 12GB", 12), ("4070 super", "RTX 4070 Super", 12),
+        ("rtx 4070 ti super", "RTX 4070 Ti Super", 16), ("NVIDIA A100-SXM4-80GB", "A100 80GB", 80),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB", 40), ("a100 80gb", "A100 80GB", 80), ("NVIDIA H100 80GB HBM3", "H100", 80),
+        ("NVIDIA H100 PCIe", "H100 PCIe", 80), ("NVIDIA H200", "H200", 141), ("A6000", "RTX A6000", 48),
+        ("Tesla T4", "T4", 16),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", 48), ("Tesla V100-SXM2-32GB", "V100 32GB", 32),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000", 96), ("NVIDIA L40S", "L40S", 48),
+        ("NVIDIA RTX A4000", "RTX A4000", 16), ("rtx 3090", "RTX 3090", 24),
+    ],
+)  # fmt: skip
+def test_a_card_is_known_by_every_word_of_its_name(asked: str, name: str, gigabytes: int) -> None:
+    found = card(asked)
+    assert (found.name, found.vram) == (name, gigabytes << 30)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "",
+        " ",
+        "rtx",
+        "4",
+        "h",
+        "nvidia",
+        "voodoo",
+        "rtx 4090 ti",
+        "rtx 4090 48gb",
+        "rtx 4060 ti",
+        "a100",
+        "rtx 6000",
+        "4 0",
+    ],
+)
+def test_a_name_that_is_no_card_or_several_is_refused(asked: str) -> None:
+    with pytest.raises(VideotuneError):
+        card(asked)
+
+
+def test_every_card_of_the_table_is_found_by_its_own_name() -> None:
+    assert [card(one.name) for one in cards()] == list(cards())
+    assert all(10e12 < one.flops < 1e16 and one.link > 1e9 for one in cards())
+    assert not card("T4").timed, "without bfloat16 units no time is calculated"
 
 
 def test_facts_are_kept_as_they_are() -> None:

@@ -69,7 +69,7 @@ def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
 
 def test_a_plan_for_a_card(said: Say, capsys: pytest.CaptureFixture[str]) -> None:
     words = said("steps=10", "batch_size=2")
-    assert plan(words, card="rtx 3060") == DONE
+    assert plan(words, card="rtx 3060 12gb") == DONE
     told = capsys.readouterr().out
     for text in ("memory of the device, calculated", "it fits RTX 3060", "host memory:", "calculated for RTX 3060"):
         assert text in told, text
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_told_with_remedies(said: Say) -> None:
     whole = fit(job, "FLOAT_32", None, None)
     assert whole.fits is None
     need = whole.training.needed
-    short = fit(job, "FLOAT_32", need - 1, card("rtx 3060"))
+    short = fit(job, "FLOAT_32", need - 1, card("rtx 3060 12gb"))
     assert short.fits is False
     assert short.chosen == {"micro_batch_size": 4, "gradient_checkpointing": "OFF", "layer_offload_fraction": 0.0}
     assert any(

@@ -45,7 +45,9 @@ def crash_report(error: BaseException) -> Path | None:
             versions.append(f"{name}: not installed")
     command = " ".join(word if len(word) <= 500 else f"{word[:500]}…" for word in sys.argv)
     trace = "".join(traceback.format_exception(error, limit=-60))
-    text = without_secrets("\n".join([*versions, "", f"command: {command}", *_config(), "", trace[:80_000], trace[80_000:][-20_000:]]))
+    text = without_secrets(
+        "\n".join([*versions, "", f"command: {command}", *_config(), "", trace[:80_000], trace[80_000:][-20_000:]])
+    )
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in (platformdirs.user_cache_path("videotune") / "crashes", Path(tempfile.gettempdir())):
         try:

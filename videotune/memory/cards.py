@@ -1,13 +1,17 @@
 """Cards by name: memory, dense bfloat16 rate with float32 sums and link to the host, as their makers state.
 
 Consumer cards sum in float32 at half the rate of their advertised one. What a step really reaches of a rate is
-``REACHED``, an assumption until measured on the card itself.
+``REACHED``, an assumption until measured on the card itself. ``cards.json`` is the table.
 """
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
 
 from videotune.errors import VideotuneError
 
@@ -17,58 +21,78 @@ REACHED = 0.4
 
 @dataclass(frozen=True)
 class Card:
-    """Bytes of memory; flops a second (dense bf16); bytes a second of its link to the host."""
+    """Bytes of memory; flops a second (dense bf16); bytes a second of its link to the host.
+
+    ``timed``: whether the rate is the card's own, so that a time can be calculated from it.
+    """
 
     name: str
     vram: int
     flops: float
     link: float
+    timed: bool = True
 
 
-def _card(name: str, gigabytes: int, teraflops: float, link: float) -> Card:
-    return Card(name, gigabytes * 2**30, teraflops * 1e12, link * 1e9)
-
-
-CARDS = (
-    _card("RTX 3060", 12, 25.6, 24),
-    _card("RTX 3070", 8, 40.6, 24),
-    _card("RTX 3080", 10, 59.5, 24),
-    _card("RTX 3090", 24, 71.0, 24),
-    _card("RTX 4060", 8, 30.0, 12),
-    _card("RTX 4060 Ti", 16, 44.0, 12),
-    _card("RTX 4070", 12, 58.0, 24),
-    _card("RTX 4080", 16, 97.5, 24),
-    _card("RTX 4090", 24, 165.0, 24),
-    _card("RTX 5070 Ti", 16, 88.0, 48),
-    _card("RTX 5080", 16, 112.5, 48),
-    _card("RTX 5090", 32, 209.5, 48),
-    _card("A6000", 48, 154.8, 24),
-    _card("L40S", 48, 362.0, 24),
-    _card("A100 40GB", 40, 312.0, 24),
-    _card("A100 80GB", 80, 312.0, 24),
-    _card("H100", 80, 989.0, 48),
-    _card("H200", 141, 989.0, 48),
-    _card("B200", 180, 2250.0, 48),
-)
-
-USUAL = _card("a usual card", 24, 100.0, 24)
+USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9)
 """What settings are compared on where no card is named; no time is told then."""
 
 
-def card(name: str) -> Card:
-    """The card of that name, however it is spelt ("rtx4090", "NVIDIA GeForce RTX 4090").
-
-    Raises VideotuneError that lists those known.
-    """
-    asked = _plain(name)
-    found = [one for one in CARDS if _plain(one.name) in asked or asked in _plain(one.name)]
-    if not found:
-        known = ", ".join(one.name for one in CARDS)
-        raise VideotuneError(f"--card: {name!r} is not known ({known}); give its memory instead: --vram GB")
-    return max(
-        found, key=lambda one: (_plain(one.name) in asked, len(_plain(one.name)) if _plain(one.name) in asked else 0)
+@lru_cache
+def cards() -> tuple[Card, ...]:
+    """Every card of the table; one that is sold with several memories has several rows, whose names say the memory."""
+    text = (resources.files("videotune") / "memory" / "cards.json").read_text(encoding="utf-8")
+    rows = json.loads(text)["cards"]
+    names = [row[0] for row in rows]
+    return tuple(
+        Card(
+            f"{name} {gigabytes}GB" if names.count(name) > 1 else name,
+            gigabytes * 2**30,
+            USUAL.flops if rate is None else rate * 1e12,
+            link * 1e9,
+            rate is not None,
+        )
+        for name, gigabytes, rate, link in rows
     )
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]|nvidia|geforce|laptop", "", name.lower())
+_NOISE = (
+    ("nvidia", "geforce", "tesla", "gpu", "generation", "edition", "blackwell", "workstation", "server", "max", "q"),
+    ("rtx", "pcie"),
+)
+"""Words that may be left out of a card's name: the first are never part of it, the others are where two cards differ."""
+
+
+def card(name: str) -> Card:
+    """The card of that name as people or nvidia-smi write it ("4090", "rtx 4060 ti 16gb", "NVIDIA A100-SXM4-80GB").
+
+    Every word counts, so that a Ti, Super or Laptop card is never taken for another. Raises VideotuneError with the near
+    names where none or several cards have the name.
+    """
+    asked, gigabytes = _words(name)
+    same: list[Card] = []
+    for noise in ((), _NOISE[0], _NOISE[0] + _NOISE[1]):
+        wanted = _without(asked, noise)
+        same = same or [one for one in cards() if wanted and _without(_words(one.name)[0], noise) == wanted]
+    fitting = [one for one in same if gigabytes in (None, one.vram >> 30)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if same:
+        names = " or ".join(repr(one.name) for one in same)
+        raise VideotuneError(f"--card {name!r}: which one, {names}? For another memory give --vram GB.")
+    near = difflib.get_close_matches(" ".join(asked), [" ".join(_words(one.name)[0]) for one in cards()], 4, 0.6)
+    told = dict.fromkeys(one.name for one in cards() if " ".join(_words(one.name)[0]) in near)
+    hint = f"; did you mean {' or '.join(map(repr, told))}?" if told else ""
+    raise VideotuneError(f"--card: {name[:80]!r} is not known{hint or "."} Its memory does as well: --vram GB.")
+
+
+def _words(name: str) -> tuple[tuple[str, ...], int | None]:
+    """The words of a card's name, numbers apart from letters, and the GB that it says."""
+    text = name.lower()
+    memory = re.search(r"(?<![a-z0-9])(\d+)\s*gi?b\b", text)
+    text = text.replace(memory[0], " ") if memory else text
+    text = re.sub(r"(hbm|sxm|gddr)\d+\w?", " ", text)
+    return tuple(re.findall(r"[a-z]+|\d+", text)), int(memory[1]) if memory else None
+
+
+def _without(words: tuple[str, ...], noise: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word for word in words if word not in noise)

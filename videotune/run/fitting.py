@@ -209,7 +209,7 @@ def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
     _, worst = result.phases[result.worst]
     host = {"program": PROGRAM, **result.training.host}
     took = None
-    if result.card is not None:
+    if result.card is not None and result.card.timed:
         accumulated = config.gradient_accumulation_steps
         each = [
             accumulated
