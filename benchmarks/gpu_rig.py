@@ -5,7 +5,6 @@ What trains, streams, splits and updates is the run's own code; only where weigh
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import statistics
 import tempfile
@@ -25,6 +24,7 @@ from videotune.cache.experts import Rota
 from videotune.config.resolve import resolve
 from videotune.families.find import find, spec_for
 from videotune.families.loading import without_weights
+from videotune.families.published import published
 from videotune.memory.planner import Choice, StepFacts
 from videotune.memory.quantization import PackedLinear
 from videotune.run.bench import arrange_blocks, attach, make_learner
@@ -105,12 +105,9 @@ def layout(model: str) -> Path:
         diffusers.utils.logging.disable_progress_bar()
         made: Path = module.tiny(folder, 0, module.VARIANTS[0])
         return made
-    spec = importlib.util.spec_from_file_location("write_manifests", ROOT / "scripts" / "write_manifests.py")
-    assert spec is not None
-    assert spec.loader is not None
-    writer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(writer)
-    return Path(writer.lay_out(model, folder))
+    found = published(model)
+    assert found is not None, model
+    return found
 
 
 def filled(there: torch.device) -> Callable[[nn.Module], object]:

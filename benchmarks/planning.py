@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "memory"))
-from planning_kit import laid_out
-
 from videotune.config.resolve import resolve
 from videotune.families.find import spec_for
+from videotune.families.published import published
 from videotune.memory.cards import USUAL
 from videotune.memory.planner import Fixed, fastest, others, room, smallest
 from videotune.run.memory_plan import Wanted, read_facts
@@ -34,7 +30,7 @@ GIB = 2**30
 
 def wanted(model: str, batch: int, frames: int, side: int, method: str) -> Wanted:
     """What is to be read for a row."""
-    base = BasePlace(model, laid_out(model, Path(tempfile.mkdtemp())))
+    base = BasePlace(model, published(model))
     spec = spec_for("wan", base)
     shape = ClipShape(frames, side, side, spec.rules.fps)
     config = resolve({"batch_size": batch, "training_method": method}, {}, spec).config

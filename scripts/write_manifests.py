@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).parents[1] / "tests" / "manifests"
-CONFIGS = HOME / "configs"
+CONFIGS = Path(__file__).parents[1] / "videotune" / "assets" / "models"
 UNKNOWN = "not verified: no public source that counts them was found; the model is known by its name alone"
 
 TORCHAX = (
@@ -32,137 +31,31 @@ class Published:
     source: str = UNKNOWN
 
 
-@dataclass(frozen=True)
-class Model:
-    """A real base model: its Hub repository, pipeline, configs by file, and what its index says besides."""
-
-    hub: str
-    pipeline: str
-    transformer: str
-    vae: str | None
-    scheduler: str | None
-    published: Published
-    index: dict[str, Any] = field(default_factory=dict)
-
-
-WAN = ("WanPipeline", "wan2.1.vae", "wan")
-COG = ("CogVideoXPipeline", "cogvideox.vae", "cogvideox")
-SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "wan": (
-        "UniPCMultistepScheduler",
-        {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0},
-    ),
-    "hidream": (
-        "UniPCMultistepScheduler",
-        {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0},
-    ),
-    "cogvideox": (
-        "CogVideoXDDIMScheduler",
-        {
-            "beta_schedule": "scaled_linear",
-            "beta_start": 0.00085,
-            "beta_end": 0.012,
-            "num_train_timesteps": 1000,
-            "prediction_type": "v_prediction",
-            "rescale_betas_zero_snr": True,
-            "snr_shift_scale": 1.0,
-            "timestep_spacing": "trailing",
-            "trained_betas": None,
-        },
-    ),
-    "ltx": (
-        "FlowMatchEulerDiscreteScheduler",
-        {
-            "use_dynamic_shifting": True,
-            "base_image_seq_len": 1024,
-            "base_shift": 0.95,
-            "max_image_seq_len": 4096,
-            "max_shift": 2.05,
-            "shift_terminal": 0.1,
-        },
-    ),
-    "ltx 0.9.7": ("FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": False}),
-    "hunyuan": ("FlowMatchEulerDiscreteScheduler", {"num_train_timesteps": 1000, "shift": 7.0}),
-}
-"""Of the schedulers only what decides the noising path."""
-
-
-def wan(hub: str, transformer: str, published: Published, vae: str = WAN[1], **index: Any) -> Model:
-    pipeline = "WanImageToVideoPipeline" if "-I2V-" in hub else WAN[0]
-    return Model(f"Wan-AI/{hub}-Diffusers", pipeline, transformer, vae, WAN[2], published, index)
-
-
-def cog(hub: str, transformer: str, published: Published) -> Model:
-    pipeline = "CogVideoXImageToVideoPipeline" if "I2V" in hub else COG[0]
-    return Model(f"zai-org/{hub}", pipeline, transformer, COG[1], COG[2], published)
-
-
 MODELS = {
-    "wan2.1-t2v-1.3b": wan("Wan2.1-T2V-1.3B", "wan2.1-t2v-1.3b", Published(1_418_996_800, TORCHAX)),
-    "wan2.1-t2v-14b": wan("Wan2.1-T2V-14B", "wan2.1-t2v-14b", Published(14_288_491_584, TORCHAX)),
-    "wan2.1-i2v-14b-480p": wan("Wan2.1-I2V-14B-480P", "wan2.1-i2v-14b-480p", Published()),
-    "wan2.1-i2v-14b-720p": wan("Wan2.1-I2V-14B-720P", "wan2.1-i2v-14b-720p", Published()),
-    "wan2.2-ti2v-5b": wan(
-        "Wan2.2-TI2V-5B", "wan2.2-ti2v-5b", Published(4_999_787_712, HEADERS), "wan2.2-5b.vae", expand_timesteps=True
-    ),
-    "wan2.2-t2v-a14b": wan(
-        "Wan2.2-T2V-A14B", "wan2.2-t2v-a14b", Published(14_288_491_584, HEADERS), boundary_ratio=0.875
-    ),
-    "wan2.2-i2v-a14b": wan(
-        "Wan2.2-I2V-A14B", "wan2.2-i2v-a14b", Published(14_288_901_184, HEADERS), boundary_ratio=0.9
-    ),
-    "cogvideox-2b": cog("CogVideoX-2b", "cogvideox-2b", Published(1_693_783_872, HEADERS)),
-    "cogvideox-5b": cog("CogVideoX-5b", "cogvideox-5b", Published(5_570_283_072, FINETRAINERS)),
-    "cogvideox-5b-i2v": cog("CogVideoX-5b-I2V", "cogvideox-5b-i2v", Published()),
-    "cogvideox-1.5-5b": cog("CogVideoX1.5-5B", "cogvideox-1.5-5b", Published()),
-    "cogvideox-1.5-5b-i2v": cog("CogVideoX1.5-5B-I2V", "cogvideox-1.5-5b-i2v", Published()),
-    "hunyuan-video-13b": Model(
-        "hunyuanvideo-community/HunyuanVideo", "HunyuanVideoPipeline", "hunyuan-video-13b", "hunyuan-video.vae", "hunyuan",
-        Published(12_821_012_544, HEADERS),
-    ),
-    "hidream-i1": Model(
-        "HiDream-ai/HiDream-I1-Full", "HiDreamImagePipeline", "hidream-i1", "hidream.vae", "hidream",
-        Published(17_105_733_184, HEADERS),
-    ),
-    "ltx-video-2b": Model(
-        "Lightricks/LTX-Video", "LTXPipeline", "ltx-video-2b", "ltx-video-0.9.0.vae", "ltx",
-        Published(1_923_385_472, FINETRAINERS),
-    ),
-    "ltx-video-13b": Model(
-        "Lightricks/LTX-Video-0.9.7-dev", "LTXConditionPipeline", "ltx-video-13b", "ltx-video-0.9.7.vae",
-        "ltx 0.9.7",
-        Published(13_042_569_344, HEADERS),
-    ),
-}  # fmt: skip
+    "wan2.1-t2v-1.3b": Published(1_418_996_800, TORCHAX),
+    "wan2.1-t2v-14b": Published(14_288_491_584, TORCHAX),
+    "wan2.1-i2v-14b-480p": Published(),
+    "wan2.1-i2v-14b-720p": Published(),
+    "wan2.2-ti2v-5b": Published(4_999_787_712, HEADERS),
+    "wan2.2-t2v-a14b": Published(14_288_491_584, HEADERS),
+    "wan2.2-i2v-a14b": Published(14_288_901_184, HEADERS),
+    "cogvideox-2b": Published(1_693_783_872, HEADERS),
+    "cogvideox-5b": Published(5_570_283_072, FINETRAINERS),
+    "cogvideox-5b-i2v": Published(),
+    "cogvideox-1.5-5b": Published(),
+    "cogvideox-1.5-5b-i2v": Published(),
+    "hunyuan-video-13b": Published(12_821_012_544, HEADERS),
+    "hidream-i1": Published(17_105_733_184, HEADERS),
+    "ltx-video-2b": Published(1_923_385_472, FINETRAINERS),
+    "ltx-video-13b": Published(13_042_569_344, HEADERS),
+}
+"""The models whose configs come with videotune (videotune/assets/models), by the names of their folders."""
 
 
-def config(name: str) -> dict[str, Any]:
-    """A part's config, as the repository keeps it."""
-    return json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def lay_out(name: str, folder: Path) -> Path:
-    """Write the configs of a real model as a folder in diffusers layout, without weights, and return it."""
-    model, parts = MODELS[name], {}
-    parts["transformer"] = config(f"{model.transformer}.transformer")
-    if model.index.get("boundary_ratio") is not None:
-        parts["transformer_2"] = parts["transformer"]
-    if model.vae is not None:
-        parts["vae"] = config(model.vae)
-    if model.scheduler is not None:
-        kind, values = SCHEDULERS[model.scheduler]
-        parts["scheduler"] = {"_class_name": kind, **values}
-    if parts["transformer"].get("image_dim") is not None:  # CLIP's vision model of this width: ViT-H/14 at 224 pixels
-        sizes = {"hidden_size": parts["transformer"]["image_dim"], "image_size": 224, "patch_size": 14}
-        parts["image_encoder"] = {"_class_name": "CLIPVisionModel", **sizes}
-    index = {part: ["diffusers", values["_class_name"]] for part, values in parts.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": model.pipeline, **model.index, **index}))
-    for part, values in parts.items():
-        (folder / part).mkdir()
-        file = "scheduler_config.json" if part == "scheduler" else "config.json"
-        (folder / part / file).write_text(json.dumps(values))
-    return folder
+def config(name: str, part: str) -> dict[str, Any] | None:
+    """A part's config; None where the model has no such part."""
+    path = CONFIGS / name / part / "config.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def count(values: dict[str, Any]) -> dict[str, Any]:
@@ -188,10 +81,7 @@ def count(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_family(name: str, folder: Path) -> dict[str, Any]:
-    """What our family says of the model in ``folder`` (``lay_out``): blocks, what a LoRA covers, names in each format.
-
-    Raises VideotuneError where no family reads it.
-    """
+    """What our family says of the model in ``folder``: blocks, what a LoRA covers, names in each format."""
     import torch
 
     from videotune.adapters.lora import matching
@@ -223,22 +113,13 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
 
 
 def manifest(name: str) -> dict[str, Any]:
-    """All that a manifest holds; ``family`` is null where no family reads the model."""
-    from videotune.errors import VideotuneError
-
-    model = MODELS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            family = by_family(name, lay_out(name, Path(folder) / "model"))
-        except VideotuneError:
-            family = None
+    """All that a manifest holds."""
+    index = json.loads((CONFIGS / name / "model_index.json").read_text(encoding="utf-8"))
     return {
-        "hub": model.hub,
-        "pipeline": model.pipeline,
-        "transformer": count(config(f"{model.transformer}.transformer")),
-        "vae": count(config(model.vae)) if model.vae else None,
-        "published": {"parameters": model.published.parameters, "source": model.published.source},
-        "family": family,
+        "pipeline": index["_class_name"],
+        **{part: count(values) if (values := config(name, part)) else None for part in ("transformer", "vae")},
+        "published": {"parameters": MODELS[name].parameters, "source": MODELS[name].source},
+        "family": by_family(name, CONFIGS / name),
     }
 
 
@@ -249,8 +130,7 @@ def main() -> None:
         written = manifest(name)
         text = json.dumps(written, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
-        family = written["family"]["name"] if written["family"] else "no family reads it"
-        print(f"{name}: {written['transformer']['parameters']:,} parameters; {family}")
+        print(f"{name}: {written['transformer']['parameters']:,} parameters; {written['family']['name']}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from videotune.adapters.lora import LoraSettings, add_lora
 from videotune.errors import VideotuneError
 from videotune.families.hidream import SPEC, read_spec, token_lengths
 from videotune.families.hidream.__main__ import joined
+from videotune.families.published import HOME
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.types import ClipShape, SampleRequest
 
@@ -43,8 +44,7 @@ def test_a_checkpoint_says_what_it_is(tiny_bases: Bases, tmp_path: Path) -> None
 def test_the_published_size(tiny_bases: Bases, tmp_path: Path) -> None:
     """The published transformer's config, in place of the tiny one's: the spec speaks of 1024x1024."""
     folder = shutil.copytree(tiny_bases("hidream"), tmp_path / "real")
-    config = Path(__file__).parents[1] / "manifests" / "configs" / "hidream-i1.transformer.json"
-    shutil.copy(config, folder / "transformer" / "config.json")
+    shutil.copy(HOME / "hidream-i1" / "transformer" / "config.json", folder / "transformer" / "config.json")
     edit(folder / "vae" / "config.json", latent_channels=16)
     spec = read_spec(folder)
     assert spec == SPEC

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from videotune.config.load import preset_names, read_preset
 from videotune.families.find import find
+from videotune.families.published import published
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "tests" / "manifests"
@@ -42,24 +44,30 @@ def kept(name: str) -> dict[str, Any]:
     return json.loads((HOME / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def test_each_model_has_a_manifest_and_each_config_a_model() -> None:
+def test_each_model_has_a_manifest_and_its_configs_come_with_videotune() -> None:
     assert {path.stem for path in HOME.glob("*.json")} == set(WRITER.MODELS), AGAIN
-    used = {f"{model.transformer}.transformer" for model in WRITER.MODELS.values()}
-    used |= {model.vae for model in WRITER.MODELS.values() if model.vae}
-    assert {path.name.removesuffix(".json") for path in (HOME / "configs").iterdir()} == used
+    assert {path.name for path in WRITER.CONFIGS.iterdir() if path.is_dir()} == set(WRITER.MODELS)
+
+
+def test_the_base_model_of_every_preset_is_among_them() -> None:
+    bases = {str(read_preset(name)["base_model_name"]) for name in preset_names()} - {"asset:toy"}
+    assert all(published(base) for base in bases), bases
+    assert published("somebody/other") is None
+    assert published("../toy") is None
 
 
 @EACH
 def test_sizes_are_as_written_and_as_published(name: str) -> None:
     manifest, model = kept(name), WRITER.MODELS[name]
-    assert manifest["transformer"] == WRITER.count(WRITER.config(f"{model.transformer}.transformer")), AGAIN
-    assert manifest["vae"] == (WRITER.count(WRITER.config(model.vae)) if model.vae else None), AGAIN
-    published = manifest["published"]
-    assert published == {"parameters": model.published.parameters, "source": model.published.source}, AGAIN
-    if published["parameters"] is None:
-        assert published["source"].startswith("not verified")
+    for part in ("transformer", "vae"):
+        config = WRITER.config(name, part)
+        assert manifest[part] == (WRITER.count(config) if config else None), AGAIN
+    counted = manifest["published"]
+    assert counted == {"parameters": model.parameters, "source": model.source}, AGAIN
+    if counted["parameters"] is None:
+        assert counted["source"].startswith("not verified")
     else:
-        assert published["parameters"] == manifest["transformer"]["parameters"]
+        assert counted["parameters"] == manifest["transformer"]["parameters"]
 
 
 def test_the_bytes_that_are_loaded_are_the_published_ones() -> None:
@@ -70,9 +78,9 @@ def test_the_bytes_that_are_loaded_are_the_published_ones() -> None:
 
 
 @EACH
-def test_what_our_family_says_of_it(name: str, tmp_path: Path) -> None:
+def test_what_our_family_says_of_it(name: str) -> None:
     written = kept(name)["family"]
-    found = WRITER.by_family(name, WRITER.lay_out(name, tmp_path / "model"))
+    found = WRITER.by_family(name, WRITER.CONFIGS / name)
     assert found == written, AGAIN
     if len(found["blocks"]) == 1:  # blocks of one kind have as many modules each
         assert found["lora"]["attention"]["modules"] % sum(found["blocks"].values()) == 0

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from offload_kit import deepen
-from planning_kit import allocated, bytes_of, laid_out
+from planning_kit import allocated, bytes_of
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
 from videotune.families.find import find
+from videotune.families.published import published
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.measure import Ledger, fake_mode, imagine
 from videotune.memory.offload import OffloadSettings, stream_blocks
@@ -130,7 +131,7 @@ def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
 
 def test_published_figures_of_what_stands_still() -> None:
     """GiB before the first step, as finetrainers logged it: CogVideoX-5B with a LoRA of rank 128, in bfloat16: 10.622."""
-    seen = imagination(laid_out("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128})
+    seen = imagination(published("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128})
     whole = seen.whole()
     depths = tuple((path, len(blocks)) for path, blocks in whole.items())
     net = seen.shallow(depths)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from planning_kit import laid_out
 
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.families.find import spec_for
+from videotune.families.published import published
 from videotune.memory.cards import USUAL, card, cards
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.measure import Reading
@@ -223,7 +223,7 @@ def test_facts_are_kept_as_they_are() -> None:
 @pytest.mark.long
 def test_the_guide_s_first_row_fits_a_card_of_8_gb() -> None:
     """Wan 2.2 5B, nine frames of 384x384, one sample; the whole table: benchmarks/planning.py."""
-    base = BasePlace("5b", laid_out("wan2.2-ti2v-5b"))
+    base = BasePlace("5b", published("wan2.2-ti2v-5b"))
     spec = spec_for("wan", base)
     shape = ClipShape(9, 384, 384, 24.0)
     wanted = Wanted(spec, base.folder, resolve({}, {}, spec).config, (shape,), None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from planning_kit import laid_out
 
+from videotune.families.published import published
 from videotune.run.fitting import asked_card, fit
 from videotune.run.job import open_job
 from videotune.run.settle import Words, settle
@@ -69,7 +69,7 @@ def test_every_preset_of_a_model_is_planned() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_preset_fits_its_cards(name: str, long_clip: Path, tmp_path: Path) -> None:
     model, gb = MODELS[name]
-    sets = (f"base_model_name={laid_out(model, tmp_path)}", f"cache_dir={tmp_path / 'cache'}")
+    sets = (f"base_model_name={published(model)}", f"cache_dir={tmp_path / 'cache'}")
     job = open_job(*settle(Words(name, data=str(long_clip), sets=sets)))
     limit, card = asked_card(gb, None)
     assert fit(job, "BFLOAT_16", limit, card).fits, name

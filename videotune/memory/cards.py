@@ -82,7 +82,7 @@ def card(name: str) -> Card:
     near = difflib.get_close_matches(" ".join(asked), [" ".join(_words(one.name)[0]) for one in cards()], 4, 0.6)
     told = dict.fromkeys(one.name for one in cards() if " ".join(_words(one.name)[0]) in near)
     hint = f"; did you mean {' or '.join(map(repr, told))}?" if told else ""
-    raise VideotuneError(f"--card: {name[:80]!r} is not known{hint or "."} Its memory does as well: --vram GB.")
+    raise VideotuneError(f"--card: {name[:80]!r} is not known{hint or '.'} Its memory does as well: --vram GB.")
 
 
 def _words(name: str) -> tuple[tuple[str, ...], int | None]:
