@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -319,7 +318,6 @@ def main() -> None:
 
     for library in ("TRANSFORMERS", "DIFFUSERS"):  # their warnings are of what we do on purpose; errors are still shown
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on some CPUs it asks for a package that is not needed
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Typer ends in silence at a Ctrl-C
         signal.signal(signal.SIGINT, _interrupted)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # also of a job in the background, which hears no Ctrl-C

@@ -81,8 +81,8 @@ def card(name: str) -> Card:
         raise VideotuneError(f"--card {name!r}: which one, {names}? For another memory give --vram GB.")
     near = difflib.get_close_matches(" ".join(asked), [" ".join(_words(one.name)[0]) for one in cards()], 4, 0.6)
     told = dict.fromkeys(one.name for one in cards() if " ".join(_words(one.name)[0]) in near)
-    hint = f"; did you mean {' or '.join(map(repr, told))}?" if told else ""
-    raise VideotuneError(f"--card: {name[:80]!r} is not known{hint or '.'} Its memory does as well: --vram GB.")
+    hint = f"; did you mean {' or '.join(map(repr, told))}?" if told else "."
+    raise VideotuneError(f"--card: {name[:80]!r} is not known{hint} Its memory does as well: --vram GB.")
 
 
 def _words(name: str) -> tuple[tuple[str, ...], int | None]:
