@@ -33,12 +33,15 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) install -q -c constraints.txt torch
 	touch $@
 
-$(VENV)/.base: $(VENV)/.torch pyproject.toml
-	$(PIP) install -q -c constraints.txt -e .
+# all else as locked, by hash; videotune itself without a look at what it needs
+$(VENV)/.base: $(VENV)/.torch pyproject.toml requirements.txt
+	$(PIP) install -q --require-hashes --no-deps -r requirements.txt
+	$(PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) install -q -c constraints.txt -e '.[dev]'
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml requirements-dev.txt
+	$(PIP) install -q --require-hashes --no-deps -r requirements-dev.txt
+	$(PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@ $(VENV)/.base
 
 clean:

@@ -1,7 +1,7 @@
 """What reading clips costs, as ratios to the ffmpeg program in the same run.
 
     python benchmarks/data.py decode [--rounds 5] [--threads 2] [--files h264-1080p …] [--json FILE]
-    python benchmarks/data.py encode [--rounds 5] [--json FILE]
+    python benchmarks/data.py encode [--rounds 5] [--json FILE]    (either: --tiny, a rehearsal)
 
 decode: both produce every frame of the same 60-second file at 16 frames a second as RGB24: ours by ``decode`` in windows of
 81 frames one after the other, as a cache is filled (one window in memory at a time); ffmpeg's by its fps, scale and crop
@@ -20,12 +20,13 @@ import resource
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from imageio_ffmpeg import get_ffmpeg_exe
 
 from videotune.data.decode import Reader, decode
 from videotune.data.facts import Facts
@@ -52,12 +53,25 @@ CASES = [(name, 352, 640) for name in FILES] + [
 ]
 
 
-def make(folder: Path, name: str) -> Path:
+def make(folder: Path, name: str, seconds: int = SECONDS) -> Path:
     """Write one of ``FILES``."""
     size, file_name, encoder = FILES[name]
     path = folder / file_name
-    picture = f"testsrc2=s={size}:r=30:d={SECONDS},noise=alls=8:allf=t"
-    command = ["ffmpeg", "-v", "error", "-y", "-f", "lavfi", "-i", picture, *encoder, "-pix_fmt", "yuv420p", str(path)]
+    picture = f"testsrc2=s={size}:r=30:d={seconds},noise=alls=8:allf=t"
+    command = [
+        get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-y",
+        "-f",
+        "lavfi",
+        "-i",
+        picture,
+        *encoder,
+        "-pix_fmt",
+        "yuv420p",
+        str(path),
+    ]
     subprocess.run(command, check=True)
     return path
 
@@ -76,7 +90,7 @@ def ours(facts: Facts, height: int, width: int, threads: int) -> int:
 def theirs(path: Path, height: int, width: int, threads: int) -> int:
     """Every frame by the ffmpeg program; how many."""
     cover = f"fps={FPS},scale={width}:{height}:force_original_aspect_ratio=increase,crop={width}:{height}"
-    command = ["ffmpeg", "-v", "error", "-threads", str(threads), "-i", str(path)]
+    command = [get_ffmpeg_exe(), "-v", "error", "-threads", str(threads), "-i", str(path)]
     command += ["-filter_threads", str(threads), "-vf", cover, "-pix_fmt", "rgb24", "-f", "rawvideo", "-"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdout is not None
@@ -136,11 +150,9 @@ def decode_case(path: Path, height: int, width: int, rounds: int, threads: int) 
 
 def decode_part(words: argparse.Namespace) -> dict[str, Any]:
     """Every file and size that was asked for."""
-    if shutil.which("ffmpeg") is None:
-        sys.exit("the ffmpeg program is not installed, and is what this compares with: apt-get install ffmpeg")
     figures: dict[str, Any] = {"threads": words.threads, "rounds": words.rounds, "cases": {}}
     with tempfile.TemporaryDirectory() as name:
-        paths = {file: make(Path(name), file) for file in words.files}
+        paths = {file: make(Path(name), file, words.seconds) for file in words.files}
         for file, height, width in CASES:
             if file not in paths:
                 continue
@@ -172,7 +184,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     folder = place("asset:toy").folder
     figures: dict[str, Any] = {"rounds": words.rounds, "workers": {}}
     with tempfile.TemporaryDirectory() as name:
-        paths = [make(Path(name), "h264-480p")]
+        paths = [make(Path(name), "h264-480p", words.seconds)]
         paths += [Path(shutil.copy(paths[0], paths[0].with_name(f"{i}.mp4"))) for i in range(3)]
         for number, path in enumerate(paths):
             path.with_suffix(".txt").write_text(f"clip {number}")
@@ -213,7 +225,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--files", nargs="+", choices=FILES, default=list(FILES))
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="of each file")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds; its figures mean nothing")
     words = parser.parse_args()
+    if words.tiny:
+        words.rounds, words.files, words.seconds = 1, ["h264-480p"], 2
     figures = PARTS[words.part](words)
     if words.json:
         words.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -1,12 +1,16 @@
 """Isolated frames: processor time of a forward and backward pass as a share of the whole attention's, on one CPU thread.
 
-``python benchmarks/frames.py``: a random Wan transformer of width 256 with two blocks, 256 tokens a latent frame.
+``python benchmarks/frames.py [--tiny]``: a random Wan transformer of width 256 with two blocks, 256 tokens a latent frame.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 
+import videotune  # noqa: F401  (before bitsandbytes, which it tells not to ask for a package)
+
+# isort: split
 import torch
 from diffusers import WanTransformer3DModel
 
@@ -21,7 +25,7 @@ def seconds(net: torch.nn.Module, latents: torch.Tensor, text: torch.Tensor) -> 
     return time.process_time() - begun
 
 
-def main() -> None:
+def main(lengths: tuple[int, ...] = (5, 13, 21), side: int = 32) -> None:
     """Print a line for each length: the better of two passes each, taken in turn."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -29,8 +33,8 @@ def main() -> None:
         num_attention_heads=4, attention_head_dim=64, text_dim=64, freq_dim=64, ffn_dim=1024, num_layers=2
     )
     text = torch.randn(1, 512, 64)
-    for frames in (5, 13, 21):
-        latents, took = torch.randn(1, 16, frames, 32, 32), {False: 1e9, True: 1e9}
+    for frames in lengths:
+        latents, took = torch.randn(1, 16, frames, side, side), {False: 1e9, True: 1e9}
         for _ in range(2):
             for on in took:
                 isolate_frames(net, on)
@@ -42,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*(((2,), 8) if "--tiny" in sys.argv else ()))

@@ -1,12 +1,16 @@
 """What each kind of adapter costs on one layer: forward and backward, as a ratio to the frozen layer in the same run.
 
-python benchmarks/kinds.py
+python benchmarks/kinds.py [--tiny]
 """
 
 from __future__ import annotations
 
+import sys
 import time
 
+import videotune  # noqa: F401  (before bitsandbytes, which it tells not to ask for a package)
+
+# isort: split
 import torch
 from peft import inject_adapter_in_model
 from torch import nn
@@ -41,14 +45,14 @@ def seconds(kind: str | None, tokens: int) -> float:
     return sorted(took)[1]
 
 
-def main() -> None:
+def main(lengths: tuple[int, ...]) -> None:
     """Print the ratios."""
     torch.set_num_threads(1)
-    for tokens in (1024, 4096):
+    for tokens in lengths:
         base = seconds(None, tokens)
         ratios = ", ".join(f"{kind} {seconds(kind, tokens) / base:.2f}" for kind in PARTS)
         print(f"{tokens} tokens, {WIDTH} wide, rank {RANK}, frozen layer {base:.3f} s: {ratios}")
 
 
 if __name__ == "__main__":
-    main()
+    main((64,) if "--tiny" in sys.argv else (1024, 4096))

@@ -1,6 +1,6 @@
 """Memory and seconds of loading 1.6 GB of random weights, by diffusers and by us, each in a process of its own.
 
-python benchmarks/loading.py [FOLDER] prints a line a way. FOLDER keeps the weights for the next time.
+python benchmarks/loading.py [FOLDER] [--tiny] prints a line a way. FOLDER keeps the weights for the next time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import videotune  # noqa: F401  (before bitsandbytes, which it tells not to ask for a package)
 
 WAYS = (
     "diffusers float32",
@@ -26,7 +28,7 @@ WAYS = (
 )
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, tiny: bool) -> None:
     """A Wan of 0.4 billion parameters in five files, the same in one file with its authors' names, and a UMT5."""
     import torch
     from diffusers import WanTransformer3DModel
@@ -35,7 +37,11 @@ def make(folder: Path) -> None:
 
     torch.manual_seed(0)
     net = WanTransformer3DModel(
-        num_attention_heads=12, attention_head_dim=128, ffn_dim=8960, num_layers=8, text_dim=4096
+        num_attention_heads=1 if tiny else 12,
+        attention_head_dim=128,
+        ffn_dim=64 if tiny else 8960,
+        num_layers=8,
+        text_dim=64 if tiny else 4096,
     )
     net.save_pretrained(folder / "net", max_shard_size="400MB")
     (folder / "one").mkdir()
@@ -46,7 +52,9 @@ def make(folder: Path) -> None:
         for name, value in net.state_dict().items()
     }
     save_file(renamed, folder / "one" / "diffusion_pytorch_model.safetensors")
-    text = UMT5Config(vocab_size=60_000, d_model=2048, d_kv=64, d_ff=5120, num_layers=6, num_heads=32)
+    sizes = (100, 64, 64, 1) if tiny else (60_000, 2048, 5120, 32)
+    vocabulary, width, inner, heads = sizes
+    text = UMT5Config(vocab_size=vocabulary, d_model=width, d_kv=64, d_ff=inner, num_layers=6, num_heads=heads)
     UMT5EncoderModel(text).save_pretrained(folder / "text", max_shard_size="400MB")
 
 
@@ -88,10 +96,11 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
 
 def main() -> None:
     """Measure each way, on weights that are made where they are not there."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp())
+    named = [word for word in sys.argv[1:] if word != "--tiny"]
+    folder, tiny = Path(named[0]) if named else Path(tempfile.mkdtemp()), "--tiny" in sys.argv
     if not (folder / "text").is_dir():
-        make(folder)
-    for way in WAYS:
+        make(folder, tiny)
+    for way in WAYS[:2] if tiny else WAYS:
         env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
         subprocess.run([sys.executable, __file__, str(folder), *way.split()], env=env, check=True)
 

@@ -1,6 +1,6 @@
 """What the schedule costs each of many processes: a simulation of 1,024 of them over a hundred million windows.
 
-    python benchmarks/many.py [--processes 1024] [--windows 100000000] [--steps 3] [--json FILE]
+    python benchmarks/many.py [--processes 1024] [--windows 100000000] [--steps 3] [--json FILE] [--tiny]
 
 Nothing is trained and nobody sends anything: one process plays each of the others in turn, with nothing remembered between
 two of them, and draws what that one would: the windows of the whole step, since the journal names them all and the loss
@@ -113,7 +113,10 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=10**8)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds; its figures mean nothing")
     words = parser.parse_args()
+    if words.tiny:
+        words.processes, words.windows, words.steps = 8, 10**5, 1
     schedule = make_schedule(words.windows, words.processes)
     first = 10**4
     found: dict[str, float] = {"processes": words.processes, "windows": words.windows}

@@ -1,6 +1,6 @@
 """What weights and inputs on the host cost a step: seconds, over those of the same step with all of it on the device.
 
-    python benchmarks/offload.py [--model tiny|1.3b|5b|14b] [--tokens N] [--rounds 5] [--steps 4] [--json FILE]
+    python benchmarks/offload.py [--model tiny|1.3b|5b|14b] [--tokens N] [--rounds 5] [--steps 4] [--json FILE] [--tiny]
 
 A frozen transformer of Wan's kind with random weights, forward and backward to its input; the first row is gradient
 checkpointing with all weights on the device. The ways take turns, so that a slow minute falls on all of them; the median of
@@ -18,6 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import videotune  # noqa: F401  (before bitsandbytes, which it tells not to ask for a package)
+
+# isort: split
 import torch
 from accelerate import init_empty_weights
 from diffusers import WanTransformer3DModel
@@ -114,7 +117,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds; its figures mean nothing")
     words = parser.parse_args()
+    if words.tiny:
+        words.model, words.tokens, words.rounds, words.steps = "tiny", 16, 1, 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if device.type == "cpu":

@@ -1,6 +1,6 @@
 """What the planner says of the guide's memory table: Wan 2.2 5B and A14B, row by row, without a GPU and without weights.
 
-    python benchmarks/planning.py [ROWS] [--out docs/benchmarks-memory.json]
+    python benchmarks/planning.py [ROWS] [--out docs/benchmarks-memory.json] [--tiny]
 
 ROWS: as "5b-8" or "a14b-48", all of them unless named; then also "a14b-4", a full fine-tuning of A14B on a card of 4
 GB, which does not fit.
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from videotune.config.resolve import resolve
-from videotune.families.find import spec_for
+from videotune.families.find import find, spec_for
 from videotune.families.published import published
 from videotune.memory.cards import USUAL
 from videotune.memory.planner import Fixed, fastest, others, room, smallest
@@ -23,6 +24,7 @@ from videotune.run.memory_plan import Wanted, read_facts
 from videotune.types import BasePlace, ClipShape
 
 MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}
+TINY = "tiny"
 TABLE = {8: (1, 9, 384), 16: (2, 17, 512), 24: (4, 17, 512), 48: (8, 33, 768)}
 """GB of the card: samples of a step, pixel frames (the guide's 8, 16 and 32, as Wan takes them), pixels of a side."""
 GIB = 2**30
@@ -30,7 +32,9 @@ GIB = 2**30
 
 def wanted(model: str, batch: int, frames: int, side: int, method: str) -> Wanted:
     """What is to be read for a row."""
-    base = BasePlace(model, published(model))
+    folder = find("wan").tiny(Path(tempfile.mkdtemp()) / TINY) if model == TINY else published(model)
+    assert folder is not None, model
+    base = BasePlace(model, folder)
     spec = spec_for("wan", base)
     shape = ClipShape(frames, side, side, spec.rules.fps)
     config = resolve({"batch_size": batch, "training_method": method}, {}, spec).config
@@ -70,7 +74,10 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("rows", nargs="*")
     words.add_argument("--out", type=Path)
+    words.add_argument("--tiny", action="store_true", help="a rehearsal: one row of a tiny model")
     asked = words.parse_args()
+    if asked.tiny:
+        MODELS["tiny"], asked.rows = TINY, ["tiny-8"]
     rows = [(model, gb) for model in MODELS for gb in TABLE if not asked.rows or f"{model}-{gb}" in asked.rows]
     found = []
     for model, gb in rows:

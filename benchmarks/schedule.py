@@ -1,6 +1,6 @@
 """What a step of the stream costs far into a large dataset, beside the permuted list that it does without.
 
-    python benchmarks/schedule.py [--windows 100000000] [--buckets 12] [--step 10000000] [--json FILE]
+    python benchmarks/schedule.py [--windows 100000000] [--buckets 12] [--step 10000000] [--json FILE] [--tiny]
 
 One process, one thread, alternating samples of 1, 2 and 4 a step by bucket. Microseconds of ``picks`` are those of single
 calls after the first, which alone chooses the stride; kilobytes, by tracemalloc, are the most that a step ever held, and
@@ -70,7 +70,10 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=10**7)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds; its figures mean nothing")
     words = parser.parse_args()
+    if words.tiny:
+        words.windows, words.step, words.calls = 10**4, 10**4, 20
     schedule = make_schedule(words.windows, words.buckets)
     most, left = kilobytes_of_steps(schedule, words.step, words.calls)
     for remembered in (_ends, _stride, _round_keys):

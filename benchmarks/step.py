@@ -1,6 +1,6 @@
 """What videotune adds to a training step and to a start, as ratios to a bare PyTorch loop in the same run.
 
-    python benchmarks/step.py [--rounds 6] [--steps 100] [--batch 8] [--starts 6] [--json FILE]
+    python benchmarks/step.py [--rounds 6] [--steps 100] [--batch 8] [--starts 6] [--json FILE] [--tiny]
 
 (a) host time per step outside forward, backward and optimizer; (b) seconds per step of the whole loop (batches read from
 the cache, counted draws, journal, progress, control file) over those of a bare loop of forward, backward and optimizer on
@@ -42,7 +42,7 @@ QUIET = ("sample_after=0", "ruler_after=0", "save_every=0")
 class NoBar:
     """The loop's progress bar, unseen; its text is still made."""
 
-    def update(self, done: int, total: int, text: str = "") -> None:
+    def update(self, done: int, total: int, text: str = "", left: float | None = None) -> None:
         """Nothing to show."""
 
 
@@ -100,7 +100,11 @@ def steps_part(folder: Path, rounds: int, steps: int, batch: int) -> dict[str, A
     inputs = [prepare(trainer.source, step) for step in range(1, steps + 1)]
     bare_optimizer = make_optimizer({"transformer": list(trainer.parameters.values())}, OptimizerSettings())
     records, ratios, outside, whole = make_records(trainer), [], [], []
-    list(our_loop(trainer, records, 50)), list(bare_loop(trainer, inputs[:50], bare_optimizer))  # the heap grows first
+    warm = min(50, steps)
+    (
+        list(our_loop(trainer, records, warm)),
+        list(bare_loop(trainer, inputs[:warm], bare_optimizer)),
+    )  # the heap grows first
     for index in range(rounds):
         parts: dict[str, float] = {}
         for which in ("ours", "bare") if index % 2 else ("bare", "ours"):
@@ -173,9 +177,9 @@ def starts_part(folder: Path, starts: int) -> dict[str, Any]:
     save_file({key: value.contiguous() for key, value in tensors.items()}, batch)
     transformer = trainer.family.folder / "transformer"  # type: ignore[attr-defined]
     ours, bare = [], []
-    for index in range(starts + 1):
+    for index in range(starts + (starts > 1)):
         pair = start_ours(folder, index), start_bare(transformer, batch)
-        if index == 0:
+        if index == 0 and starts > 1:
             continue  # fills the file cache
         ours.append(pair[0])
         bare.append(pair[1])
@@ -199,10 +203,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="8: a step as long as in published comparisons")
     parser.add_argument("--starts", type=int, default=6)
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds; its figures mean nothing")
     words = parser.parse_args()
+    if words.tiny:
+        words.rounds, words.steps, words.batch, words.starts = 1, 2, 1, 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_dataset(folder / "clips")
+        write_dataset(folder / "clips", **({"concept_clips": 2, "reminder_clips": 2} if words.tiny else {}))
         figures = starts_part(folder, words.starts) | steps_part(folder, words.rounds, words.steps, words.batch)
     print(json.dumps(figures, indent=2))
     if words.json:

@@ -1,0 +1,46 @@
+"""Every benchmark runs to its end with --tiny, so that none breaks unseen; what it prints then means nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[2] / "benchmarks"
+PARTS_OF_OTHERS = {"bare", "gpu_rig"}
+"""Files that the benchmarks themselves start or import."""
+
+WORDS = {"data decode": ("decode",), "data encode": ("encode",)}
+"""Arguments of those that need some. tests/memory/test_gpu_rehearsal.py rehearses gpu.py."""
+
+CASES = sorted(
+    {*WORDS, *(path.stem for path in HOME.glob("*.py") if path.stem not in {*PARTS_OF_OTHERS, "data", "gpu", "studio"})}
+)
+
+
+def rehearse(tmp_path: Path, name: str, *words: str) -> str:
+    """What a benchmark prints; its process must end well, and say nothing of packages that are not needed."""
+    done = subprocess.run(
+        [sys.executable, str(HOME / f"{name}.py"), *words, "--tiny"],
+        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "PYTHONPATH": str(HOME.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "pip install" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_benchmark_runs_to_its_end(tmp_path: Path, case: str) -> None:
+    rehearse(tmp_path, case.split()[0], *WORDS.get(case, ()))
+
+
+@pytest.mark.skipif(
+    shutil.which("chromium") is None and os.environ.get("VIDEOTUNE_BROWSER") != "required", reason="no Chromium on PATH"
+)
+def test_the_benchmark_of_the_studio_runs_to_its_end(tmp_path: Path) -> None:
+    assert "first paint" in rehearse(tmp_path, "studio")
