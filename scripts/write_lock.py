@@ -1,8 +1,8 @@
-"""Writes constraints.txt, requirements.txt and requirements-dev.txt from what is installed here: python scripts/write_lock.py.
+"""Writes constraints.txt, requirements.txt, requirements-dev.txt from what is installed: python scripts/write_lock.py.
 
-constraints.txt pins every version. The other two are what `make` installs from: the packages that videotune needs, and those
-that its tests need as well, each with the hashes of all its files on the package index. torch is in neither, and nothing that
-torch alone needs: which build of it fits is the user's choice, and pip installs it first.
+constraints.txt pins every version. The other two are what `make` installs from: the packages that videotune needs, and
+those that its tests need as well, each with the hashes of all its files on the package index. torch is in neither, and
+nothing that torch alone needs: which build of it fits is the user's choice, and pip installs it first.
 """
 
 from __future__ import annotations
