@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import videotune.families as home
 from videotune.errors import VideotuneError
 from videotune.families.parts import STEMS, check_parts, complete, headers, read_config, said
+from videotune.families.pretrained import explained
 from videotune.files import digest
 from videotune.types import BasePlace, FamilySpec, WeightDtypes
 
@@ -200,7 +201,8 @@ def spec_for(family: str | None, base: BasePlace | None) -> FamilySpec:
     if family is not None and find(family) is not module:
         raise VideotuneError(f"family: {family!r} does not read {base.name}, which is a {module.SPEC.title}")
     check_parts(base.folder)
-    return module.read_spec(base.folder)
+    with explained(f"{base.folder}: its configs are not those of a {module.SPEC.title}"):
+        return module.read_spec(base.folder)
 
 
 SAMPLED_ABOVE, BLOCKS, BLOCK = 64 << 20, 256, 64 << 10

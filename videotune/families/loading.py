@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.families.matching import DTYPES, check_part, told
 from videotune.families.parts import headers, said, weight_files
+from videotune.families.pretrained import pretrained
 from videotune.families.skeletons import as_loaded, in_float32, to_fill
 
 if TYPE_CHECKING:
@@ -215,10 +216,10 @@ def _transformers_model(
 ) -> nn.Module:
     try:
         with quietly():
-            net, found = cls.from_pretrained(
-                folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
+            net, found = pretrained(
+                cls, folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
             )
-    except RuntimeError as error:  # sizes differ
+    except VideotuneError as error:
         raise VideotuneError(f"{told(files)} does not fit {folder / 'config.json'}: {error}") from error
     absent = sorted(found["missing_keys"])
     if absent:  # transformers would fill them with random numbers
