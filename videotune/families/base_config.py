@@ -13,11 +13,13 @@ from videotune.errors import VideotuneError
 MOST_BYTES, DEEPEST = 64 << 20, 32
 """The largest file and the deepest nesting that are read; published indices of shards have some MB."""
 
+_SIZES = "dim|width|height|size|channels|frames|position_embeddings|seq_len|d_model|d_ff|d_kv"
+_AT_LEAST_1 = "z_dim|num_train_timesteps|(in|latent)_channels"
 _BOUNDS = (
     (r"num_\w*(layers|blocks|experts)|\w*layers_per_block|block_repeats", 0, 1024),
-    (r"patch_size(_t)?|z_dim|num_\w*heads|(in|latent)_channels|\w*compression_ratio|scale_factor_\w+", 1, 1 << 20),
-    (r"(?!total_|use_)\w*(dim|dims|width|height|size|channels|frames|position_embeddings|seq_len|d_model|d_ff|d_kv)", 0, 1 << 20),
-)  # fmt: skip
+    (rf"patch_size(_t)?|num_\w*heads|\w*compression_ratio|scale_factor_\w+|{_AT_LEAST_1}", 1, 1 << 20),
+    (rf"(?!total_|use_)\w*({_SIZES})", 0, 1 << 20),
+)
 """Whole numbers, or lists of them, by the key's name: least and most. Models that are published stay far below."""
 
 _KERNELS = re.compile(r"_?(attn|experts)_implementation")

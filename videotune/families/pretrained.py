@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,10 @@ def explained(what: str) -> Iterator[None]:
     except VideotuneError:
         raise
     except Exception as error:  # each library has kinds of its own, tokenizers' has none
-        if isinstance(error, MemoryError) or "memory" in str(error):
+        if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", str(error)):
             raise
+        if "trust_remote_code" in str(error):
+            raise VideotuneError(f"{what}: it names code of its own, which videotune never runs") from error
         why = " ".join((str(error) or type(error).__name__).split())[:200]
         raise VideotuneError(f"{what}: {why}") from error
 
