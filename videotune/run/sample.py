@@ -22,7 +22,7 @@ from videotune.data.images import probe_image
 from videotune.data.windows import snap_frames
 from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import read_embedding
-from videotune.export.lora import read_lora
+from videotune.export.read import read_file
 from videotune.families.find import place, spec_for
 from videotune.files import read_json
 from videotune.run.bench import attach, put_weights
@@ -157,7 +157,7 @@ def open_sampler(words: SampleWords) -> Sampler:
 
         def adapt(name: str, net: nn.Module) -> None:
             if name in files:
-                load_file_into(family, net, files[name])
+                read_file(family, net, files[name], ADAPTER)
 
         found = [read_embedding(family, path) for path in words.embeddings]
         for path, (token, _) in zip(words.embeddings, found, strict=True):
@@ -242,18 +242,6 @@ def adapter_name(words: SampleWords) -> str:
     both = "".join(letters[0] for letters in alike).rstrip("-_")  # what the files of two experts begin with
     name = "" if words.run else f"{both or files[0].stem}-" if files else "base-"
     return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
-
-
-def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
-    """A LoRA file of any form that diffusers reads, by diffusers' own loader; our own of another kind by PEFT."""
-    try:
-        read_lora(family, net, path, ADAPTER)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # each of their ways to say no
-        first = str(error).strip().splitlines()[:2]
-        raise VideotuneError(
-            f"{path} cannot be read as a LoRA of {family.spec.title}: it was made for another base, or is no LoRA file"
-            f" ({' '.join(first)[:200]})"
-        ) from error
 
 
 def shape_of(run: Path | None, fps: float, config: Config, spec: FamilySpec) -> ClipShape:

@@ -294,6 +294,10 @@ class HunyuanVideo:
             maps["comfyui"] = lambda path: f"diffusion_model.{native(path)}"
         return maps
 
+    def native(self, path: str) -> str:
+        """A block module's path in diffusers -> its name in the authors' code; several modules share one."""
+        return native(path)
+
     def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """From a parameter's name in diffusers to its name in a file of all weights, in each format.
 

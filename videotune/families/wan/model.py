@@ -340,6 +340,10 @@ class Wan:
             "comfyui": lambda path: f"diffusion_model.{native(path)}",
         }
 
+    def native(self, path: str) -> str:
+        """A block module's path in diffusers -> its name in the authors' code, which ComfyUI uses."""
+        return native(path)
+
     def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """From a parameter's name in diffusers to its name in a file of all weights, in each format."""
         return {"diffusers": lambda name: name, "original": full_name}
