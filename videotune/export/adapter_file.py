@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.export.formats import digest_of
 from videotune.families.base_config import parse_object, read_config
+from videotune.families.find import expert_part
 from videotune.families.parts import some
 from videotune.types import Family
 
@@ -71,13 +72,28 @@ def refuse(family: Family, path: Path, keys: list[str], why: str) -> VideotuneEr
     return VideotuneError(f"{path} is no LoRA of {family.spec.title}: {why}; {found}. Read are: {READS}")
 
 
-def lora_of(family: Family, net: nn.Module, path: Path, say: Callable[[str], None]) -> dict[str, Tensor]:
-    """A LoRA or DoRA file as ``load_lora_weights`` takes it: diffusers' names, and B times alpha / rank.
+def warn_of_another_base(family: Family, facts: Mapping[str, Any], path: Path, say: Callable[[str], None]) -> None:
+    """Tell ``say`` where a file of ours was trained over other weights than the base model's: the header names them."""
+    part = expert_part(family.spec, facts.get("expert"))
+    base = facts.get("base")
+    made = base.get("fingerprints", {}).get(part) if isinstance(base, dict) else None
+    if made is not None and made != family.fingerprints().get(part):
+        say(f"warning: {path.name} was trained on {base.get('name')}, whose {part} is not this base model's")  # type: ignore[union-attr]
 
-    ``say`` is told where no alpha stands anywhere, and the rank is taken for it. Raises VideotuneError for what cannot be read
-    whole.
+
+def lora_of(
+    family: Family,
+    net: nn.Module,
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, str],
+    say: Callable[[str], None],
+) -> dict[str, Tensor]:
+    """The tensors of a LoRA or DoRA file as ``load_lora_weights`` takes it: diffusers' names, and B times alpha / rank.
+
+    ``say`` is told where no alpha stands anywhere, and the rank is taken for it. Raises VideotuneError for what
+    cannot be read whole.
     """
-    tensors, header = read_tensors(path)
     modules: dict[str, dict[str, Tensor]] = {}
     rest: dict[str, Tensor] = {}
     for key, value in tensors.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.adapters.kinds import by_module, kind_of, split
 from videotune.adapters.lora import lora_parameters
 from videotune.errors import VideotuneError
-from videotune.export.adapter_file import lora_of, read_tensors, refuse
+from videotune.export.adapter_file import facts_in, lora_of, read_tensors, refuse, warn_of_another_base
 from videotune.export.formats import CONFIG
 from videotune.families.base_config import parse_object
 from videotune.families.parts import said
@@ -73,7 +73,7 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> None:
         loader = family.pipeline_class()
         state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
         if not _known_to_diffusers(state):
-            state = lora_of(family, net, path, said)
+            state = lora_of(family, net, path, *read_tensors(path), said)
         loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)
         return
     _read_by_peft(family, net, path, name, settings)
@@ -86,11 +86,12 @@ def read_file(family: Family, net: nn.Module, path: Path, name: str, say: Callab
     """
     settings = settings_in(path)
     with explained(f"{path} is no LoRA of {family.spec.title}: it was made for another base, or is damaged"):
+        tensors, header = read_tensors(path)
+        warn_of_another_base(family, facts_in(header, path), path, say)
         if settings is not None:
-            read_tensors(path)
             _read_by_peft(family, net, path, name, settings)
         else:
-            state = lora_of(family, net, path, say)
+            state = lora_of(family, net, path, tensors, header, say)
             family.pipeline_class().load_lora_into_transformer(state, net, adapter_name=name, metadata=None)
     if kind_of(lora_parameters(net, name)) is None:
         raise refuse(family, path, [], "it changes none of its modules")
