@@ -173,12 +173,15 @@ def test_a_file_draws_in_diffusers_what_the_adapter_draws_here(
                 parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(number + parameter.numel()))
         for format in family.key_maps():
             path = tmp_path / f"{format}{family.export_suffix(expert)}.safetensors"
-            files[format, expert] = export_lora(family, format, state, 2.0, path, {}, expert).path
+            done = export_lora(family, format, state, 2.0, path, {}, expert)
+            if done.reader.startswith("diffusers"):
+                files[format, expert] = done.path
     with torch.no_grad():
         drawn, base = (family.sample(nets, batch.cond, None, request) for nets in (ours, plain))
     assert (drawn - base).abs().max() > 1e-3, "the adapter must change what is drawn for this to mean anything"
     reader = family.pipeline_class()
-    for format in family.key_maps():
+    assert any(format == "diffusers" for format, _ in files)
+    for format in {format for format, _ in files}:
         nets = denoisers(family)
         for expert, net in nets.items():
             state, metadata = reader.lora_state_dict(str(files[format, expert]), return_lora_metadata=True)

@@ -292,8 +292,7 @@ class StepOut:
 class Moments:
     """A video's latent Gaussian, normalised: mean (C,F,H,W), and logvar likewise or None where only the mean trains.
 
-    ``extras``: what else of the clip's pixels the denoiser is told (an image's latents, an image encoder's states), under
-    names of the family's own; kept beside the latents and handed to ``Family.condition``.
+    ``extras``: what else of the clip's pixels the denoiser is told, under the family's own names, for ``Family.condition``.
     """
 
     mean: Tensor
@@ -327,8 +326,7 @@ PLAIN_WEIGHTS = WeightDtypes()
 class Family(Protocol):
     """A checkpoint opened by its family's file. Parts load at the first call and are freed by ``free``.
 
-    ``nets`` holds the denoisers by their expert's name. An expert is looked up only when a step of its own comes, and at
-    each of them, so the mapping may load it then and let another one go.
+    ``nets`` holds the denoisers by expert. An expert is looked up at each of its steps, so the mapping may load it then.
     """
 
     spec: FamilySpec
@@ -412,6 +410,9 @@ class Family(Protocol):
     def key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """For each export format, from a module's path in diffusers to its name in that format."""
 
+    def native(self, path: str) -> str:
+        """A module's path in diffusers -> its name in the authors' code or in ComfyUI's; several may share one."""
+
     def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """For each format of whole weights, from a parameter's name in diffusers to its name in that format."""
 
@@ -427,10 +428,9 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What to draw: the shape, with how many steps, guidance, scheduler shift (None: the checkpoint's own); a seed each.
+    """What to draw: the shape, steps, guidance (``guidance_2``: of the second expert, None: the same), a seed each.
 
-    ``guidance_2``: that of the second expert (None: the same). ``first`` (B,C,1,H,W): the clean first latent frames, where
-    these take the place of noise (None: from text).
+    ``shift`` None: the checkpoint's own. ``first`` (B,C,1,H,W): clean first latent frames in the place of noise.
     """
 
     shape: ClipShape

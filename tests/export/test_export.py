@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from videotune.adapters.lora import LoraSettings, add_lora, updates
 from videotune.errors import VideotuneError
 from videotune.export import lora as room
+from videotune.export.formats import digest_of
 from videotune.export.lora import baked, export_lora, read_back
 
 Open = Callable[..., Any]
@@ -38,7 +39,7 @@ def test_alpha_is_in_b_and_nowhere_else(trained: tuple[Any, Any], tmp_path: Path
     with safe_open(path, "pt") as file:
         header = file.metadata()
     assert set(header) == {"format", "videotune"}, "lora_adapter_metadata would make diffusers scale a second time"
-    assert json.loads(header["videotune"]) == {"step": 3, "word": "zörble"}
+    assert json.loads(header["videotune"]) == {"step": 3, "word": "zörble", "digest": digest_of(tensors)}
 
 
 def test_reading_back_finds_a_wrong_scale(trained: tuple[Any, Any], tmp_path: Path) -> None:

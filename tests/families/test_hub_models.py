@@ -52,6 +52,21 @@ except VideotuneError as error:
 print(json.dumps([folder, said]))
 """
 
+VERIFY = """
+import hashlib, json, sys
+from videotune.errors import VideotuneError
+from videotune.families.find import place
+
+read, real = [], hashlib.file_digest
+hashlib.file_digest = lambda file, kind: (read.append(file.name), real(file, kind))[1]
+try:
+    place(sys.argv[1])
+    error = None
+except VideotuneError as problem:
+    error = str(problem)
+print(json.dumps([error, len(read)]))
+"""
+
 
 class FakeHub(BaseHTTPRequestHandler):
     """The few answers of the Hub that a model asks for; ``files`` and ``asked`` are the server's."""
@@ -197,6 +212,38 @@ def test_files_that_have_come_are_kept(server: Any, placed: Placed) -> None:
     folder, _ = placed("user/good")
     assert (Path(folder) / name).read_bytes() == whole
     assert not fetched(server) & before
+
+
+def test_everything_is_of_the_commit_that_was_looked_at(server: Any, placed: Placed) -> None:
+    """A repository may move on while it is fetched: after the first look nobody asks for its newest state."""
+    folder, _ = placed("user/good")
+    asked = [path for _, path, _, _ in server.asked]
+    looked = next(i for i, path in enumerate(asked) if COMMIT in path)
+    assert len(asked) > looked + 5
+    assert [path for path in asked[looked:] if COMMIT not in path] == []
+    assert Path(folder).name == COMMIT
+    assert placed("user/good", HF_HUB_OFFLINE="1")[0] == folder
+
+
+def test_each_file_is_held_once_against_the_hubs_own_hash(server: Any, placed: Placed, tmp_path: Path) -> None:
+    folder = Path(placed("user/good")[0])
+    words = [sys.executable, "-c", VERIFY, str(folder)]
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def read() -> Any:
+        return json.loads(subprocess.run(words, capture_output=True, text=True, env=env, check=True).stdout)
+
+    error, count = read()
+    assert error is None
+    assert count == 3, "the weights of transformer, text encoder and VAE"
+    assert read() == [None, 0], "they are remembered"
+    blob = (folder / "vae" / "diffusion_pytorch_model.safetensors").resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"!")
+    error, count = read()
+    assert "vae/diffusion_pytorch_model.safetensors is damaged" in error
+    assert str(blob) in error
+    assert count == 1, "the one that changed"
+    assert "is damaged" in read()[0], "what is wrong is not remembered as right"
 
 
 def test_a_full_disk_is_told_before(server: Any, placed: Placed) -> None:

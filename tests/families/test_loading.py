@@ -247,7 +247,7 @@ def spoil(folder: Path, how: str) -> None:
         ("fewer blocks", ["does not fit", "not in the model by the config"]),
         ("more blocks", ["does not fit", "missing in the file"]),
         ("quantized", ["is quantized: take the checkpoint in float32"]),
-        ("8 bits", ["weights of 8 bits", "F8_E4M3"]),
+        ("8 bits", ["weights of the dtype F8_E4M3"]),
         ("a LoRA", ["is a LoRA, not a transformer"]),
         ("something else", ["does not fit"]),
         ("cut short", ["is damaged, or was not copied to its end", "Fetch it again"]),

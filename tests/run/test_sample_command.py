@@ -12,7 +12,8 @@ from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.find import find
-from videotune.run.sample import SampleWords, sample
+from videotune.run.export import export
+from videotune.run.sample import SampleWords, named_by, sample
 from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.train.state import last_checkpoint
@@ -72,3 +73,39 @@ def test_of_two_experts_files_a_sample_is_named_by_what_both_begin_with() -> Non
     assert adapter_name(SampleWords(("a",), base="x", loras=files[:1])) == "mine_high_noise-"
     assert adapter_name(SampleWords(("a",), base="x", loras=files, strength=0.5)) == "mine-strength-0.5-"
     assert adapter_name(SampleWords(("a",), base="x")) == "base-"
+
+
+@pytest.mark.parametrize("seed", [2**63, 10**30, -1])
+def test_a_seed_of_more_than_63_bits_is_refused(seed: int, tmp_path: Path) -> None:
+    with pytest.raises(VideotuneError, match="seed"):
+        sample(SampleWords(("a",), seed, base="asset:toy"), tmp_path)
+    with pytest.raises(VideotuneError, match="seed"):
+        sample(SampleWords(("a",), base="asset:toy", sets=(f"sample.seed={seed}",)), tmp_path)
+
+
+@pytest.mark.parametrize("prompt", ["a\0b", "a\x1b[31m", "a \ud800", "a" * 3_000_000])
+def test_a_prompt_that_is_no_text_is_refused(prompt: str, tmp_path: Path) -> None:
+    with pytest.raises(VideotuneError, match="--prompt"):
+        sample(SampleWords((prompt,), base="asset:toy"), tmp_path)
+
+
+def test_a_sample_is_named_by_its_prompt_too() -> None:
+    assert (
+        named_by("step-000004-0123-seed42.mp4", "A cat, in the rain/..\n日本!")
+        == "step-000004-0123-seed42-a-cat-in-the-rain.mp4"
+    )
+    assert named_by("step-000004-0123-seed42.mp4", "日本") == "step-000004-0123-seed42.mp4"
+    assert len(named_by("x.mp4", "a" * 1000)) < 60
+
+
+def test_a_lora_of_another_base_is_told(
+    a_run: Path, tiny_bases: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the fingerprints in its header; nothing is said over the base that it was trained on."""
+    assert export(a_run, ["diffusers"], out=tmp_path) == DONE
+    (file,) = tmp_path.glob("*.safetensors")
+    other = find("wan").tiny(tmp_path / "other", seed=5)
+    for base, told in ((tiny_bases("wan"), False), (other, True)):
+        capsys.readouterr()
+        sample(SampleWords(("a cat",), base=str(base), loras=(file,), sets=SIZE), tmp_path / "out")
+        assert ("was trained on" in capsys.readouterr().err) == told

@@ -16,6 +16,7 @@ import typer
 from videotune import BEGUN, __version__
 from videotune.cli.cache import cache_app
 from videotune.cli.lookup import config_app, presets_app
+from videotune.cli.tiny import tiny
 from videotune.cli.words import (
     AsJson,
     Base,
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.add_typer(presets_app, name="presets")
 app.add_typer(config_app, name="config")
 app.add_typer(cache_app, name="cache")
+app.command()(tiny)
 dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
 app.add_typer(dataset_app, name="dataset")
 

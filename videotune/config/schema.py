@@ -219,7 +219,9 @@ class Sample(Section):
     guidance: float | None = Field(
         None, ge=1, description="classifier-free guidance scale; 1: none (default: the family's)"
     )
-    seed: int = Field(42, ge=0, description="seed of the first prompt's noise; the next prompt takes the next seed")
+    seed: int = Field(
+        42, ge=0, lt=2**63, description="seed of the first prompt's noise; the next prompt takes the next seed"
+    )
     guidance_2: float | None = Field(
         None, ge=1, description="guidance under the expert for low noise, where there are two (default: guidance)"
     )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.embedding import token_names
 from videotune.errors import VideotuneError
+from videotune.export.adapter_file import facts_in, read_tensors
+from videotune.export.formats import digest_of
 from videotune.export.lora import Exported
 from videotune.files import write_whole
 from videotune.types import Family
@@ -61,7 +63,8 @@ def export_embedding(
 def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     from safetensors.torch import save_file
 
-    header = {"format": "pt", "videotune": json.dumps(dict(facts), ensure_ascii=False)}
+    facts = {**facts, "digest": digest_of(tensors)}
+    header = {"format": "pt", "videotune": json.dumps(facts, ensure_ascii=False)}
     write_whole(path, lambda aside: save_file(dict(tensors), aside, metadata=header))
 
 
@@ -98,17 +101,11 @@ def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
     Read are diffusers' form (one tensor under its token), ComfyUI's (a key for each encoder) and one with the plain key
     ``emb_params``; where no token stands in the file, its name is the token. Raises VideotuneError for another file.
     """
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         raise VideotuneError(f"no such file of new tokens: {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get("videotune", "{}"))
-            tensors = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise VideotuneError(f"{path} cannot be read as a file of new tokens: {error}") from error
-    tensors = {key: value[None] if value.ndim == 1 else value for key, value in tensors.items()}
+    found, header = read_tensors(path)
+    facts = facts_in(header, path)
+    tensors = {key: value.float()[None] if value.ndim == 1 else value.float() for key, value in found.items()}
     encoders = {key: name for keys in family.embedding_keys().values() for name, key in keys.items()}
     token = facts.get("token", "-".join(path.stem.split()))
     if tensors and set(tensors) <= set(encoders):

@@ -6,6 +6,7 @@ then applies the update as it was trained, whatever it assumes of alpha.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,17 @@ def header(state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, s
     if kind in ("LOHA", "LOKR", "OFT"):
         words[CONFIG] = json.dumps(said(peft_config(kind, rank_in(state), 1.0, 0.0, sorted(by_module(state)))))
     return words
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """32 hex digits that name tensors by their names, shapes, dtypes and bytes."""
+    import torch
+
+    name = hashlib.blake2b(digest_size=16)
+    for key, value in sorted(tensors.items()):
+        name.update(f"{key}:{value.dtype}:{tuple(value.shape)}".encode())
+        name.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return name.hexdigest()
 
 
 def said(config: Any) -> dict[str, Any]:

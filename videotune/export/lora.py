@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.adapters.effect import effects
 from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
-from videotune.export.formats import baked, header
+from videotune.export.formats import baked, digest_of, header
 from videotune.export.read import read_back, read_effects, read_lora, reader_of
 from videotune.files import system_errors, write_whole
 from videotune.types import Family
@@ -64,14 +64,15 @@ def export_lora(
     """
     from safetensors.torch import save_file
 
-    tensors, words = baked(family, format, state, scale), header(state, facts)
+    tensors = baked(family, format, state, scale)
+    words = header(state, {**facts, "digest": digest_of(tensors)})
     worst: list[float] = []
     readers: list[str] = []
 
     def write(aside: Path) -> None:
         with system_errors(path):
             save_file(tensors, aside, metadata=words)
-        readers.append(reader_of(aside))
+        readers.append(reader_of(family, aside))
         worst.append(difference(effects(state, scale), read_effects(family, aside, expert), path, readers[0]))
 
     write_whole(path, write)

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.adapters.kinds import by_module, split
+from videotune.adapters.kinds import by_module, kind_of, split
 from videotune.adapters.lora import lora_parameters
+from videotune.errors import VideotuneError
+from videotune.export.adapter_file import facts_in, lora_of, read_tensors, refuse, warn_of_another_base
 from videotune.export.formats import CONFIG
+from videotune.families.base_config import parse_object
+from videotune.families.parts import said
+from videotune.families.pretrained import explained
 from videotune.types import Family
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 READ = "read"
+_NAME = re.compile(r"[\w.]+")
 
 
-def reader_of(path: Path) -> str:
-    """Who reads the file."""
-    return "PEFT inject_adapter_in_model" if settings_in(path) else "diffusers load_lora_weights"
+def reader_of(family: Family, path: Path) -> str:
+    """Who reads the file: PEFT, diffusers, or videotune itself where diffusers does not know the names."""
+    if settings_in(path):
+        return "PEFT inject_adapter_in_model"
+    known = _known_to_diffusers(family.pipeline_class().lora_state_dict(str(path)))
+    return "diffusers load_lora_weights" if known else "videotune sample --lora"
+
+
+def _known_to_diffusers(state: Mapping[str, Tensor]) -> bool:
+    """Whether diffusers has put its own names in the place of a file's."""
+    return any(key.startswith("transformer.") for key in state)
 
 
 def settings_in(path: Path) -> dict[str, Any] | None:
@@ -33,7 +47,19 @@ def settings_in(path: Path) -> dict[str, Any] | None:
             found = (file.metadata() or {}).get(CONFIG)
     except SafetensorError:  # diffusers' loader says what it is instead
         return None
-    return json.loads(found) if found else None
+    if not found:
+        return None
+    settings = parse_object(found, f"{path}: its header's {CONFIG!r}")
+    for key, value in settings.items():
+        exact = isinstance(value, list) and all(isinstance(each, str) and _NAME.fullmatch(each) for each in value)
+        fine = exact if key == "target_modules" else key == "peft_type" or isinstance(value, bool | int | float | None)
+        if not fine:  # patterns are PEFT's regular expressions, which need not come to an end
+            raise VideotuneError(
+                f"{path}: its header's {CONFIG!r} says {key} {str(value)[:60]!r}; read are exact names alone"
+            )
+    if settings.get("peft_type") not in ("LOHA", "LOKR", "OFT") or not settings.get("target_modules"):
+        raise VideotuneError(f"{path}: its header's {CONFIG!r} is of no LOHA, LOKR or OFT on modules by their names")
+    return settings
 
 
 def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> None:
@@ -46,8 +72,33 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> None:
     if settings is None:
         loader = family.pipeline_class()
         state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
+        if not _known_to_diffusers(state):
+            state = lora_of(family, net, path, *read_tensors(path), said)
         loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)
         return
+    _read_by_peft(family, net, path, name, settings)
+
+
+def read_file(family: Family, net: nn.Module, path: Path, name: str, say: Callable[[str], None] = said) -> None:
+    """Read an adapter's file of any program into a network, alpha included; ``say`` is told what had to be assumed.
+
+    Raises VideotuneError for a file that cannot be read whole, or changes nothing.
+    """
+    settings = settings_in(path)
+    with explained(f"{path} is no LoRA of {family.spec.title}: it was made for another base, or is damaged"):
+        tensors, header = read_tensors(path)
+        warn_of_another_base(family, facts_in(header, path), path, say)
+        if settings is not None:
+            _read_by_peft(family, net, path, name, settings)
+        else:
+            state = lora_of(family, net, path, tensors, header, say)
+            family.pipeline_class().load_lora_into_transformer(state, net, adapter_name=name, metadata=None)
+    if kind_of(lora_parameters(net, name)) is None:
+        raise refuse(family, path, [], "it changes none of its modules")
+
+
+def _read_by_peft(family: Family, net: nn.Module, path: Path, name: str, settings: Mapping[str, Any]) -> None:
+    """An adapter whose file brings PEFT's settings; ValueError where the network has no place for a tensor, or lacks one."""
     import peft
     from safetensors.torch import load_file
 
@@ -74,8 +125,10 @@ def _renamed(key: str, own: Mapping[str, str]) -> str:
     return f"{own[place[0]]}{key[len(place[0]) :]}"
 
 
-def read_empty(family: Family, path: Path, expert: str | None = None) -> nn.Module:
-    """A model of the same shape with the file in it.
+def read_empty(
+    family: Family, path: Path, expert: str | None = None, read: Callable[..., None] = read_lora
+) -> nn.Module:
+    """A model of the same shape with the file in it, put there by ``read``.
 
     Its weights are one shared zero, so only the adapter takes memory.
     """
@@ -86,15 +139,15 @@ def read_empty(family: Family, path: Path, expert: str | None = None) -> nn.Modu
     for module in net.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, Parameter(zero.expand(parameter.shape), requires_grad=False))
-    read_lora(family, net, path, READ)
+    read(family, net, path, READ)
     return net
 
 
 def read_parts(
     family: Family, path: Path, expert: str | None = None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
-    """The tensors of each module by PEFT's names, as the file's reader takes them, and what their update is scaled by."""
-    net = read_empty(family, path, expert)
+    """The tensors of each module by PEFT's names, of a file of any program, and what their update is scaled by."""
+    net = read_empty(family, path, expert, read_file)
     parts = by_module({name: value.detach() for name, value in lora_parameters(net, READ).items()})
     scales = {module: _scale(net.get_submodule(module)) for module in parts}
     return parts, scales

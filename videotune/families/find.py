@@ -18,7 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import videotune.families as home
 from videotune.errors import VideotuneError
-from videotune.families.parts import STEMS, check_parts, complete, headers, read_config, said
+from videotune.families.parts import (
+    STEMS,
+    check_parts,
+    complete,
+    has_weights,
+    headers,
+    model_parts,
+    read_config,
+    said,
+    weight_files,
+)
+from videotune.families.pretrained import explained
+from videotune.families.verified import user_cache, verify
 from videotune.files import digest
 from videotune.types import BasePlace, FamilySpec, WeightDtypes
 
@@ -69,6 +81,9 @@ def place(
     if not weights:
         return BasePlace(name, folder)
     complete(name, folder, own=files)
+    parts = model_parts(read_config(folder / "model_index.json"))
+    verify((file for part, (_, cls) in parts.items() if has_weights(cls) and part not in files
+            for file in weight_files(folder / part)), say)  # fmt: skip
     if files:
         folder = with_files(folder, files)
     from videotune.families.matching import check_base
@@ -154,8 +169,7 @@ def with_files(base: Path, files: Mapping[str, Path]) -> Path:
         links[f"{part}/config.json"] = base / part / "config.json"
         links[f"{part}/{STEMS[0]}.safetensors"] = path
     absolute = {name: str(target.absolute()) for name, target in links.items()}
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "videotune" / "bases" / digest(absolute)
+    folder = user_cache() / "bases" / digest(absolute)
     if folder.is_dir():
         return folder
     aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
@@ -200,7 +214,8 @@ def spec_for(family: str | None, base: BasePlace | None) -> FamilySpec:
     if family is not None and find(family) is not module:
         raise VideotuneError(f"family: {family!r} does not read {base.name}, which is a {module.SPEC.title}")
     check_parts(base.folder)
-    return module.read_spec(base.folder)
+    with explained(f"{base.folder}: its configs are not those of a {module.SPEC.title}"):
+        return module.read_spec(base.folder)
 
 
 SAMPLED_ABOVE, BLOCKS, BLOCK = 64 << 20, 256, 64 << 10

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.families.parts import STEMS, has_weights, missing, model_parts, read_config, some, without_safetensors
+from videotune.files import write_text
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -62,7 +63,10 @@ def fetch(name: str, *, weights: bool, own: Collection[str], say: Callable[[str]
         files = wanted(name, index, sorted(listed), weights=weights, own=own)
         large = weights and _account(name, info, files, say)
         with _bars(large):
-            return Path(snapshot_download(name, allow_patterns=[re.sub(r"([\[*?])", r"[\1]", file) for file in files]))
+            patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
+            folder = Path(snapshot_download(name, revision=info.sha, allow_patterns=patterns))
+        write_text(folder.parents[1] / "refs" / "main", str(info.sha))  # where the cache serves without a network
+        return folder
     except VideotuneError:
         raise
     except Exception as error:  # the hub's library raises a dozen kinds; each is told to the person

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.families.matching import DTYPES, check_part, told
+from videotune.families.matching import DTYPES, check_part, refuse_dtypes, told
 from videotune.families.parts import headers, said, weight_files
+from videotune.families.pretrained import pretrained
 from videotune.families.skeletons import as_loaded, in_float32, to_fill
 
 if TYPE_CHECKING:
@@ -184,11 +185,12 @@ def _text_encoder(
 
     from videotune.memory.quantization import PackedLinear, share_of
 
-    streamed = _STREAMED.get() is not None
+    streamed, held = _STREAMED.get() is not None, headers(files)
+    refuse_dtypes(files, held)
     if kept is None:
         net = _transformers_model(cls, folder, files, dtype, torch.device("cpu") if streamed else device)
         return _streamed(net, device) if streamed else net
-    found = {header.dtype for header in headers(files).values()} & set(DTYPES)
+    found = {header.dtype for header in held.values()} & set(DTYPES)
     there = getattr(torch, DTYPES[found.pop()]) if len(found) == 1 else dtype  # then weights are pages, and no memory
     net, exact = _transformers_model(cls, folder, files, there, torch.device("cpu")), in_float32(cls, dtype)
     linears = dict(net.named_modules())
@@ -215,10 +217,10 @@ def _transformers_model(
 ) -> nn.Module:
     try:
         with quietly():
-            net, found = cls.from_pretrained(
-                folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
+            net, found = pretrained(
+                cls, folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
             )
-    except RuntimeError as error:  # sizes differ
+    except VideotuneError as error:
         raise VideotuneError(f"{told(files)} does not fit {folder / 'config.json'}: {error}") from error
     absent = sorted(found["missing_keys"])
     if absent:  # transformers would fill them with random numbers

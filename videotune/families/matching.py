@@ -20,7 +20,6 @@ READ_FROM_ONE_FILE = "Wan, HunyuanVideo, HiDream and LTX-Video"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Names of torch's for those of a safetensors file."""
 
-_EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "I8", "U8")
 _SPARE = 0.01
 """Weights that a model has no place for are left out, and said, up to this share; more is another model."""
 
@@ -43,6 +42,16 @@ def check_base(folder: Path) -> None:
             check_part(cls, folder / part, to_fill(cls, folder / part, torch.float32))
 
 
+def refuse_dtypes(files: list[Path], found: Mapping[str, Header]) -> None:
+    """Raise VideotuneError for weights of 8 bits, and for integers: what is loaded is a plain network."""
+    odd = [name for name, header in found.items() if header.dtype not in DTYPES and not name.endswith("position_ids")]
+    if odd:
+        raise VideotuneError(
+            f"{told(files)} holds weights of the dtype {found[odd[0]].dtype} ({odd[0]}): "
+            "take the file in bfloat16, float16 or float32"
+        )
+
+
 Rename = Callable[[dict[str, "Tensor"]], dict[str, "Tensor"]]
 
 
@@ -55,12 +64,7 @@ def check_part(cls: Any, folder: Path, net: nn.Module, say: Callable[[str], None
     files = weight_files(folder)
     found = headers(files)
     shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    eight = [name for name, header in found.items() if header.dtype in _EIGHT_BITS]
-    if eight:
-        raise VideotuneError(
-            f"{told(files)} holds weights of 8 bits ({eight[0]}: {found[eight[0]].dtype}): "
-            "take the file in bfloat16, float16 or float32"
-        )
+    refuse_dtypes(files, found)
     rename = None
     if not set(shapes) & set(found):
         rename = _renaming(cls, folder, found)

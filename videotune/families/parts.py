@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from videotune.errors import VideotuneError
+from videotune.families.base_config import read_config
 
 STEMS = ("diffusion_pytorch_model", "model")
 """How the weights of a part are called, by diffusers and by transformers."""
 
 _NO_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "ProcessorFast", "FeatureExtractor")
+_VOCABULARIES = (("T5", ("spiece.model",)), ("Llama", ("tokenizer.model",)), ("CLIP", ("vocab.json", "merges.txt")))
+"""The files of a vocabulary, by a word of the tokenizer's class, in place of the tokenizer.json that any may have."""
+
 _SAME = (
     ("transformer", ("out_channels",), "vae", ("z_dim", "latent_channels"), "latent channels"),
     ("transformer", ("text_dim", "text_embed_dim", "caption_channels"), "text_encoder", ("d_model", "hidden_size"),
@@ -46,23 +50,20 @@ def said(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """A part's JSON config; VideotuneError where the file is missing or broken."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise VideotuneError(f"the base model is incomplete: {path} is missing") from None
-    except json.JSONDecodeError as error:
-        raise VideotuneError(f"{path} is not valid JSON: {error.msg} in line {error.lineno}") from error
-
-
 def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The parts that a model_index.json names, with library and class; those that are null left out."""
-    return {
-        part: (value[0], value[1])
-        for part, value in index.items()
-        if isinstance(value, list) and len(value) == 2 and value[1] is not None
-    }
+    """The parts that a model_index.json names, with library and class; those that are null left out.
+
+    Raises VideotuneError for an entry that names no library and class, or no folder beside the index.
+    """
+    parts = {}
+    for part, value in index.items():
+        if isinstance(value, list) and len(value) == 2 and value[1] is not None:
+            if not re.fullmatch(r"\w+", part) or not all(isinstance(name, str) for name in value):
+                raise VideotuneError(
+                    f"model_index.json: {part[:40]!r} must be a part with its library and class, not {value}"
+                )
+            parts[part] = (value[0], value[1])
+    return parts
 
 
 def has_weights(cls: str) -> bool:
@@ -118,10 +119,18 @@ def shards(folder: Path) -> list[str]:
     for stem in STEMS:
         index = folder / f"{stem}.safetensors.index.json"
         if index.is_file():
-            return sorted(set(read_config(index).get("weight_map", {}).values()))
+            names = read_config(index)["weight_map"]
+            if not isinstance(names, dict) or not names or not all(_plain(name) for name in names.values()):
+                raise VideotuneError(f"{index}: weight_map must give each tensor the name of a file beside it")
+            return sorted(set(names.values()))
         if (folder / f"{stem}.safetensors").is_file():
             return [f"{stem}.safetensors"]
     return []
+
+
+def _plain(name: Any) -> bool:
+    """Whether a shard is called by a file's name alone."""
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name) is not None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -174,7 +183,17 @@ def missing(folder: Path, *, weights: bool, own: Collection[str] = ()) -> list[s
                 absent += [f"{part}/{name}" for name in names if not (here / name).is_file()]
         elif cls.endswith("Scheduler") and not (here / "scheduler_config.json").is_file():
             absent.append(f"{part}/scheduler_config.json")
+        elif "Tokenizer" in cls:
+            absent += [f"{part}/{name}" for name in _lacks_of_vocabulary(here, cls)]
     return absent
+
+
+def _lacks_of_vocabulary(here: Path, cls: str) -> list[str]:
+    """The files that a tokenizer's folder lacks of its vocabulary: transformers would make an empty one without a word."""
+    forms = [("tokenizer.json",), *(files for kind, files in _VOCABULARIES if kind in cls)]
+    absent = [[name for name in files if not (here / name).is_file()] for files in forms]
+    begun = [lacks for lacks, files in zip(absent, forms, strict=True) if len(lacks) < len(files)]
+    return [] if [] in absent else begun[0] if begun else absent[0]
 
 
 def _of_diffusers(part: Path) -> bool:

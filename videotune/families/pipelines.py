@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.families.parts import read_config
+from videotune.errors import VideotuneError
+from videotune.families.parts import model_parts, read_config
+from videotune.families.pretrained import explained
 
 if TYPE_CHECKING:
     import torch
@@ -47,11 +49,15 @@ def own_scheduler(folder: Path, shift: float | None = None, **beside: Any) -> An
     """The checkpoint's own scheduler; a ``shift`` in the place of what its config says, and what is set ``beside`` it."""
     import diffusers
 
-    cls = getattr(diffusers, read_config(folder / "model_index.json")["scheduler"][1])
-    config = cls.load_config(folder / "scheduler")
+    name = model_parts(read_config(folder / "model_index.json")).get("scheduler", ("", ""))[1]
+    cls = getattr(diffusers, name, None) if name.endswith("Scheduler") else None
+    if cls is None:
+        raise VideotuneError(f"{folder / 'model_index.json'}: diffusers has no scheduler {name!r}")
+    config = dict(read_config(folder / "scheduler" / "scheduler_config.json"))
     if shift is not None:
         config |= {"flow_shift" if "flow_shift" in config else "shift": shift} | beside
-    return cls.from_config(config)
+    with explained(f"{folder / 'scheduler' / 'scheduler_config.json'} describes no {name}"):
+        return cls.from_config(config)
 
 
 def without_vae(pipe: Any, rules: VideoRules) -> Any:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
+from videotune.families.base_config import read_config
+from videotune.families.pretrained import explained, pretrained
 
 if TYPE_CHECKING:
     import torch
@@ -19,18 +21,28 @@ def on_meta(cls: Any, folder: Path) -> nn.Module:
     import torch
 
     with torch.device("meta"):
-        return cls.from_config(cls.load_config(folder))
+        return built(cls, folder)
 
 
 def to_fill(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
     """The model that a part's config describes, parameters on the meta device, buffers real."""
     from accelerate import init_empty_weights
 
-    config = cls.load_config(folder)
-    if config.get("quantization_config"):
+    if read_config(folder / "config.json").get("quantization_config"):
         raise VideotuneError(f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16")
     with _default_dtype(dtype), init_empty_weights():
-        return cls.from_config(config)
+        return built(cls, folder)
+
+
+def built(cls: Any, folder: Path) -> nn.Module:
+    """A network of diffusers or transformers as the config in its folder describes it.
+
+    Raises VideotuneError where there is no such network.
+    """
+    with explained(f"{folder / 'config.json'} describes no {cls.__name__}"):
+        if hasattr(cls, "load_config"):
+            return cls.from_config(cls.load_config(folder))
+        return cls(pretrained(cls.config_class, folder))
 
 
 def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -40,9 +52,8 @@ def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
     if hasattr(cls, "load_config"):
         net = to_fill(cls, folder, dtype)
     else:
-        config = cls.config_class.from_pretrained(folder)
         with _default_dtype(dtype), torch.device("meta"):
-            net = cls(config)
+            net = built(cls, folder)
         net.tie_weights()
     kept = in_float32(cls, dtype)
     for name, parameter in net.named_parameters():

@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from videotune.families.pretrained import explained, read_tokenizer
+from videotune.families.skeletons import built
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 def fresh_tokenizers(folder: Path, parts: Mapping[str, str] | None = None) -> dict[str, Any]:
     """A tokenizer of each text encoder, by the encoder's folder; ``parts`` names the tokenizers' folders."""
-    from transformers import AutoTokenizer
-
     names = {"text_encoder": "tokenizer"} if parts is None else parts
-    return {part: AutoTokenizer.from_pretrained(folder / place) for part, place in names.items()}
+    return {part: read_tokenizer(folder / place) for part, place in names.items()}
 
 
 def count_tokens(folder: Path, captions: Sequence[str]) -> list[int] | None:
@@ -25,7 +26,8 @@ def count_tokens(folder: Path, captions: Sequence[str]) -> list[int] | None:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(path))
+    with explained(f"{path} cannot be read"):
+        tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return [len(encoding.ids) for encoding in tokenizer.encode_batch(list(captions))]
@@ -38,7 +40,7 @@ def text_skeletons(folder: Path, name: str, part: str = "text_encoder") -> dict[
 
     cls = getattr(transformers, name)
     with torch.device("meta"):
-        return {part: cls(cls.config_class.from_pretrained(folder / part))}
+        return {part: built(cls, folder / part)}
 
 
 def each_once(captions: Sequence[str], encode: Callable[[str], Tensor]) -> Tensor:

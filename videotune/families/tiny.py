@@ -1,12 +1,7 @@
-"""``python -m videotune.families.tiny NAME DIR [--variant KIND]``: a tiny random checkpoint in the family's real layout.
-
-With it a whole run can be tried on any machine: ``videotune train --set base_model_name=DIR …``.
-"""
+"""What the families' tiny random checkpoints share; `videotune tiny FAMILY DIR` writes one."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 
@@ -28,25 +23,3 @@ def letters_tokenizer() -> Any:
         extra_ids=0,
         model_max_length=512,
     )
-
-
-def main() -> None:
-    """Write the checkpoint that the command line names."""
-    from videotune.families.find import find, names
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=names(), help="the family")
-    parser.add_argument("folder", type=Path, help="where to write")
-    parser.add_argument("--seed", type=int, default=0, help="names the random weights")
-    parser.add_argument("--variant", help="which of the family's kinds (default: its first)")
-    words = parser.parse_args()
-    module = find(words.name)
-    if words.variant is not None and words.variant not in module.VARIANTS:
-        parser.error(f"{words.name} has {', '.join(module.VARIANTS)}, not {words.variant!r}")
-    if words.folder.is_dir() and any(words.folder.iterdir()):
-        parser.error(f"{words.folder} is not empty: name a new folder")
-    print(module.tiny(words.folder, words.seed, words.variant or module.VARIANTS[0]))
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from videotune.errors import VideotuneError
+from videotune.families.pretrained import pretrained
 from videotune.files import digest
 
 HEURISTIC = "edges-1"
@@ -137,11 +138,10 @@ def open_encoder(place: str, device: torch.device | str = "cpu") -> Embedding:
     from transformers import AutoImageProcessor, AutoModel
 
     try:
-        processor, model = AutoImageProcessor.from_pretrained(place), AutoModel.from_pretrained(place)
-    except Exception as error:  # damaged weights, a config of another model: each library behind it has its own
-        why = (str(error) or type(error).__name__).splitlines()[0]
+        processor, model = pretrained(AutoImageProcessor, place), pretrained(AutoModel, place)
+    except VideotuneError as error:
         raise VideotuneError(
-            f"probe.encoder: transformers finds no image encoder in {place!r} ({why}). Give a folder "
+            f"probe.encoder: transformers finds no image encoder in {place!r} ({error}). Give a folder "
             "with config.json, weights and preprocessor_config.json, or a Hub id; null: the heuristic, which needs none"
         ) from error
     model = model.to(device).eval()

@@ -173,7 +173,7 @@ def adapter_of_checkpoint(source: Path, begin: str = "") -> Adapter:
 
 
 def adapter_of_file(source: Path, family: Family) -> Adapter:
-    """The adapter in a LoRA file of any form that diffusers reads, or in one of our own exports of another kind.
+    """The adapter in a LoRA file of any program, or in one of our own exports of another kind.
 
     Raises VideotuneError where the file is missing, or no LoRA of this family.
     """
@@ -181,10 +181,8 @@ def adapter_of_file(source: Path, family: Family) -> Adapter:
         raise VideotuneError(f"init_from: no such file or folder: {source}")
     try:
         parts, scales = read_parts(family, source)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # each of their ways to say no
-        raise VideotuneError(f"init_from: {source} is no LoRA of {family.spec.title}: {str(error)[:200]}") from error
-    names = [f"{path}.{part}" for path, own in parts.items() for part in own]
-    kind = kind_of(names)
-    if kind is None:
-        raise VideotuneError(f"init_from: {source} is no LoRA of {family.spec.title}: it changes none of its modules")
+    except VideotuneError as error:
+        raise VideotuneError(f"init_from: {error}") from error
+    kind = kind_of([f"{path}.{part}" for path, own in parts.items() for part in own])
+    assert kind is not None, "a file that changes nothing is refused"
     return Adapter(kind, parts, scales)

@@ -170,7 +170,7 @@ def open_pipeline(run: Path) -> Any:
     base = place(settings["base_model_name"])
     family = find(settings["family"]).open_family(base.folder, torch.device("cpu"), torch.float32)
     with quietly():
-        pipe = family.pipeline_class().from_pretrained(base.folder, dtype=torch.float32)
+        pipe = family.pipeline_class().from_pretrained(base.folder, dtype=torch.float32, trust_remote_code=False)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

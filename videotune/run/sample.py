@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from videotune.data.images import probe_image
 from videotune.data.windows import snap_frames
 from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import read_embedding
-from videotune.export.lora import read_lora
+from videotune.export.read import read_file
 from videotune.families.find import place, spec_for
 from videotune.files import read_json
 from videotune.run.bench import attach, put_weights
@@ -40,6 +41,12 @@ from videotune.types import ClipShape, Family, FamilySpec, Moments
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
+
+
+LONGEST = 10_000
+"""Letters of a prompt; no model reads a tenth of them."""
+
+_NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ def sample(words: SampleWords, out: Path) -> int:
     seeds = [sampler.seed + i for i in range(len(words.prompts))]
     frames = render(sampler, words.prompts, seeds, images=words.images)
     for prompt, seed, video in zip(words.prompts, seeds, frames, strict=True):
-        path = out / f"{adapter_name(words)}{file_name(sampler.step, prompt, seed)}"
+        path = out / f"{adapter_name(words)}{named_by(file_name(sampler.step, prompt, seed), prompt)}"
         write_video(path, video, sampler.settings.shape.fps)
         print(path)
     return DONE
@@ -157,7 +164,7 @@ def open_sampler(words: SampleWords) -> Sampler:
 
         def adapt(name: str, net: nn.Module) -> None:
             if name in files:
-                load_file_into(family, net, files[name])
+                read_file(family, net, files[name], ADAPTER)
 
         found = [read_embedding(family, path) for path in words.embeddings]
         for path, (token, _) in zip(words.embeddings, found, strict=True):
@@ -183,6 +190,13 @@ def refuse(words: SampleWords) -> None:
     """VideotuneError for words that do not say what to draw, or with what."""
     if not words.prompts:
         raise VideotuneError("which prompt? Give --prompt TEXT, as often as you like")
+    for prompt in words.prompts:
+        if _NO_TEXT.search(prompt) or len(prompt) > LONGEST:
+            raise VideotuneError(
+                f"--prompt {prompt[:40]!r} … has {len(prompt):,} letters, or some that are no text: at most {LONGEST:,}"
+            )
+    if words.seed is not None and not 0 <= words.seed < 2**63:
+        raise VideotuneError(f"--seed is {str(words.seed)[:40]}, and must be from 0 to 2^63 - 1")
     if (words.run is None) == (words.base is None):
         raise VideotuneError(
             "sample draws from a RUN folder, or from --base MODEL with or without --lora FILE: name one"
@@ -235,6 +249,12 @@ def by_expert(files: Sequence[Path], spec: FamilySpec) -> dict[str, Path]:
     return found
 
 
+def named_by(name: str, prompt: str) -> str:
+    """A sample's file name with the first letters of its prompt before the ending, of which any disk takes each."""
+    words = re.sub(r"[^a-z0-9]+", "-", prompt.lower())[:40].strip("-")
+    return f"{name.removesuffix('.mp4')}-{words}.mp4" if words else name
+
+
 def adapter_name(words: SampleWords) -> str:
     """What tells a sample's file from those of another adapter or strength; empty for a run at full strength."""
     files = (*words.loras, *words.embeddings)
@@ -242,18 +262,6 @@ def adapter_name(words: SampleWords) -> str:
     both = "".join(letters[0] for letters in alike).rstrip("-_")  # what the files of two experts begin with
     name = "" if words.run else f"{both or files[0].stem}-" if files else "base-"
     return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
-
-
-def load_file_into(family: Family, net: nn.Module, path: Path) -> None:
-    """A LoRA file of any form that diffusers reads, by diffusers' own loader; our own of another kind by PEFT."""
-    try:
-        read_lora(family, net, path, ADAPTER)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # each of their ways to say no
-        first = str(error).strip().splitlines()[:2]
-        raise VideotuneError(
-            f"{path} cannot be read as a LoRA of {family.spec.title}: it was made for another base, or is no LoRA file"
-            f" ({' '.join(first)[:200]})"
-        ) from error
 
 
 def shape_of(run: Path | None, fps: float, config: Config, spec: FamilySpec) -> ClipShape:

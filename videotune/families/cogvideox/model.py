@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 LOG_MEAN, LOG_STD = -3.0, 0.5
 """Of the logarithm of the strength of the noise on an image."""
 
+COMFYUI = (
+    ("transformer_blocks.", "blocks."), ("attn1.to_out.0", "attn_out"), ("attn1.to_", ""),
+    ("ff.net.0.proj", "ff_proj"), ("ff.net.2", "ff_out"),
+)  # fmt: skip
+"""From diffusers' names of a block's modules to those of ComfyUI's model."""
+
 OFS = 2.0
 """What the pipeline tells the offset embedding, which 1.5 I2V alone has."""
 
@@ -351,8 +357,17 @@ class CogVideoX:
         return diffusers.CogVideoXImageToVideoPipeline if image else diffusers.CogVideoXPipeline
 
     def key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """From a module's path to the prefix of its LoRA keys; there is no other form that a reader is known for."""
-        return {"diffusers": lambda path: f"transformer.{path}"}
+        """From a module's path to the prefix of its LoRA keys, in each format."""
+        return {
+            "diffusers": lambda path: f"transformer.{path}",
+            "comfyui": lambda path: f"diffusion_model.{self.native(path)}",
+        }
+
+    def native(self, path: str) -> str:
+        """A block module's path in diffusers -> its name in ComfyUI's model, which is not the authors'."""
+        for ours, theirs in COMFYUI:
+            path = path.replace(ours, theirs)
+        return path
 
     def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """From a parameter's name in diffusers to its name in a file of all weights, in each format."""

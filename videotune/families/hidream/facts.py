@@ -9,6 +9,7 @@ from pathlib import Path
 from videotune.errors import VideotuneError
 from videotune.families.find import read_config
 from videotune.families.parts import model_parts
+from videotune.families.text import count_tokens
 from videotune.types import Expert, FamilySpec, VideoRules
 
 ENCODERS = {
@@ -122,19 +123,9 @@ def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
 
     None without a tokenizer.json of T5 and of Llama; CLIP's counts where it has one.
     """
-    from tokenizers import Tokenizer
-
-    paths = [folder / tokenizer / "tokenizer.json" for tokenizer, _ in ENCODERS.values()]
-    if not all(path.is_file() for path in paths[2:]):
+    flat = [" ".join(caption.split()) for caption in captions]  # T5's tokenizer takes any white space for one space
+    folders = [folder / tokenizer for tokenizer, _ in ENCODERS.values()]
+    counts = [count_tokens(place, flat if i == 2 else captions) for i, place in enumerate(folders)]
+    if None in counts[2:]:
         return None
-    most = [0] * len(captions)
-    for place, path in enumerate(paths):
-        if not path.is_file():
-            continue
-        tokenizer = Tokenizer.from_file(str(path))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        # T5's tokenizer takes any white space for one space
-        texts = [" ".join(caption.split()) if place == 2 else caption for caption in captions]
-        most = [max(a, len(b.ids)) for a, b in zip(most, tokenizer.encode_batch(texts), strict=True)]
-    return most
+    return [max(each) for each in zip(*filter(None, counts), strict=True)] if captions else []

@@ -260,6 +260,10 @@ class HiDream:
         """From a module's path to the prefix of its LoRA keys, in each format; the authors' names are diffusers'."""
         return {"diffusers": lambda path: f"transformer.{path}", "comfyui": lambda path: f"diffusion_model.{path}"}
 
+    def native(self, path: str) -> str:
+        """A block module's path in diffusers, which is its name in the authors' code too."""
+        return path
+
     def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """From a parameter's name in diffusers to its name in a file of all weights, in each format."""
         return {"diffusers": lambda name: name, "original": lambda name: name}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.families.hidream.facts import ENCODERS
 from videotune.families.loading import load_model
+from videotune.families.pretrained import read_tokenizer
 from videotune.types import WeightDtypes
 
 if TYPE_CHECKING:
@@ -20,13 +21,13 @@ OLDER_END = 2
 def reader(folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightDtypes) -> Any:
     """diffusers' pipeline of text encoders and tokenizers alone, for its own prompt handling."""
     from diffusers import HiDreamImagePipeline
-    from transformers import AutoTokenizer
 
+    tokenizers = {place: read_tokenizer(folder / place) for place, _ in ENCODERS.values()}
     parts: dict[str, Any] = dict(encoders(folder, dtype, device, weights))
     for part in ("text_encoder", "text_encoder_2"):
         # Older configs name 2 as the end mark, and then the highest number of a caption counts as its end: that of a new
         # token would. The end mark's own place is the same one in every other caption.
-        end = AutoTokenizer.from_pretrained(folder / ENCODERS[part][0]).eos_token_id
+        end = tokenizers[ENCODERS[part][0]].eos_token_id
         for module in parts[part].modules():
             if getattr(module, "eos_token_id", None) == OLDER_END:
                 module.eos_token_id = end
@@ -34,8 +35,7 @@ def reader(folder: Path, dtype: torch.dtype, device: torch.device, weights: Weig
     parts["text_encoder_4"].register_forward_pre_hook(
         lambda _, words, named: (words, named | {"output_attentions": False}), with_kwargs=True
     )
-    parts |= {place: AutoTokenizer.from_pretrained(folder / place) for place, _ in ENCODERS.values()}
-    return HiDreamImagePipeline(scheduler=None, vae=None, transformer=None, **parts)
+    return HiDreamImagePipeline(scheduler=None, vae=None, transformer=None, **parts, **tokenizers)
 
 
 def encoders(folder: Path, dtype: torch.dtype, device: torch.device, weights: WeightDtypes) -> dict[str, nn.Module]:

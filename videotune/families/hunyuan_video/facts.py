@@ -8,6 +8,7 @@ from pathlib import Path
 
 from videotune.errors import VideotuneError
 from videotune.families.find import read_config
+from videotune.families.text import count_tokens
 from videotune.types import Expert, FamilySpec, VideoRules
 
 TEMPLATE = (
@@ -108,13 +109,5 @@ def read_spec(folder: Path) -> FamilySpec:
 
 def token_lengths(folder: Path, captions: Sequence[str]) -> list[int] | None:
     """How many of Llama's tokens each caption has, the end mark included, without torch; None without a tokenizer.json."""
-    path = folder / "tokenizer" / "tokenizer.json"
-    if not path.is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    told = [TEMPLATE.format(caption) for caption in captions]
-    return [len(encoding.ids) - CROP for encoding in tokenizer.encode_batch(told)]
+    counts = count_tokens(folder / "tokenizer", [TEMPLATE.format(caption) for caption in captions])
+    return None if counts is None else [count - CROP for count in counts]

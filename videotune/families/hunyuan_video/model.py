@@ -14,6 +14,7 @@ from videotune.families.hunyuan_video.facts import CROP, TEMPLATE, WIDTH, read_s
 from videotune.families.hunyuan_video.nets import both_encoders, isolate_frames, native
 from videotune.families.loading import load_model
 from videotune.families.pipelines import in_tiles, own_scheduler, stand_in, without_vae
+from videotune.families.pretrained import read_tokenizer
 from videotune.families.skeletons import on_meta
 from videotune.families.text import text_skeletons
 from videotune.types import (
@@ -81,14 +82,14 @@ class HunyuanVideo:
     def _tokenizer(self, name: str) -> Any:
         """A tokenizer as its file says. Llama's is read by the general class: Llama's own of transformers 5 would put the
         splitting of older Llamas in the place of what the file says, and give other tokens."""
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        from transformers import PreTrainedTokenizerFast
 
         folder = self.folder / name
         if name != "tokenizer":
-            return AutoTokenizer.from_pretrained(folder)
+            return read_tokenizer(folder)
         if not (folder / "tokenizer.json").is_file():
             raise VideotuneError(f"{folder} has no tokenizer.json; take the file that comes with the checkpoint")
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        tokenizer = read_tokenizer(folder, PreTrainedTokenizerFast)
         one, other = (tokenizer(TEMPLATE.format(word), verbose=False).input_ids for word in ("a", "0"))
         front = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
         if front != CROP or tokenizer.padding_side != "right":
@@ -292,6 +293,10 @@ class HunyuanVideo:
         if self._config["num_attention_heads"] * self._config["attention_head_dim"] == WIDTH:
             maps["comfyui"] = lambda path: f"diffusion_model.{native(path)}"
         return maps
+
+    def native(self, path: str) -> str:
+        """A block module's path in diffusers -> its name in the authors' code; several modules share one."""
+        return native(path)
 
     def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """From a parameter's name in diffusers to its name in a file of all weights, in each format.

@@ -10,6 +10,7 @@ from videotune.families.find import fingerprint, of_text, read_config
 from videotune.families.held import Held
 from videotune.families.loading import load_model
 from videotune.families.pipelines import in_tiles, own_scheduler, stand_in, without_vae
+from videotune.families.pretrained import pretrained
 from videotune.families.skeletons import on_meta
 from videotune.families.text import each_once, fresh_tokenizers, text_skeletons
 from videotune.families.wan.facts import FOLDERS, read_spec
@@ -71,7 +72,7 @@ class Wan:
         from transformers import CLIPImageProcessor, CLIPVisionModel
 
         encoder = load_model(CLIPVisionModel, self.folder / "image_encoder", _torch().float32, self.device)
-        return CLIPImageProcessor.from_pretrained(self.folder / "image_processor"), encoder
+        return pretrained(CLIPImageProcessor, self.folder / "image_processor"), encoder
 
     def free(self, part: str) -> None:
         """Drop "text_encoder", or "vae" (and the image encoder that goes with it), from memory."""
@@ -338,6 +339,10 @@ class Wan:
             "diffusers": lambda path: f"transformer.{path}",
             "comfyui": lambda path: f"diffusion_model.{native(path)}",
         }
+
+    def native(self, path: str) -> str:
+        """A block module's path in diffusers -> its name in the authors' code, which ComfyUI uses."""
+        return native(path)
 
     def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """From a parameter's name in diffusers to its name in a file of all weights, in each format."""

@@ -1,0 +1,32 @@
+"""The ``tiny`` command: a random base model of a family in its real layout, small enough to try a whole run anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from videotune.errors import VideotuneError
+
+
+def tiny(
+    family: Annotated[str, typer.Argument(help="the family, by any of its names")],
+    folder: Annotated[Path, typer.Argument(help="a new folder; name it as base_model_name")],
+    variant: Annotated[
+        str | None,
+        typer.Option("--variant", help="which kind of its checkpoints; a wrong word lists them (default: the first)"),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="names the random weights")] = 0,
+) -> None:
+    """Write a tiny base model of random weights in a family's real layout, to try a whole run on any machine."""
+    from videotune.families.find import find
+    from videotune.families.loading import quietly
+
+    module = find(family)
+    if variant is not None and variant not in module.VARIANTS:
+        raise VideotuneError(f"--variant: {module.SPEC.name} has {', '.join(module.VARIANTS)}, not {variant!r}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise VideotuneError(f"{folder} is there already: name a new folder")
+    with quietly():
+        print(module.tiny(folder, seed, variant or module.VARIANTS[0]))

@@ -1,0 +1,62 @@
+"""What libraries read from a folder or a Hub repository: never with its code, and an error names the place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from videotune.errors import VideotuneError
+
+PROBES = ("a red circle moves left", "a blue square moves up")
+"""Two captions that every tokenizer tells apart which has its vocabulary."""
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """An error that a library raises of a damaged file becomes a VideotuneError that begins with ``what``.
+
+    That the memory is full stays the error that it is.
+    """
+    try:
+        yield
+    except VideotuneError:
+        raise
+    except Exception as error:  # each library has kinds of its own, tokenizers' has none
+        if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", str(error)):
+            raise
+        if "trust_remote_code" in str(error):
+            raise VideotuneError(f"{what}: it names code of its own, which videotune never runs") from error
+        why = " ".join((str(error) or type(error).__name__).split())[:200]
+        raise VideotuneError(f"{what}: {why}") from error
+
+
+def pretrained(cls: Any, place: Path | str, **words: Any) -> Any:
+    """``cls.from_pretrained(place)``, without code that lies there; nobody is asked whether to run it.
+
+    Raises VideotuneError where the library cannot read it.
+    """
+    adapter = Path(place) / "adapter_config.json"
+    if adapter.is_file():
+        raise VideotuneError(f"{adapter}: the weights of another model would be read in place of this one's: remove it")
+    with explained(f"{place} cannot be read by {cls.__name__}"):
+        return cls.from_pretrained(place, trust_remote_code=False, **words)
+
+
+def read_tokenizer(folder: Path, cls: Any = None) -> Any:
+    """The tokenizer in a folder, by its own class or by ``cls``.
+
+    Raises VideotuneError where it is damaged, or tells no two captions apart: then it has no vocabulary.
+    """
+    import transformers
+
+    tokenizer = pretrained(cls or transformers.AutoTokenizer, folder)
+    one, other = (tokenizer(text, verbose=False).input_ids for text in PROBES)
+    if one == other:
+        raise VideotuneError(
+            f"{folder}: its tokenizer reads {PROBES[0]!r} and {PROBES[1]!r} as the same {len(one)} tokens: its vocabulary "
+            "is missing or damaged. Fetch the model again, or copy all of it"
+        )
+    return tokenizer
