@@ -2,13 +2,13 @@
 
 An entry's name is a hash of what decides its content (clip, times, size, encoder, dtype; not library versions): what changes
 gets another name, so no entry is ever stale. An entry is in a file of its own as soon as it is made, and later moves into
-a shard with others; it counts where its file has the size that was written.
+a shard with others. It counts where its file has the size that was written; its hash is checked when it is first read.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -20,9 +20,10 @@ from videotune.cache import manifest, shards
 from videotune.cache.lock import LOCK, only_writer
 from videotune.cache.manifest import Contents
 from videotune.cache.shards import Entry, Name
+from videotune.data.untrusted import refuse_links
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.types import Take
+from videotune.types import ClipShape, Take
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +77,10 @@ class Store:
         self._open: OrderedDict[str, Any] = OrderedDict()
         self._lock = RLock()
         self._origin: str | None = None
+        self._checked: set[Name] = set()
+        self._damaged: set[Name] = set()
         try:
+            refuse_links(folder)
             self._load()
         except OSError as error:
             raise VideotuneError(f"the cache {folder} cannot be read: {error}. Set cache_dir elsewhere.") from error
@@ -129,7 +133,7 @@ class Store:
     def has(self, kind: str, key: str) -> bool:
         """Whether the entry is there whole."""
         entry = self._contents.entries.get((kind, key))
-        if entry is None:
+        if entry is None or entry.name in self._damaged:
             return False
         if self._is_whole(entry):
             return True
@@ -175,6 +179,8 @@ class Store:
             self._count(old, -1)
             self._count(entry, 1)
             self._forget(entry.name)
+            self._checked.discard(entry.name)
+            self._damaged.discard(entry.name)
 
     def _named_origin(self) -> str:
         """The name of what makes entries now; written down at the first one."""
@@ -352,12 +358,43 @@ class Store:
             marks = {entry.key: entry.hash for entry in shards.read_label(path)[0]}
         except shards.UNREADABLE as error:
             return [(entry, None, f"cannot be read ({error})") for entry in entries]
-        return [(entry, *shards.true_to(entry, tensors, marks.get(entry.key))) for entry in entries]
+        found: list[tuple[Entry, dict[str, Tensor] | None, str]] = []
+        for entry in entries:
+            try:
+                own = shards.pick(entry, tensors)
+            except KeyError as error:
+                found.append((entry, None, f"lacks {error}"))
+                continue
+            wrong = shards.wrong_with(entry, own)
+            if marks.get(entry.key) != entry.hash:
+                wrong = "holds other bytes than were written"
+            found.append((entry, None if wrong else own, wrong))
+        return found
+
+    def examine(
+        self, asked: Mapping[Name, ClipShape | None], fits: Callable[[Entry, ClipShape | None], bool]
+    ) -> None:
+        """Take for missing what does not ``fits`` its shape, and what is damaged of what stays in memory, which is read now."""
+        before = len(self._damaged)
+        for name, shape in asked.items():
+            if not self.has(*name):
+                continue
+            entry = self._contents.entries[name]
+            if not fits(entry, shape):
+                self._damaged.add(name)
+            elif self._kept_bytes + entry.bytes <= self._keep:
+                try:
+                    self.get(*name)
+                except VideotuneError:
+                    self._damaged.add(name)
+        if lost := len(self._damaged) - before:
+            self.notes.append(f"{lost} entries of the cache are damaged or not of this model, and are made anew")
 
     def get(self, kind: str, key: str) -> dict[str, Tensor]:
         """Read an entry; its tensors are shared with whoever asks again and must not be written to.
 
-        Raises VideotuneError where it is missing or damaged.
+        At its first read its hash, dtypes and shapes are compared with the manifest's. Raises VideotuneError where it is
+        missing or damaged.
         """
         name = kind, key
         with self._lock:
@@ -383,15 +420,23 @@ class Store:
                 raise KeyError("the manifest does not know it")
             if not self._is_whole(entry):
                 raise OSError("it is gone or cut short")
-            if entry.shard:
-                return self._from_shard(entry)
-            return shards.pick(entry, shards.read_file(self.folder / entry.file))
+            own = (
+                self._from_shard(entry)
+                if entry.shard
+                else shards.pick(entry, shards.read_file(self.folder / entry.file))
+            )
+            if name not in self._checked:
+                if wrong := shards.wrong_with(entry, own):
+                    raise ValueError(f"it {wrong}")
+                self._checked.add(name)
+            return own
         except shards.UNREADABLE as error:
             # another process may just have packed it, or this one in another thread
             if again and (self._refresh() or self._contents.entries.get(name) is not entry):
                 return self._read(name, again=False)
+            of = f" ({name[0]} of {entry.of[:80]!r})" if entry else ""
             raise VideotuneError(
-                f"cache entry {self.path(*name)} is missing or damaged ({error.args[0] if error.args else error}). "
+                f"cache entry {self.path(*name)}{of} is missing or damaged ({error.args[0] if error.args else error}). "
                 f"Run `videotune cache verify {self.folder}`: it drops what is damaged, and the next run makes it anew."
             ) from error
 

@@ -180,20 +180,12 @@ def look_at(
             dataset,
             file,
             what,
-            seen if isinstance(seen, ClipProblem) or seen is None else _remembered_look(seen, index_path),
+            seen if isinstance(seen, ClipProblem) or seen is None else Look.from_json(seen),
             cuts if isinstance(cuts, ClipProblem) else tuple(cuts or ()),
         )
         for (dataset, file), what, seen, cuts in zip(files, known, looks, scenes, strict=True)
     ]
     return found, notes
-
-
-def _remembered_look(answer: Any, index_path: Path | None) -> Look:
-    """The look that a worker or the index gives; VideotuneError where the index holds something else."""
-    try:
-        return Look.from_json(answer)
-    except (KeyError, TypeError) as error:
-        raise VideotuneError(f"the index {index_path} is damaged ({error}): delete it, and it is made anew") from error
 
 
 def examine(found: Sequence[Found], rules: VideoRules, settings: LibrarySettings) -> list[Draft | Skip]:

@@ -27,6 +27,7 @@ from .facts import ClipProblem, Facts
 from .holdout import hold_out
 from .index import Progress
 from .sources import NamedClip, group, near_duplicates
+from .untrusted import refuse_links
 from .windows import planned_frames
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def scan(
     check(sources, settings)
     notes = notes_on_settings(settings.windows, settings.shrink, rules)
     cache = index_path.parent if index_path is not None else None
+    if cache is not None:
+        refuse_links(cache)
     datasets = [open_dataset(source, rules, settings, cache, progress) for source in sources]
     notes += [note for dataset in datasets for note in (*_where_from(dataset), *dataset.layout.notes)]
     found, index_notes = look_at(datasets, settings, index_path, progress, workers)

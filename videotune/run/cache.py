@@ -9,6 +9,7 @@ from videotune.cache import care
 from videotune.cache.encode import wanted
 from videotune.cache.lock import LOCK
 from videotune.cache.store import Store
+from videotune.data.untrusted import refuse_linked_folder
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.run.console import bar, print_table, say, size
 from videotune.run.dealt import fill_together
@@ -47,11 +48,11 @@ def cache_at(place: Path) -> Path:
     Raises VideotuneError where there is none.
     """
     if (place / CACHE_NAME).is_dir():
-        return place / CACHE_NAME
+        return refuse_linked_folder(place / CACHE_NAME)
     if place.name == CACHE_NAME or any((place / name).is_file() for name in ("manifest.jsonl", LOCK)):
         return place
     if place.is_file() and (place.parent / CACHE_NAME).is_dir():  # an archive's cache lies beside it
-        return place.parent / CACHE_NAME
+        return refuse_linked_folder(place.parent / CACHE_NAME)
     if not place.is_dir():
         raise VideotuneError(f"{place}: there is no such folder. Name a cache folder, or a dataset that was encoded.")
     raise VideotuneError(
@@ -106,7 +107,7 @@ def prune_cache(words: Words, *, yes: bool = False) -> int:
     pruned = care.prune(store, names, yes=yes)
     _say_notes(store, said)
     for entry in pruned.entries[:20]:
-        print(f"{entry.kind} of {care.what(entry)[:80]!r}: {size(entry.bytes)}")
+        print(f"{entry.kind} of {entry.of[:80]!r}: {size(entry.bytes)}")
     if len(pruned.entries) > 20:
         print(f"… and {len(pruned.entries) - 20} more")
     for file in pruned.files[:20]:

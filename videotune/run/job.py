@@ -19,6 +19,7 @@ from videotune.cache.schedule import Schedule, steps_a_pass, views
 from videotune.config.resolve import Resolved, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.data.library import Library, LibrarySettings, Source, buckets, scan
+from videotune.data.untrusted import refuse_linked_folder
 from videotune.data.windows import WindowSettings
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest
@@ -195,10 +196,8 @@ def cache_folder(config: Config) -> Path:
     if config.cache_dir is not None:
         return Path(config.cache_dir).expanduser()
     first = Path(config.datasets[0].path).expanduser()
-    if first.is_dir():
-        return first / CACHE_NAME
-    if first.is_file():
-        return first.parent / CACHE_NAME
+    if first.exists():
+        return refuse_linked_folder((first if first.is_dir() else first.parent) / CACHE_NAME)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "videotune" / re.sub(r"[^A-Za-z0-9._-]+", "--", config.datasets[0].path)
 
