@@ -1,4 +1,4 @@
-"""A dataset may bring a cache that was made to do harm: nothing outside of it changes, and nothing odd of it is trained on."""
+"""A dataset may bring a cache that was made to do harm: nothing outside of it changes, nothing odd is trained on."""
 
 import json
 import os

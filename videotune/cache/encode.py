@@ -14,8 +14,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from videotune.cache.keys import text_key
 from videotune.cache.shards import Entry, Name
-from videotune.cache.store import Store, text_key
+from videotune.cache.store import Store
 from videotune.cache.views import noise_of, tensors_of, view, view_key
 from videotune.data.decode import decode
 from videotune.data.facts import ClipProblem, Facts

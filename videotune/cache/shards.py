@@ -225,10 +225,30 @@ def wrong_with(entry: Entry, own: Mapping[str, Tensor]) -> str:
 
     Of what somebody else wrote the hash may be right: dtypes and shapes must be those that were promised, numbers finite.
     """
+    import torch
+
     if hash_of(own) != entry.hash:
         return "holds other bytes than were written"
     if {name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in own.items()} != entry.tensors:
         return "holds tensors of another kind than it says"
-    if not all(x.isfinite().all() for x in own.values()):
+    if not all(
+        x.sum(dtype=torch.float32).isfinite() for x in own.values()
+    ):  # three times as fast as to ask each number
         return "holds infinite or undefined numbers"
     return ""
+
+
+def true_to(entry: Entry, tensors: Mapping[str, Tensor], label: str | None) -> tuple[dict[str, Tensor] | None, str]:
+    """The entry's tensors from its file, or None and what is wrong; ``label`` is the hash that the file itself names."""
+    try:
+        own = pick(entry, tensors)
+    except KeyError as error:
+        return None, f"lacks {error}"
+    wrong = wrong_with(entry, own) if label == entry.hash else "holds other bytes than were written"
+    return (None, wrong) if wrong else (own, "")
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """On the CPU, contiguous, and sharing memory with no other, as a file needs it."""
+    whole = tensor.detach().cpu().contiguous()
+    return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()

@@ -11,7 +11,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -23,16 +22,10 @@ from videotune.cache.shards import Entry, Name
 from videotune.data.untrusted import refuse_links
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.types import ClipShape, Take
+from videotune.types import ClipShape
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SCHEMA = 2
-"""Raised when the meaning of an entry changes, so that older entries are made anew."""
-
-DECODE = 1
-"""Raised when ``videotune.data.decode`` makes other pixels of the same file, so that older latents are made anew."""
 
 SHARD_BYTES = 64 * 10**6
 SHARD_ENTRIES = 512
@@ -40,25 +33,6 @@ SHARD_ENTRIES = 512
 
 OPEN_SHARDS = 32
 """Shards kept open for reading."""
-
-
-def latent_key(take: Take, vae: str) -> str:
-    """Names a take's latents: the clip's bytes, the frames shown and how they get their size, and the VAE.
-
-    A random crop at the centre is the centre crop, whatever it is called.
-    """
-    window, shape = take.window, take.window.shape
-    crops = window.resize in ("center", "random")
-    resize: list[Any] = ["crop", *(round(at, 9) for at in take.place)] if crops else [window.resize]
-    times = " ".join(str(round(at * 1e6)) for at in take.times)
-    what = [window.clip_id, times, shape.height, shape.width, resize]
-    return digest({"schema": SCHEMA, "decode": DECODE, "take": what, "vae": vae})
-
-
-@lru_cache(maxsize=1 << 16)
-def text_key(caption: str, encoder: str, tokens: int) -> str:
-    """Names a caption's states: the text, the encoder and how many tokens it may have."""
-    return digest({"schema": SCHEMA, "text": caption, "encoder": encoder, "tokens": tokens})
 
 
 class Store:
@@ -167,7 +141,7 @@ class Store:
         """
         assert kind in shards.KINDS, kind
         assert "." not in key, key
-        own = {name: _own(tensor) for name, tensor in tensors.items()}
+        own = {name: shards.alone(tensor) for name, tensor in tensors.items()}
         with self._writing():
             origin = self._named_origin()
             entry = shards.describe(kind, key, own, about, origin)
@@ -358,23 +332,10 @@ class Store:
             marks = {entry.key: entry.hash for entry in shards.read_label(path)[0]}
         except shards.UNREADABLE as error:
             return [(entry, None, f"cannot be read ({error})") for entry in entries]
-        found: list[tuple[Entry, dict[str, Tensor] | None, str]] = []
-        for entry in entries:
-            try:
-                own = shards.pick(entry, tensors)
-            except KeyError as error:
-                found.append((entry, None, f"lacks {error}"))
-                continue
-            wrong = shards.wrong_with(entry, own)
-            if marks.get(entry.key) != entry.hash:
-                wrong = "holds other bytes than were written"
-            found.append((entry, None if wrong else own, wrong))
-        return found
+        return [(entry, *shards.true_to(entry, tensors, marks.get(entry.key))) for entry in entries]
 
-    def examine(
-        self, asked: Mapping[Name, ClipShape | None], fits: Callable[[Entry, ClipShape | None], bool]
-    ) -> None:
-        """Take for missing what does not ``fits`` its shape, and what is damaged of what stays in memory, which is read now."""
+    def examine(self, asked: Mapping[Name, ClipShape | None], fits: Callable[[Entry, ClipShape | None], bool]) -> None:
+        """What does not ``fits`` its shape counts as missing, and what is damaged of what stays in memory, read now."""
         before = len(self._damaged)
         for name, shape in asked.items():
             if not self.has(*name):
@@ -420,11 +381,8 @@ class Store:
                 raise KeyError("the manifest does not know it")
             if not self._is_whole(entry):
                 raise OSError("it is gone or cut short")
-            own = (
-                self._from_shard(entry)
-                if entry.shard
-                else shards.pick(entry, shards.read_file(self.folder / entry.file))
-            )
+            whole = self._from_shard(entry) if entry.shard else shards.read_file(self.folder / entry.file)
+            own = whole if entry.shard else shards.pick(entry, whole)
             if name not in self._checked:
                 if wrong := shards.wrong_with(entry, own):
                     raise ValueError(f"it {wrong}")
@@ -480,12 +438,6 @@ def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:
             group = []
     if group:
         yield group
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """On the CPU, contiguous, and sharing memory with no other, as a file needs it."""
-    whole = tensor.detach().cpu().contiguous()
-    return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -30,8 +30,8 @@ def refuse_linked_folder(folder: Path) -> Path:
     """The cache folder of a dataset; VideotuneError where it is a link, which a person names with cache_dir alone."""
     if folder.is_symlink():
         raise VideotuneError(
-            f"{folder} is a link to {os.path.realpath(folder)}, and the dataset may have brought it. Delete the link, or set "
-            "cache_dir to that folder."
+            f"{folder} is a link to {os.path.realpath(folder)}, and the dataset may have brought it. Delete the link, or "
+            "set cache_dir to that folder."
         )
     return folder
 
