@@ -172,3 +172,19 @@ def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, tiny_bases: Call
     account = json.loads(done.stdout)
     assert account["used"] == 1
     assert f"user/films is hf://datasets/user/films@{commit}" in account["notes"]
+
+
+def test_nothing_that_a_dataset_says_steers_the_terminal(
+    data: Path, tiny_bases: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = "b\x1b[31mc\x07\u202e4pm"
+    (data / "b.mp4").rename(data / f"{odd}.mp4")
+    (data / "b.txt").rename(data / f"{odd}.txt")
+    (data / "metadata.csv").write_text("file_name,text\n\x1b]0;x\x07.mp4,a\n")
+    check(words(data, tiny_bases("wan")))
+    shown = capsys.readouterr()
+    assert r"b\x1b[31mc\x07\u202e4pm.mp4" in shown.out
+    assert not set(shown.out + shown.err) & set("\x1b\x07\u202e")
+    assert "\x1b" not in str(VideotuneError("\x1b[31m"))
+    assert len(str(VideotuneError(f"unknown key '{'k' * 10**7}': why"))) < 1000
+    assert len(str(VideotuneError("k " * 10**6))) < 100_000

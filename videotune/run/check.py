@@ -11,7 +11,7 @@ from videotune.data.account import to_json
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.families.find import find
 from videotune.report.dataset import short_path
-from videotune.run.console import bar, print_table, say, width
+from videotune.run.console import bar, out, print_table, say, width
 from videotune.run.job import Job, open_job, refuse_skips, with_views
 from videotune.run.settle import Words, layers, settle
 
@@ -43,7 +43,7 @@ def check(
         print(json.dumps(account, indent=2, ensure_ascii=False))
     else:
         rules = f"the rules of {spec.title}, {base.name if base else 'no base model'}"
-        print(f"Checked by {'the toy preset, since none was named: ' if assumed else ''}{rules}.")
+        out(f"Checked by {'the toy preset, since none was named: ' if assumed else ''}{rules}.")
         show(job, account)
     if contact_sheet is not None:
         draw_contact_sheet(job, account, contact_sheet)
@@ -121,14 +121,14 @@ def show(job: Job, account: dict[str, Any]) -> None:
     whole = sum(clip["source_seconds"] or 0.0 for clip in account["clips"] if clip["reason"] is None)
     cut = sum(clip["seconds_cut"] for clip in account["clips"] if clip["reason"] is None)
     if cut > 0.05:
-        print(f"{cut:.1f} s of the {whole:.1f} s of these clips are in no window")
+        out(f"{cut:.1f} s of the {whole:.1f} s of these clips are in no window")
     buckets = f"{len(job.shapes)} bucket{'s' * (len(job.shapes) != 1)}"
-    print(
+    out(
         f"found {account['found']} = used {account['used']} + held out {account['held_out']}"
         f" + skipped {account['skipped']};  {len(job.library.windows)} windows in {buckets}"
     )
     for note in (*job.notes, *(note for note in account["notes"] if note not in job.notes)):
-        print(f"note: {note}")
+        out(f"note: {note}")
 
 
 def print_notes(notes: dict[str, str]) -> None:
@@ -138,10 +138,10 @@ def print_notes(notes: dict[str, str]) -> None:
         alike.setdefault(note, []).append(clip)
     for note, clips in alike.items():
         if len(clips) >= ALIKE:
-            print(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
+            out(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
         else:
             for clip in clips:
-                print(f"{clip}: {note}")
+                out(f"{clip}: {note}")
 
 
 def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
