@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from videotune.types import Clip, Window
+from videotune.types import Clip, VideoRules, Window
 
-from .buckets import kept_share, upscale_factor
+from .buckets import kept_share, suits, upscale_factor
 from .captions import lint, lint_all
 from .facts import Facts
 from .look import Look
@@ -220,6 +220,30 @@ def dataset_notes(drafts: Sequence[Draft], planned: int) -> list[str]:
     if rates and median(draft.facts.fps for draft in moving) < 0.8 * moving[0].laid.fps:
         notes.append(f"most clips are slower than the {moving[0].laid.fps:g} fps of training: frames are repeated")
     return notes + lint_all({draft.path: draft.written for draft in drafts})
+
+
+def crops_too_much(library: Library, rules: VideoRules, asked: object) -> str | None:
+    """A sentence where the crop takes more than half of every clip: mostly height and width were exchanged."""
+    sizes = {window.clip_id: window for window in (*library.windows, *library.held_out_windows)}
+    rows = [
+        (library.facts[name].width, library.facts[name].height, (window.shape.height, window.shape.width))
+        for name, window in sizes.items()
+        if window.resize in ("center", "random")
+    ]
+    kept = max((kept_share(*row) for row in rows), default=1.0)
+    if len(rows) < len(sizes) or kept >= 0.5:
+        return None
+    high, wide = rows[0][2]
+    turned = min(kept_share(width, height, size[::-1]) for width, height, size in rows) > kept
+    better = (
+        f'width={high} and height={wide} (resolution "{wide}x{high}") keep more of them'
+        if turned and suits((wide, high), rules)
+        else 'resize="pad" keeps all of them'
+    )
+    return (
+        f"resolution: {asked} makes frames {wide} wide and {high} high, and crops away {1 - kept:.0%} or more of every "
+        f"clip; {better}. Set that, or allow_crop=true if it is meant."
+    )
 
 
 def totals(library: Library) -> dict[str, int]:

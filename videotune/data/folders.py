@@ -202,9 +202,9 @@ def _inside(root: Path, files: Mapping[str, bool], within: Path, where: str, sub
     if path == ".." or path.startswith(f"..{os.sep}"):
         raise VideotuneError(f"{where}, which lies outside {root}. A dataset's clips must lie within it.")
     path = _prefix(root) + path
-    if files.get(path, True) and os.path.lexists(path):  # what the walk met without a link lies within for sure
-        if real := _leads_out(path, within):
-            raise VideotuneError(f"{where}, a link to {real}, outside {root}. A dataset's clips must lie within it.")
+    met = files.get(path, True) and os.path.lexists(path)  # what the walk met without a link lies within for sure
+    if met and (real := _leads_out(path, within)):
+        raise VideotuneError(f"{where}, a link to {real}, outside {root}. A dataset's clips must lie within it.")
     return path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from videotune.errors import DONE, SKIPPED
 from videotune.prepare.split import SplitFile, split
 from videotune.report.markup import counted
-from videotune.run.console import bar, out, print_table, say
+from videotune.run.console import bar, print_table, say
 
 
 def split_dataset(source: Path, out: Path, *, min_seconds: float, threshold: float | None, overwrite: bool) -> int:
