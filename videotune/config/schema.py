@@ -283,9 +283,7 @@ class Config(Section):
         False, description="kernels that give the same bits every time; steps may take longer (a CPU gives them anyway)"
     )
     resolution: Resolution | None = Field(
-        None,
-        description='R: about R×R pixels at each clip\'s aspect; "HxW", the height first; or a list of those '
-        "(default: the family's)",
+        None, description="R: about R×R pixels at each clip's own aspect; \"HxW\"; or a list (default: the family's)"
     )
     width: Side = Field(None, description="with height: resolution, each side named")
     height: Side = Field(None, description="with width: resolution, each side named")
