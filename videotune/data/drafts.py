@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
+from videotune.files import digest
 from videotune.types import VideoRules
 
 from .buckets import Resolution, Size, check_resolution, choose_size, parse_resolution
 from .captions import read_caption, with_trigger
 from .facts import ClipProblem, Facts
 from .folders import ClipFile
+from .hdr import VERSION as TONE_MAPPING
 from .index import Known, Progress, identify, recall
 from .laying import LaidClip, lay, plain
 from .layouts import Layout, open_layout
@@ -98,6 +100,12 @@ class Draft:
     def path(self) -> str:
         """Where the file lies."""
         return str(self.found.file.path)
+
+    @property
+    def id(self) -> str:
+        """Names the clip's pixels: the hash of its bytes, and where they are tone-mapped how."""
+        own = self.found.known.id
+        return own if self.facts.hdr is None else digest([own, "tone-mapped", TONE_MAPPING])
 
 
 @dataclass(frozen=True)
@@ -238,7 +246,7 @@ def _draft(found: Found, first: Mapping[str, Draft], rules: VideoRules, settings
 
 def _of_twin(found: Found, twin: Draft, settings: LibrarySettings) -> str:
     """What is to be said of a file that another one is, byte by byte: also that its own captions are lost."""
-    text = f"has the same bytes as {twin.path}"
+    text = f"has the same bytes as {twin.found.file.path.relative_to(twin.found.dataset.layout.root)}"
     try:
         own = _captions(found.file, settings)
     except ClipProblem:

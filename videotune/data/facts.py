@@ -57,7 +57,7 @@ class Facts:
     and streams without pts) have none to go by: their frames are matched by counting. ``unusable`` frames stand before
     the first keyframe; nothing can decode them, and no other field counts them. ``still``: an image, one frame at 0 s
     that lasts no time, fps 0. ``interlaced``: its frames are declared to be two fields. ``hdr`` is "PQ" or "HLG" where the
-    first frame declares that transfer, whose stored values are not those of a standard screen. ``transparent``: an image
+    first frame declares that transfer: its frames are tone-mapped when they are decoded. ``transparent``: an image
     with a pixel that is not opaque, a video whose pixels have an alpha channel.
     """
 

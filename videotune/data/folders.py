@@ -309,9 +309,8 @@ def _notes(root: Path, files: Mapping[str, bool], clips: Sequence[ClipFile], row
     alone = [_short(root, path) for path in _captions_of_no_clip(root, files, clips)]
     if alone:
         more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
-        notes.append(
-            f"{len(alone)} captions belong to no clip, since none bears their name: {', '.join(alone[:3])}{more}"
-        )
+        files_have = "1 caption file has" if len(alone) == 1 else f"{len(alone)} caption files have"
+        notes.append(f"{files_have} the name of no clip: {', '.join(alone[:3])}{more}")
     packed = [path for path in files if path.lower().endswith(ARCHIVE_SUFFIXES)]
     if packed:
         notes.append(

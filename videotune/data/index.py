@@ -28,7 +28,7 @@ from .probe import stat_of
 from .untrusted import of_types
 from .workers import Lost, Task, Workers, default_workers
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 """Raised whenever ``probe``, ``look`` or ``scenes`` would say something else of the same file."""
 
 SAVE_EVERY = 60.0

@@ -127,11 +127,11 @@ def _named(draft: Draft, dataset: str) -> NamedClip:
 
 
 def _twins(named: Sequence[NamedClip]) -> dict[str, str]:
-    """For a clip that shows nearly the same as another: that other's path."""
+    """For a clip that shows nearly the same as another: that other's path in its dataset."""
     twins: dict[str, str] = {}
     for i, j in near_duplicates(named):
-        twins.setdefault(str(named[j].path), str(named[i].path))
-        twins.setdefault(str(named[i].path), str(named[j].path))
+        for one, other in ((named[j], named[i]), (named[i], named[j])):
+            twins.setdefault(str(one.path), str(other.path.relative_to(other.root)))
     return twins
 
 
@@ -166,7 +166,7 @@ def _assemble(
         skipped=tuple((o.path, o.reason, o.detail) for o in outcomes if isinstance(o, Skip)),
         accounts=tuple(accounts),
         notes=tuple(notes),
-        facts={outcome.found.known.id: outcome.facts for outcome in outcomes if isinstance(outcome, Draft)},
+        facts={outcome.id: outcome.facts for outcome in outcomes if isinstance(outcome, Draft)},
         roots=tuple(dataset.layout.root for dataset in datasets),
     )
 
@@ -174,7 +174,7 @@ def _assemble(
 def _clip(draft: Draft, name: str, held_out: bool) -> Clip:
     source = draft.found.dataset.source
     return Clip(
-        id=draft.found.known.id,
+        id=draft.id,
         path=draft.path,
         source=name,
         captions=draft.captions,

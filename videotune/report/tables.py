@@ -99,7 +99,7 @@ def clip_row(clip: Record, folder: str, media: Media, seen: ClipViews | None) ->
         f"{cut:.2f}\N{NO-BREAK SPACE}s" if cut else "",
         f"{repeats:.0%}" if repeats else "",
     )
-    told = bullets([text(note) for note in [*notes, *items(clip.get("warnings"))]])
+    told = bullets([text(note) for note in [*notes, *items(clip.get("warnings")), *items(clip.get("notes"))]])
     name = [text(str(clip.get("path", ""))[len(folder) :])]
     if source := media.carried.get(picture_of(clip)):
         name.append(element("img", attributes={"src": source, "alt": "", "loading": "lazy"}))

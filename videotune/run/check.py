@@ -158,7 +158,7 @@ def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
     kind = "" if clip["kind"] in (None, "train", "validation") else f" ({clip['kind']})"
     state = "used" + kind if clip["used"] else "held out" if clip["held_out"] else f"skipped: {clip['reason']}"
     used = f"{clip['frames']} ({clip['frames_cut']} cut)" if clip["frames_cut"] else clip["frames"] or None
-    notes = "; ".join([*([clip["detail"]] if clip["detail"] else []), *clip["warnings"]])
+    notes = "; ".join([*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip["notes"]])
     shape = shape_words(clip["shape"]) if clip["shape"] else ""
     counts = [clip["model_frames"], shape, clip["windows"] or None, used, clip["views"]]
     return [short_path(clip["path"], job.library.roots), state, source, pixels, *counts, notes]
