@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import re
+
 DONE, FAILED, SKIPPED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: done; an error; something was skipped or does not fit; interrupted and saved."""
+
+
+LONGEST_WORD, LONGEST_TEXT = 1000, 50_000
+"""Characters of a word, and of a text, beyond which a person is shown its ends alone."""
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text as it may be printed: characters that steer a terminal, turn the direction of writing or stand for bytes
+    are written as escapes, and what is too long to be read is cut."""
+    text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _cut(word[0], LONGEST_WORD), text)
+    text = _cut(text, LONGEST_TEXT)
+    return _UNPRINTABLE.sub(lambda char: char[0].encode("unicode_escape").decode(), text)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
 
 
 class VideotuneError(ValueError):
     """A mistake that the person can mend. The command line prints its text without a traceback."""
 
     exit_code = FAILED
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class DoesNotFit(VideotuneError):

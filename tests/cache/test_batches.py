@@ -15,8 +15,9 @@ import torch
 from clips import write_clip
 
 from videotune.cache.batches import Prepared, Source, prepare, quiet_pool, stream, uniforms
+from videotune.cache.keys import latent_key, text_key
 from videotune.cache.schedule import Schedule, picks, visit
-from videotune.cache.store import Store, latent_key, text_key
+from videotune.cache.store import Store
 from videotune.data.buckets import padded_box
 from videotune.data.decode import decode
 from videotune.data.probe import probe

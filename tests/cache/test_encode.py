@@ -17,9 +17,10 @@ import pytest
 import torch
 from clips import noise, write_clip
 
-from videotune.cache import encode, store
+from videotune.cache import encode, keys
 from videotune.cache.encode import FillReport, Todo, cut_captions, fill, missing, to_model, wanted
-from videotune.cache.store import Store, latent_key, text_key
+from videotune.cache.keys import latent_key, text_key
+from videotune.cache.store import Store
 from videotune.data.decode import decode
 from videotune.data.facts import Facts
 from videotune.data.probe import probe
@@ -274,7 +275,7 @@ def test_a_change_makes_exactly_what_it_touches_anew(
             (folder / "a" / "same.mp4").rename(folder / "a" / "other.mp4")
             data = data_of(folder)
         case "decoding":
-            monkeypatch.setattr(store, "DECODE", store.DECODE + 1)
+            monkeypatch.setattr(keys, "DECODE", keys.DECODE + 1)
         case "a window's start":
             data.takes[0] = replace(first, start=0.0625, end=first.end + 0.0625), variant
         case "a window's length in time":
@@ -304,9 +305,9 @@ def test_a_change_makes_exactly_what_it_touches_anew(
         case "a caption":
             data.captions[1] = "something else"
         case "schema":
-            monkeypatch.setattr(store, "SCHEMA", store.SCHEMA + 1)
-            monkeypatch.setattr(store, "text_key", store.text_key.__wrapped__)
-            monkeypatch.setattr(encode, "text_key", store.text_key)
+            monkeypatch.setattr(keys, "SCHEMA", keys.SCHEMA + 1)
+            monkeypatch.setattr(keys, "text_key", keys.text_key.__wrapped__)
+            monkeypatch.setattr(encode, "text_key", keys.text_key)
     family = find("wan").open_family(base, torch.device("cpu"), dtype)
     if change.name == "token limit":
         family.spec = replace(family.spec, text_tokens=256)

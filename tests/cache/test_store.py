@@ -17,7 +17,8 @@ import torch
 from kills import kill_points, killed_at
 
 from videotune.cache import store as store_module
-from videotune.cache.store import Store, latent_key, text_key
+from videotune.cache.keys import latent_key, text_key
+from videotune.cache.store import Store
 from videotune.data.windows import take
 from videotune.errors import VideotuneError
 from videotune.types import PLAIN, ClipShape, Take, Window

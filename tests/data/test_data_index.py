@@ -351,9 +351,10 @@ def test_a_look_is_asked_once_and_remembered(folder: Path, tmp_path: Path, worke
     value = read(index)
     for content in value["contents"].values():
         if "look" in content:
-            content["look"]["answer"] = "remembered"
+            content["look"]["answer"]["jitter"] = 0.125
     index.write_text(json.dumps(value))
-    assert recall("look", known, {"until": 0.5}, index, None, workers) == ["remembered", None, "remembered"]
+    remembered = recall("look", known, {"until": 0.5}, index, None, workers)
+    assert [answer and answer["jitter"] for answer in remembered] == [0.125, None, 0.125]
     for other in (0.25, 0.75):  # what another run asked for decides nothing
         answer = recall("look", known, {"until": other}, index, None, workers)[0]
         assert answer == workers.ask("look", {"facts": known[0].facts, "until": other}).result()

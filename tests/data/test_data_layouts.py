@@ -478,3 +478,17 @@ def test_ten_thousand_files(tmp_path: Path) -> None:
     clips = find_clips(tmp_path)
     assert len(clips) == 5_000
     assert all(clip.caption is not None and clip.caption.stem == clip.path.stem for clip in clips)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_link_to_what_is_no_caption_is_not_read(tmp_path: Path, inside: bool) -> None:
+    secret = (tmp_path / "data" if inside else tmp_path) / "passwd"
+    touch(tmp_path, "data/a.mp4", "data/b.mp4", "mine/b.txt", secret.relative_to(tmp_path).as_posix())
+    (tmp_path / "data/a.txt").symlink_to(secret)
+    (tmp_path / "data/b.txt").symlink_to(tmp_path / "mine/b.txt")
+    assert listing(tmp_path / "data") == [("a.mp4", "a.txt" if inside else None), ("b.mp4", "b.txt")]
+    (tmp_path / "data/metadata.csv").symlink_to(secret)
+    secret.write_text("precious,x\nline,2\n")
+    with pytest.raises(VideotuneError) as caught:
+        find_clips(tmp_path / "data")
+    assert ("precious" in str(caught.value)) == inside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, tex
 from videotune.cache.batches import prepare
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.monitor.journal import read_journal
+from videotune.run.job import refuse_skips
 from videotune.run.readings import measure
 
 Counted = Callable[..., list[list[int]]]
@@ -98,6 +100,32 @@ def test_clips_are_encoded_at_the_resolution(lab: Lab, resolution: Any, size: tu
     assert frames.shape[1:3] == size
     batch = prepare(source_of(in_cache(lab, "own"), knobs, data), 1).batch
     assert batch.x0.shape[-2:] == (size[0] // 8, size[1] // 8)
+
+
+@pytest.mark.effect("width", "height")
+def test_width_and_height_are_a_resolution_whose_sides_are_named(lab: Lab) -> None:
+    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
+    for width, height in ((96, 64), (64, 48)):
+        (frames,) = pixels(job_of(lab, {"resolution": None, "width": width, "height": height}, data)).values()
+        assert frames.shape[1:3] == (height, width)
+    for wrong in (
+        {"width": 96},
+        {"height": 64},
+        {"width": 96, "height": 64, "resolution": 64},
+        {"width": 1e6, "height": 1},
+    ):
+        with pytest.raises(VideotuneError):
+            job_of(lab, {"resolution": None} | wrong, data)
+
+
+@pytest.mark.effect("allow_crop")
+def test_a_crop_that_takes_most_of_every_clip_must_be_allowed(lab: Lab) -> None:
+    """Height and width exchanged: of clips 96 wide and 64 high, frames 32 wide and 96 high keep less than a quarter."""
+    data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
+    for knobs, refused in (({}, True), ({"allow_crop": True}, False), ({"resize": "pad"}, False)):
+        job = job_of(lab, {"resolution": "96x32", **knobs}, data)
+        with pytest.raises(DoesNotFit, match="width=96 and height=32") if refused else nullcontext():
+            refuse_skips(job, "all")
 
 
 @pytest.mark.effect("video_config.frames", "video_config.max_frames")

@@ -43,13 +43,13 @@ def test_a_long_or_empty_caption_is_shown_whole_or_said() -> None:
 
 def test_one_of_a_thing_is_singular() -> None:
     said = words(page(row("a.mp4", windows=1, views=1.0, source_frames=1), row("b.mp4", windows=2, views=12.5)))
-    assert "1 frame at 16 fps 64x64 17x64x64 1 window 1 view by the end" in said
+    assert "1 frame at 16 fps 64x64 64x64, 17 frames 1 window 1 view by the end" in said
     assert "2 windows 12.5 views by the end" in said
 
 
 def test_held_out_clips_have_no_views() -> None:
     said = words(page(row("a.mp4", used=False, held_out=True, views=None)))
-    assert "17x64x64 1 window" in said
+    assert "64x64, 17 frames 1 window" in said
     assert "by the end" not in said
 
 

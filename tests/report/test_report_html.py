@@ -298,7 +298,10 @@ def test_every_clip_is_accounted_for(run: Path) -> None:
     assert "5 found = 3 used + 1 held out + 1 skipped." in said
     assert "short.mp4 skipped too_short 64×64, 17 frames, 16 fps 3 frames at 16 fps; 5 are needed" in said
     assert "held back.mp4 held out" in said
-    assert "two windows.mov used 64×64, 17 frames, 29.97 fps 2 windows, 34 frames of 17x64x64 0.19 s 120 high" in said
+    assert (
+        "two windows.mov used 64×64, 17 frames, 29.97 fps 2 windows, 34 frames, each 64x64, 17 frames 0.19 s 120 high"
+        in said
+    )
     assert "42% 60 high 42 % of its frames repeat the one before <b>" in said
     assert said.index("short.mp4") < said.index("held back.mp4") < said.index("two windows.mov")
     assert "17x64x64 4 80" in said

@@ -41,7 +41,7 @@ def test_the_row_of_a_clip(
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if "a.mp4" in line)
     cells = [cell.strip() for cell in row.strip("│ ").split("│")]
-    assert cells[:8] == ["a.mp4", "used", "40 @ 16 = 2.50 s", "96x64", "40", "9x64x96", "4", "36 (4 cut)"]
+    assert cells[:8] == ["a.mp4", "used", "40 @ 16 = 2.50 s", "96x64", "40", "96x64, 9 frames", "4", "36 (4 cut)"]
     assert "found 3 = used 2 + held out 0 + skipped 1;  6 windows in 1 bucket\n" in out
     monkeypatch.setenv("COLUMNS", "80")
     assert check(words(data, tiny_bases("wan")), allow_skips="1") == 0
@@ -142,7 +142,7 @@ def test_a_still_is_drawn_once_and_regularization_is_named(
     pictures = [path.name.rsplit("-", 1)[1] for path in (sheet / "clips").iterdir()]
     assert sorted(pictures) == ["first.jpg"] * 3 + ["last.jpg"] * 2 + ["middle.jpg"] * 2
     label = next(label for label in labels if "one.png" in label)
-    assert "used (regularization), 1x64x96, 1 window\n" in label
+    assert "used (regularization), 96x64, 1 window\n" in label
     assert label.splitlines()[3] == '"a still"'
     page = " ".join(re.sub(r"<[^>]+>", " ", (sheet / "index.html").read_text(encoding="utf-8")).split())
     assert "keep/one.png a still +2 more the same, otherwise once more used (regularization)" in page
@@ -172,3 +172,19 @@ def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, tiny_bases: Call
     account = json.loads(done.stdout)
     assert account["used"] == 1
     assert f"user/films is hf://datasets/user/films@{commit}" in account["notes"]
+
+
+def test_nothing_that_a_dataset_says_steers_the_terminal(
+    data: Path, tiny_bases: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = "b\x1b[31mc\x07\u202e4pm"
+    (data / "b.mp4").rename(data / f"{odd}.mp4")
+    (data / "b.txt").rename(data / f"{odd}.txt")
+    (data / "metadata.csv").write_text("file_name,text\n\x1b]0;x\x07.mp4,a\n")
+    check(words(data, tiny_bases("wan")))
+    shown = capsys.readouterr()
+    assert r"b\x1b[31mc\x07\u202e4pm.mp4" in shown.out
+    assert not set(shown.out + shown.err) & set("\x1b\x07\u202e")
+    assert "\x1b" not in str(VideotuneError("\x1b[31m"))
+    assert len(str(VideotuneError(f"unknown key '{'k' * 10**7}': why"))) < 1000
+    assert len(str(VideotuneError("k " * 10**6))) < 100_000

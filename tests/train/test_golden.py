@@ -15,8 +15,9 @@ import torch
 
 from videotune.adapters.lora import LoraSettings, add_lora
 from videotune.cache.batches import Source, stream
+from videotune.cache.keys import latent_key, text_key
 from videotune.cache.schedule import Schedule
-from videotune.cache.store import Store, latent_key, text_key
+from videotune.cache.store import Store
 from videotune.data.windows import take
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps

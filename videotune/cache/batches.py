@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from videotune.cache.experts import Rota
+from videotune.cache.keys import text_key
 from videotune.cache.schedule import Schedule, picks, visit
-from videotune.cache.store import Store, text_key
+from videotune.cache.store import Store
 from videotune.cache.views import moments_of, view, view_key
 from videotune.data.buckets import padded_box
 from videotune.diffusion.objective import Objective

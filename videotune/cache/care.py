@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 
 from videotune.cache.shards import Entry, Name
 from videotune.cache.store import Store
-from videotune.types import PLAIN
 
 Progress = Callable[[int, int, str], None]
 """Called with how many are done, how many there are, and which is next."""
@@ -83,7 +82,7 @@ def verify(store: Store, progress: Progress) -> list[Damaged]:
 
 
 def _damaged(entry: Entry, why: str) -> Damaged:
-    return Damaged(entry.kind, entry.key, entry.file, what(entry), why)
+    return Damaged(entry.kind, entry.key, entry.file, entry.of, why)
 
 
 def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
@@ -119,7 +118,7 @@ def listing(store: Store) -> list[Row]:
         row = Row(
             kind=entry.kind,
             key=entry.key,
-            of=what(entry),
+            of=entry.of,
             clip=entry.about.get("clip"),
             bytes=entry.bytes,
             tensors={
@@ -133,14 +132,3 @@ def listing(store: Store) -> list[Row]:
         )
         rows.append(row)
     return sorted(rows, key=lambda row: (row.kind, row.clip or "", row.of, row.key))
-
-
-def what(entry: Entry) -> str:
-    """What an entry was made of, in a few words: the caption, or the clip, the window and its variant."""
-    about = entry.about
-    if entry.kind == "text":
-        return str(about.get("caption", ""))
-    variant = about.get("variant", 0)
-    drawn = "" if variant == 0 else " plain" if variant == PLAIN else f" variant {variant}"
-    clip = str(about.get("clip", "")).replace("\\", "/").rpartition("/")[2]
-    return f"{clip} {about.get('window', '')}{drawn}".strip()

@@ -14,15 +14,16 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from videotune.cache.shards import Name
-from videotune.cache.store import Store, text_key
+from videotune.cache.keys import text_key
+from videotune.cache.shards import Entry, Name
+from videotune.cache.store import Store
 from videotune.cache.views import noise_of, tensors_of, view, view_key
 from videotune.data.decode import decode
 from videotune.data.facts import ClipProblem, Facts
 from videotune.data.index import SLOWEST_DECODER
 from videotune.data.workers import Lost
 from videotune.errors import VideotuneError
-from videotune.types import Family, Moments, Take, Window
+from videotune.types import ClipShape, Family, Moments, Take, Window
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being encoded and how fast, how many are done, and how many there are."""
+
+Fits = Callable[[Entry, ClipShape | None], bool]
 
 AHEAD_BYTES = 512 * 2**20
 """Frames that may be decoded and wait for the encoder; one group of takes may always."""
@@ -69,8 +72,13 @@ def missing(
     takes: Iterable[tuple[Window, int]],
     seed: int,
     image_noise: bool = False,
+    fits: Fits = lambda entry, shape: True,
 ) -> Todo:
-    """Which captions and takes have no entry, in order; each entry once, whatever asks for it."""
+    """Which captions and takes have no entry, in order; each entry once, whatever asks for it.
+
+    An entry that is not ``fits`` to stand for its window or caption counts as missing; so does one that is damaged, among
+    those that stay in memory and are therefore read now.
+    """
     texts: dict[str, str] = {}
     views: dict[str, tuple[Window, int]] = {}
     for caption in captions:
@@ -78,10 +86,42 @@ def missing(
     for window, variant in takes:
         shown = view(window, variant, seed, image_noise)
         views.setdefault(view_key(shown, prints["vae"], seed, image_noise), (window, variant))
+    asked: dict[Name, ClipShape | None] = {("text", key): None for key in texts}
+    store.examine(asked | {("latents", key): window.shape for key, (window, _) in views.items()}, fits)
     return Todo(
         tuple(text for key, text in texts.items() if not store.has("text", key)),
         tuple(pair for key, pair in views.items() if not store.has("latents", key)),
     )
+
+
+def fits_of(family: Family, shapes: Iterable[ClipShape]) -> Fits:
+    """Whether an entry, as it says of itself, can be what this family made of a window of one of these shapes, or of a
+    caption (None): its tensors have the family's names, dtypes and sizes. A dataset may bring a cache that others made."""
+    spec, forms = family.spec, {}
+    for shape in shapes:
+        told = {name: (x.dtype, tuple(x.shape)) for name, x in family.blank_states(shape).items()}
+        forms[shape] = {name: (str(dtype).removeprefix("torch."), size) for name, (dtype, size) in told.items()}
+    captions = next(iter(forms.values()), {})
+
+    def fits(entry: Entry, shape: ClipShape | None) -> bool:
+        own, form = dict(entry.tensors), captions if shape is None else forms[shape]
+        if shape is not None:
+            size = (spec.latent_channels, *spec.rules.latent_size(shape))
+            moments = ("mean", "logvar") if spec.keeps_variance else ("mean",)
+            if any(own.pop(name, None) != ("float32", size) for name in moments):
+                return False
+        elif "text" not in own:
+            return False
+        return all(name in form and _is_of_form(form[name], one) for name, one in own.items())
+
+    return fits
+
+
+def _is_of_form(whole: tuple[str, tuple[int, ...]], one: tuple[str, tuple[int, ...]]) -> bool:
+    """Whether (dtype, shape) is that of the whole one, or of a shorter caption's: fewer rows, as wide."""
+    (dtype, size), (own, rows) = whole, one
+    short = all(a <= b for a, b in zip(rows, size, strict=False))
+    return own == dtype and len(rows) == len(size) and short and (len(rows) < 2 or rows[-1] == size[-1])
 
 
 def wanted(
@@ -243,7 +283,7 @@ def _printable(path: str) -> str:
 
 def cut_captions(store: Store, encoder: str, tokens: int, captions: Sequence[str]) -> list[str]:
     """The captions that are longer than the model reads."""
-    return [text for text in captions if store.about("text", text_key(text, encoder, tokens))["about"]["cut"]]
+    return [text for text in captions if store.about("text", text_key(text, encoder, tokens))["about"].get("cut")]
 
 
 def to_model(frames: np.ndarray) -> Tensor:

@@ -10,7 +10,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from videotune.cache.shards import KINDS, PART, SHARD, SUFFIX, UNREADABLE, Entry, Name, entry_of, read_label
+from videotune.cache.shards import (
+    KINDS,
+    PART,
+    SHARD,
+    SUFFIX,
+    UNREADABLE,
+    Entry,
+    Name,
+    count_of,
+    entry_of,
+    file_name,
+    origin_of,
+    read_label,
+)
 from videotune.files import write_bytes
 
 
@@ -50,7 +63,7 @@ def read_contents(folder: Path) -> Contents:
             continue
         try:
             _take(contents, json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             contents.untidy = True
             contents.damaged_lines += i + 1 < len(lines)  # the last one is torn by a kill, which is no news
     files = sorted(file for file in contents.sizes if file not in contents.gone)
@@ -104,7 +117,7 @@ def _take(contents: Contents, value: dict[str, Any]) -> None:
         contents.entries[entry.name] = entry
         contents.gone.discard(entry.file)
     elif "shard" in value:
-        file, size, keys = str(value["shard"]), int(value["bytes"]), [str(key) for key in value["keys"]]
+        file, size, keys = file_name(value["shard"]), count_of(value["bytes"]), [str(key) for key in value["keys"]]
         kind, _, name = file.partition("/")
         contents.gone.discard(file)
         if all((kind, key) in contents.entries for key in keys):  # else the shard itself is asked
@@ -114,9 +127,9 @@ def _take(contents: Contents, value: dict[str, Any]) -> None:
                 shard = name.removesuffix(SUFFIX)
                 contents.entries[kind, key] = replace(contents.entries[kind, key], shard=shard, file_bytes=0)
     elif "origin" in value:
-        contents.origins[str(value["origin"])] = dict(value["of"])
+        contents.origins[str(value["origin"])] = origin_of(value["of"])
     else:
-        contents.gone.add(str(value["gone"]))
+        contents.gone.add(file_name(value["gone"]))
         contents.untidy = True
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 
 from videotune import __version__
 from videotune.files import digest, system_errors, write_whole
+from videotune.types import PLAIN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +32,12 @@ LABEL = "videotune"
 """The one key of our metadata; with a single key the order in the file is settled, and so are its bytes."""
 
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
-"""What reading a damaged file can raise: safetensors and torch each have their own."""
+"""What reading a damaged file can raise: safetensors and torch each have their own; deep JSON is a RuntimeError."""
+
+_FILE = re.compile(rf"({'|'.join(KINDS)})/[A-Za-z0-9_-]{{1,200}}\{SUFFIX}")
+
+_ABOUT = {"clip": str, "window": str, "caption": str, "encoder": str, "variant": int, "length": int, "cut": int}
+"""What ``about`` may say, and its types."""
 
 Name = tuple[str, str]
 """(kind, key)."""
@@ -64,20 +71,57 @@ class Entry:
         """Where it lies, below the cache folder."""
         return f"{self.kind}/{self.shard or self.key}{SUFFIX}"
 
+    @property
+    def of(self) -> str:
+        """What it was made of, in a few words: the caption, or the clip, the window and its variant."""
+        if self.kind == "text":
+            return str(self.about.get("caption", ""))
+        variant = self.about.get("variant", 0)
+        drawn = "" if variant == 0 else " plain" if variant == PLAIN else f" variant {variant}"
+        clip = str(self.about.get("clip", "")).replace("\\", "/").rpartition("/")[2]
+        return f"{clip} {self.about.get('window', '')}{drawn}".strip()
+
     def to_json(self) -> dict[str, Any]:
         """Its line in the manifest; the shard has a line of its own."""
         return {k: v for k, v in vars(self).items() if k != "shard"}
 
 
+def file_name(value: Any) -> str:
+    """A file of entries as a manifest names it: KIND/NAME.safetensors below the cache folder; ValueError for all else.
+
+    A dataset may bring a manifest, and files that it names are deleted.
+    """
+    if not isinstance(value, str) or not _FILE.fullmatch(value):
+        raise ValueError(f"no file of a cache: {value!r:.80}")
+    return value
+
+
+def count_of(value: Any) -> int:
+    """A number of bytes, or of values along an axis; ValueError for all else."""
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"no count: {value!r:.80}")
+    return value
+
+
+def origin_of(value: Any) -> dict[str, str]:
+    """The versions that made an entry, by name; ValueError for all else."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("no origin")
+    return value
+
+
 def entry_of(value: Mapping[str, Any]) -> Entry:
     """The entry that ``to_json`` wrote; KeyError, TypeError, ValueError or AttributeError where it is something else."""
-    tensors = {str(name): (str(dtype), tuple(map(int, shape))) for name, (dtype, shape) in value["tensors"].items()}
-    texts = [value[name] for name in ("kind", "key", "hash", "origin")]
-    if not all(isinstance(text, str) for text in texts) or value["kind"] not in KINDS:
-        raise ValueError("no entry")
-    kind, key, mark, origin = texts
+    tensors = {name: (dtype, tuple(map(count_of, shape))) for name, (dtype, shape) in value["tensors"].items()}
+    kind, key, mark, origin = (value[name] for name in ("kind", "key", "hash", "origin"))
+    dtypes = [dtype for dtype, _ in tensors.values()]
     about = dict(value["about"])
-    return Entry(kind, key, tensors, int(value["bytes"]), mark, about, origin, None, int(value["file_bytes"]))
+    wrong = [name for name, what in about.items() if type(what) is not _ABOUT.get(name)]
+    if wrong or not all(isinstance(text, str) for text in (kind, key, mark, origin, *dtypes)):
+        raise ValueError("no entry")
+    file_name(f"{kind}/{key}{SUFFIX}")
+    size, file_bytes = count_of(value["bytes"]), count_of(value["file_bytes"])
+    return Entry(kind, key, tensors, size, mark, about, origin, None, file_bytes)
 
 
 def describe(kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any], origin: str) -> Entry:
@@ -157,7 +201,7 @@ def read_label(path: Path) -> tuple[list[Entry], dict[str, dict[str, str]]]:
 
     with safe_open(path, framework="np") as file:
         label = json.loads((file.metadata() or {})[LABEL])
-    return [entry_of(value) for value in label["entries"]], dict(label["origins"])
+    return [entry_of(value) for value in label["entries"]], {k: origin_of(v) for k, v in label["origins"].items()}
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
@@ -176,12 +220,35 @@ def pick(entry: Entry, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[prefix + name] for name in entry.tensors}
 
 
+def wrong_with(entry: Entry, own: Mapping[str, Tensor]) -> str:
+    """What is wrong with an entry's tensors as they were read; nothing where they are those that were written.
+
+    Of what somebody else wrote the hash may be right: dtypes and shapes must be those that were promised, numbers finite.
+    """
+    import torch
+
+    if hash_of(own) != entry.hash:
+        return "holds other bytes than were written"
+    if {name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in own.items()} != entry.tensors:
+        return "holds tensors of another kind than it says"
+    if not all(
+        x.sum(dtype=torch.float32).isfinite() for x in own.values()
+    ):  # three times as fast as to ask each number
+        return "holds infinite or undefined numbers"
+    return ""
+
+
 def true_to(entry: Entry, tensors: Mapping[str, Tensor], label: str | None) -> tuple[dict[str, Tensor] | None, str]:
     """The entry's tensors from its file, or None and what is wrong; ``label`` is the hash that the file itself names."""
     try:
         own = pick(entry, tensors)
     except KeyError as error:
         return None, f"lacks {error}"
-    if hash_of(own) != entry.hash or label != entry.hash:
-        return None, "holds other bytes than were written"
-    return own, ""
+    wrong = wrong_with(entry, own) if label == entry.hash else "holds other bytes than were written"
+    return (None, wrong) if wrong else (own, "")
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """On the CPU, contiguous, and sharing memory with no other, as a file needs it."""
+    whole = tensor.detach().cpu().contiguous()
+    return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()

@@ -2,16 +2,15 @@
 
 An entry's name is a hash of what decides its content (clip, times, size, encoder, dtype; not library versions): what changes
 gets another name, so no entry is ever stale. An entry is in a file of its own as soon as it is made, and later moves into
-a shard with others; it counts where its file has the size that was written.
+a shard with others. It counts where its file has the size that was written; its hash is checked when it is first read.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -20,18 +19,13 @@ from videotune.cache import manifest, shards
 from videotune.cache.lock import LOCK, only_writer
 from videotune.cache.manifest import Contents
 from videotune.cache.shards import Entry, Name
+from videotune.data.untrusted import refuse_links
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.types import Take
+from videotune.types import ClipShape
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SCHEMA = 2
-"""Raised when the meaning of an entry changes, so that older entries are made anew."""
-
-DECODE = 1
-"""Raised when ``videotune.data.decode`` makes other pixels of the same file, so that older latents are made anew."""
 
 SHARD_BYTES = 64 * 10**6
 SHARD_ENTRIES = 512
@@ -39,25 +33,6 @@ SHARD_ENTRIES = 512
 
 OPEN_SHARDS = 32
 """Shards kept open for reading."""
-
-
-def latent_key(take: Take, vae: str) -> str:
-    """Names a take's latents: the clip's bytes, the frames shown and how they get their size, and the VAE.
-
-    A random crop at the centre is the centre crop, whatever it is called.
-    """
-    window, shape = take.window, take.window.shape
-    crops = window.resize in ("center", "random")
-    resize: list[Any] = ["crop", *(round(at, 9) for at in take.place)] if crops else [window.resize]
-    times = " ".join(str(round(at * 1e6)) for at in take.times)
-    what = [window.clip_id, times, shape.height, shape.width, resize]
-    return digest({"schema": SCHEMA, "decode": DECODE, "take": what, "vae": vae})
-
-
-@lru_cache(maxsize=1 << 16)
-def text_key(caption: str, encoder: str, tokens: int) -> str:
-    """Names a caption's states: the text, the encoder and how many tokens it may have."""
-    return digest({"schema": SCHEMA, "text": caption, "encoder": encoder, "tokens": tokens})
 
 
 class Store:
@@ -76,7 +51,10 @@ class Store:
         self._open: OrderedDict[str, Any] = OrderedDict()
         self._lock = RLock()
         self._origin: str | None = None
+        self._checked: set[Name] = set()
+        self._damaged: set[Name] = set()
         try:
+            refuse_links(folder)
             self._load()
         except OSError as error:
             raise VideotuneError(f"the cache {folder} cannot be read: {error}. Set cache_dir elsewhere.") from error
@@ -129,7 +107,7 @@ class Store:
     def has(self, kind: str, key: str) -> bool:
         """Whether the entry is there whole."""
         entry = self._contents.entries.get((kind, key))
-        if entry is None:
+        if entry is None or entry.name in self._damaged:
             return False
         if self._is_whole(entry):
             return True
@@ -163,7 +141,7 @@ class Store:
         """
         assert kind in shards.KINDS, kind
         assert "." not in key, key
-        own = {name: _own(tensor) for name, tensor in tensors.items()}
+        own = {name: shards.alone(tensor) for name, tensor in tensors.items()}
         with self._writing():
             origin = self._named_origin()
             entry = shards.describe(kind, key, own, about, origin)
@@ -175,6 +153,8 @@ class Store:
             self._count(old, -1)
             self._count(entry, 1)
             self._forget(entry.name)
+            self._checked.discard(entry.name)
+            self._damaged.discard(entry.name)
 
     def _named_origin(self) -> str:
         """The name of what makes entries now; written down at the first one."""
@@ -354,10 +334,28 @@ class Store:
             return [(entry, None, f"cannot be read ({error})") for entry in entries]
         return [(entry, *shards.true_to(entry, tensors, marks.get(entry.key))) for entry in entries]
 
+    def examine(self, asked: Mapping[Name, ClipShape | None], fits: Callable[[Entry, ClipShape | None], bool]) -> None:
+        """What does not ``fits`` its shape counts as missing, and what is damaged of what stays in memory, read now."""
+        before = len(self._damaged)
+        for name, shape in asked.items():
+            if not self.has(*name):
+                continue
+            entry = self._contents.entries[name]
+            if not fits(entry, shape):
+                self._damaged.add(name)
+            elif self._kept_bytes + entry.bytes <= self._keep:
+                try:
+                    self.get(*name)
+                except VideotuneError:
+                    self._damaged.add(name)
+        if lost := len(self._damaged) - before:
+            self.notes.append(f"{lost} entries of the cache are damaged or not of this model, and are made anew")
+
     def get(self, kind: str, key: str) -> dict[str, Tensor]:
         """Read an entry; its tensors are shared with whoever asks again and must not be written to.
 
-        Raises VideotuneError where it is missing or damaged.
+        At its first read its hash, dtypes and shapes are compared with the manifest's. Raises VideotuneError where it is
+        missing or damaged.
         """
         name = kind, key
         with self._lock:
@@ -383,15 +381,20 @@ class Store:
                 raise KeyError("the manifest does not know it")
             if not self._is_whole(entry):
                 raise OSError("it is gone or cut short")
-            if entry.shard:
-                return self._from_shard(entry)
-            return shards.pick(entry, shards.read_file(self.folder / entry.file))
+            whole = self._from_shard(entry) if entry.shard else shards.read_file(self.folder / entry.file)
+            own = whole if entry.shard else shards.pick(entry, whole)
+            if name not in self._checked:
+                if wrong := shards.wrong_with(entry, own):
+                    raise ValueError(f"it {wrong}")
+                self._checked.add(name)
+            return own
         except shards.UNREADABLE as error:
             # another process may just have packed it, or this one in another thread
             if again and (self._refresh() or self._contents.entries.get(name) is not entry):
                 return self._read(name, again=False)
+            of = f" ({name[0]} of {entry.of[:80]!r})" if entry else ""
             raise VideotuneError(
-                f"cache entry {self.path(*name)} is missing or damaged ({error.args[0] if error.args else error}). "
+                f"cache entry {self.path(*name)}{of} is missing or damaged ({error.args[0] if error.args else error}). "
                 f"Run `videotune cache verify {self.folder}`: it drops what is damaged, and the next run makes it anew."
             ) from error
 
@@ -435,12 +438,6 @@ def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:
             group = []
     if group:
         yield group
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """On the CPU, contiguous, and sharing memory with no other, as a file needs it."""
-    whole = tensor.detach().cpu().contiguous()
-    return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

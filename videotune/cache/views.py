@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from videotune.cache.store import latent_key
+from videotune.cache.keys import latent_key
 from videotune.data.windows import take
 from videotune.randomness import draws
 from videotune.types import PLAIN, Moments, Take, Window

@@ -15,8 +15,8 @@ from typing import Any
 from videotune.config.load import flatten
 
 SAFE = frozenset((
-    "backup_after", "backup_every", "backup_keep", "cache_dir", "dataloader_threads", "deterministic", "early_stopping",
-    "ema.device", "gradient_checkpointing", "layer_offload_fraction", "micro_batch_size", "out_of_memory",
+    "allow_crop", "backup_after", "backup_every", "backup_keep", "cache_dir", "dataloader_threads", "deterministic",
+    "early_stopping", "ema.device", "gradient_checkpointing", "layer_offload_fraction", "micro_batch_size", "out_of_memory",
     "output_model_destination", "output_model_format", "probe.encoder", "probe.prompts", "probe.samples", "probe.steps",
     "probe_budget", "ruler_after", "sample.frames", "sample.guidance",
     "sample.guidance_2", "sample.resolution", "sample.seed", "sample.shift", "sample.steps",
@@ -37,13 +37,13 @@ OVERRIDE = frozenset((
 
 DATA = frozenset((
     "datasets.kind", "datasets.loss_weight", "datasets.path", "datasets.repeats", "datasets.resolution",
-    "datasets.target", "datasets.trigger", "datasets.windows", "missing_caption", "missing_caption_text", "resize",
+    "datasets.target", "datasets.trigger", "datasets.windows", "height", "missing_caption", "missing_caption_text", "resize",
     "resolution", "validation_fraction", "video_config.frame_sample_strategy", "video_config.frames",
     "video_config.keyframe_source", "video_config.max_duration", "video_config.max_frames",
     "video_config.min_frames", "video_config.pad_short", "video_config.spatial_compression_ratio",
     "video_config.stretch", "video_config.strict_frames", "video_config.target_fps",
     "video_config.temporal_augmentation", "video_config.temporal_compression_ratio", "video_config.variants",
-    "video_config.window_stride", "video_config.windows",
+    "video_config.window_stride", "video_config.windows", "width",
 ))  # fmt: skip
 
 FATAL = frozenset((

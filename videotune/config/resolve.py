@@ -76,7 +76,7 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
     if variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in asked:  # a preset's is another adapter's
         preset = merge(preset, {"lora": {"alpha": None}})
     layers = {"family": family_defaults(spec) if spec else {}, "preset": preset, "user": user}
-    layers = {name: _without_none(merge(layer)) for name, layer in layers.items()}
+    layers = {name: _with_resolution(_without_none(merge(layer))) for name, layer in layers.items()}
     layers = {"default": method_defaults(merge(*layers.values()))} | layers
     config = parse(merge(*layers.values()))
     origins = dict.fromkeys(flatten(config.model_dump(mode="json")), "default")
@@ -98,6 +98,25 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
             f"loss_weighting {config.loss_weighting!r} is defined for v-prediction; {spec.title} is flow"
         )
     return Resolved(config, origins)
+
+
+def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
+    """A layer with ``resolution`` in the place of ``width`` and ``height``.
+
+    Raises VideotuneError where one of them is alone, or a resolution is there too.
+    """
+    sides = {name: layer[name] for name in ("height", "width") if name in layer}
+    if not sides:
+        return layer
+    if len(sides) < 2 or "resolution" in layer:
+        others = "resolution" if "resolution" in layer else "height" if "width" in sides else "width"
+        raise VideotuneError(
+            f"{' and '.join(sides)}: {'with' if 'resolution' in layer else 'without'} {others} it is not clear what size is "
+            "meant. Set width and height, or resolution alone."
+        )
+    parse(sides)
+    rest = {name: value for name, value in layer.items() if name not in sides}
+    return rest | {"resolution": f"{sides['height']}x{sides['width']}"}
 
 
 def refuse_what_does_not_apply(config: Config) -> None:

@@ -13,11 +13,13 @@ from videotune.config.words import (
     Checkpointing,
     Decay,
     Dtype,
+    Frames,
     Kind,
     Layout,
     OptimizerName,
     Resolution,
     Share,
+    Side,
     Timesteps,
     WeightDtype,
     word,
@@ -51,10 +53,8 @@ class Dataset(Section):
 class VideoConfig(Section):
     """Which frames of a clip are used."""
 
-    max_frames: int = Field(
-        16, ge=1, le=100_000, description="pixel frames of a window; snapped to the nearest count the model takes"
-    )
-    frames: int | None = Field(None, ge=1, le=100_000, description="the same, and wins over max_frames")
+    max_frames: Frames = Field(16, description="pixel frames of a window; snapped to the nearest count the model takes")
+    frames: Frames | None = Field(None, description="pixel frames of a window, as max_frames, which it wins over")
     strict_frames: bool = Field(False, description="a frame count that the model cannot take is an error, not snapped")
     min_frames: int | None = Field(
         None, ge=1, le=100_000, description="shorter clips are skipped (default: the model's smallest count from 5 up)"
@@ -75,7 +75,7 @@ class VideoConfig(Section):
     )
     stretch: bool = Field(False, description="the whole clip is squeezed into one window; motion plays faster")
     target_fps: float | None = Field(
-        None, gt=0, description="clips are resampled to this rate (default: the model's own)"
+        None, gt=0, le=240, description="clips are resampled to this rate (default: the model's own)"
     )
     max_duration: float = Field(10.0, gt=0, description="at most so many seconds of each clip are used")
     spatial_compression_ratio: int | None = Field(
@@ -303,9 +303,11 @@ class Config(Section):
         False, description="kernels that give the same bits every time; steps may take longer (a CPU gives them anyway)"
     )
     resolution: Resolution | None = Field(
-        None,
-        description="R: about R×R pixels at each clip's aspect; \"HxW\"; or a list of those (default: the family's)",
+        None, description="R: about R×R pixels at each clip's own aspect; \"HxW\"; or a list (default: the family's)"
     )
+    width: Side = Field(None, description="with height: resolution, each side named")
+    height: Side = Field(None, description="with width: resolution, each side named")
+    allow_crop: bool = Field(False, description="train although more than half of every clip is cropped away")
     resize: Literal["center", "random", "pad", "stretch"] = Field(
         "center",
         description="how frames get their size: crop about the centre or anywhere, black borders, or distorted",

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Side = Annotated[int, Field(ge=1, le=16_384)] | None
+Frames = Annotated[int, Field(ge=1, le=10_000)]
 Kind = Literal["train", "validation", "regularization"]
 Layout = Literal["chunks", "head", "slide"]
 Resolution = int | str | list[int | str]

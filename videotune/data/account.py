@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from videotune.types import Clip, Window
+from videotune.types import Clip, VideoRules, Window
 
-from .buckets import kept_share, upscale_factor
+from .buckets import kept_share, suits, upscale_factor
 from .captions import lint, lint_all
 from .facts import Facts
 from .look import Look
@@ -26,8 +26,14 @@ REPEATS_LIMIT = 0.2
 JITTER_LIMIT = 0.1
 """Above this share of uneven frames a clip is said to have a variable rate."""
 
-CROP_LIMIT = 0.65
-"""Below this share of the picture that a crop keeps, a clip is warned about."""
+CROP_LIMIT, CROP_NOTE = 0.5, 0.65
+"""Below this share of the picture that a crop keeps, a clip is warned about, and it is noted."""
+
+UPSCALE_LIMIT = 1.25
+"""Above this a clip that is enlarged is warned about."""
+
+CUT_LIMIT = 0.25
+"""Above this share of its time that no window shows, a clip is warned about."""
 
 STILL_LIMIT = 0.5
 """Above this share of frozen or black frames a clip is warned about."""
@@ -40,9 +46,9 @@ class ClipAccount:
     ``id`` is the hash of its bytes, None where it is skipped. It is ``used`` for training, or ``held_out`` for validation,
     or neither and then ``reason`` (a code) and ``detail`` say why. ``model_frames`` are its frames at the rate of training
     (within max_duration); ``frames`` pixel frames a pass are shown in ``windows`` of ``shape``, ``frames_cut`` and
-    ``seconds_cut`` of the clip no window shows; ``repeats_share`` of the frames repeat the one before; ``speed`` is how
-    fast motion plays (1.0: as filmed); ``views_a_pass`` counts repeats; ``views`` is filled in by whoever knows the number
-    of steps.
+    ``seconds_cut`` of the clip no window shows; ``warnings`` ask for something to be done, ``notes`` do not;
+    ``repeats_share`` of the frames repeat the one before; ``speed`` is how fast motion plays (1.0: as filmed);
+    ``views_a_pass`` counts repeats; ``views`` is filled in by whoever knows the number of steps.
     """
 
     path: str
@@ -70,6 +76,7 @@ class ClipAccount:
     views: float | None = None
     captions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def _source_facts(facts: Facts) -> dict[str, Any]:
@@ -94,6 +101,13 @@ def clip_account(draft: Draft, clip: Clip, windows: Sequence[Window], resize: st
     """The account of a clip that has windows; ``twin`` is the path of another that shows nearly the same."""
     facts, laid = draft.facts, draft.plainly if clip.held_out else draft.laid
     high, wide = draft.size
+    notes: list[str] = []
+    warnings = [
+        *_size_warnings(draft, resize, notes),
+        *_time_warnings(draft, notes),
+        *_picture_warnings(draft, twin, notes),
+        *_hints(draft),
+    ]
     return ClipAccount(
         clip.path,
         clip.id,
@@ -111,69 +125,72 @@ def clip_account(draft: Draft, clip: Clip, windows: Sequence[Window], resize: st
         speed=laid.speed,
         views_a_pass=0 if clip.held_out else len(windows) * clip.repeats,
         captions=clip.captions,
-        warnings=(
-            *_size_warnings(draft, resize),
-            *_time_warnings(draft),
-            *_picture_warnings(draft, twin),
-            *_hints(draft),
-        ),
+        warnings=tuple(warnings),
+        notes=tuple(notes),
         **_source_facts(facts),
     )
 
 
-def _size_warnings(draft: Draft, resize: str) -> list[str]:
-    """Pictures that are enlarged, cropped away or distorted."""
+def _size_warnings(draft: Draft, resize: str, notes: list[str]) -> list[str]:
+    """Pictures that are enlarged, cropped away or distorted; a little of it goes to ``notes``."""
     facts, (high, wide) = draft.facts, draft.size
     factor = upscale_factor(facts.width, facts.height, draft.size, resize)
-    warnings = []
+    warnings: list[str] = []
     if factor > 1.005:
-        warnings.append(f"upscaled {factor:.2g}x: {facts.width}x{facts.height} pixels to {wide}x{high}")
-    kept = kept_share(facts.width, facts.height, draft.size)
-    if resize in ("center", "random") and kept < CROP_LIMIT:
-        warnings.append(f"the crop keeps {kept:.0%} of the picture: {facts.width}x{facts.height} becomes {wide}x{high}")
-    if resize == "pad" and kept < CROP_LIMIT:
-        warnings.append(
-            f"black borders fill {1 - kept:.0%} of the frame: {facts.width}x{facts.height} in {wide}x{high}"
+        (warnings if factor > UPSCALE_LIMIT else notes).append(
+            f"upscaled {factor:.2g}x: {facts.width}x{facts.height} pixels to {wide}x{high}"
         )
+    kept = kept_share(facts.width, facts.height, draft.size)
+    lost = warnings if kept < CROP_LIMIT else notes
+    if resize in ("center", "random") and kept < CROP_NOTE:
+        lost.append(f"the crop keeps {kept:.0%} of the picture: {facts.width}x{facts.height} becomes {wide}x{high}")
+    if resize == "pad" and kept < CROP_NOTE:
+        lost.append(f"black borders fill {1 - kept:.0%} of the frame: {facts.width}x{facts.height} in {wide}x{high}")
     if resize == "stretch" and kept < 0.9:
         warnings.append(f"distorted: {facts.width}x{facts.height} becomes {wide}x{high}")
     return warnings
 
 
-def _time_warnings(draft: Draft) -> list[str]:
-    """Frames that repeat, are left out, or are cut; motion that plays at another speed."""
+def _time_warnings(draft: Draft, notes: list[str]) -> list[str]:
+    """Frames that repeat, are left out, or are cut; motion that plays at another speed; to ``notes`` what is as asked."""
     facts, laid = draft.facts, draft.laid
     warnings = []
     if laid.repeats_share > REPEATS_LIMIT:
         slow = f"{facts.fps:.4g} fps is slower than the {laid.fps:.4g} fps of training"
         why = "the clip is shorter than a window" if laid.windows[0].sampling == "hold" else slow
-        warnings.append(f"{laid.repeats_share:.0%} of its frames repeat the one before: {why}")
+        warnings.append(f"{laid.repeats_share:.0%} of the frames repeat the one before: {why}")
     if facts.fps > 3 * laid.fps and laid.windows[0].frames > 1:  # of pictures nothing plays too fast
         warnings.append(
             f"{facts.fps:.4g} fps is far above the {laid.fps:.4g} fps of training: most frames are left out"
         )
     if abs(laid.speed - 1) > 0.005:
-        warnings.append(f"stretch: motion plays {laid.speed:.2g}x as fast as filmed")
+        notes.append(f"stretch: motion plays {laid.speed:.2g}x as fast as filmed")
     most = draft.found.dataset.windows.max_duration
     beyond = max(0.0, facts.seconds - most)
     if beyond > 0:
-        warnings.append(f"{beyond:.2f} of its {facts.seconds:.2f} s lie beyond max_duration {most:g}")
-    if (laid.seconds_cut - beyond) * laid.fps > 1 + 1e-6:
-        warnings.append(f"{laid.seconds_cut - beyond:.2f} of its {facts.seconds:.2f} s are cut")
+        notes.append(f"{beyond:.2f} of {facts.seconds:.2f} s lie beyond max_duration {most:g}")
+    cut = laid.seconds_cut - beyond
+    if cut > CUT_LIMIT * (facts.seconds - beyond):
+        warnings.append(
+            f"{cut:.2f} of {facts.seconds:.2f} s are in no window; fewer video_config.frames or "
+            "video_config.windows=slide show more of it"
+        )
+    elif cut * laid.fps > 1 + 1e-6:
+        notes.append(f"{cut:.2f} of {facts.seconds:.2f} s are in no window")
     if facts.unusable:
-        warnings.append(f"{facts.unusable} frames before its first keyframe cannot be decoded and are left out")
+        notes.append(f"{facts.unusable} frames before the first keyframe cannot be decoded and are left out")
     return warnings
 
 
-def _picture_warnings(draft: Draft, twin: str | None) -> list[str]:
+def _picture_warnings(draft: Draft, twin: str | None, notes: list[str]) -> list[str]:
     """What a look at the pictures shows: nothing moves, nothing is seen, several scenes, the same as another clip."""
     look, warnings = draft.found.look, []
     if draft.facts.interlaced:
         warnings.append("interlaced: each frame holds two moments, seen as combs on what moves; deinterlace it first")
     if draft.facts.hdr is not None:
-        warnings.append(f"high dynamic range ({draft.facts.hdr}), shown as stored: washed out; make it SDR first")
+        notes.append(f"high dynamic range ({draft.facts.hdr}), tone-mapped to SDR (BT.709)")
     if draft.facts.transparent:
-        warnings.append("its transparency is left out: what is hidden there will be seen")
+        warnings.append("the transparency is left out: what is hidden there will be seen")
     if twin is not None:
         warnings.append(f"shows nearly the same as {twin}")
     if not isinstance(look, Look) or draft.facts.still:
@@ -186,13 +203,13 @@ def _picture_warnings(draft: Draft, twin: str | None) -> list[str]:
     if inside:
         at = ", ".join(f"{cut:.2f}" for cut in inside[:4]) + (", …" if len(inside) > 4 else "")
         cuts = "1 cut" if len(inside) == 1 else f"{len(inside)} cuts"
-        warnings.append(f"{cuts} inside its windows (at {at} s): `videotune dataset split` makes a clip of each scene")
+        warnings.append(f"{cuts} inside the windows (at {at} s): `videotune dataset split` makes a clip of each scene")
     if look.jitter > JITTER_LIMIT:
-        warnings.append(
-            f"its frame rate varies: {look.jitter:.0%} of its frames stay longer or shorter; shown by their times"
+        notes.append(
+            f"variable frame rate: {look.jitter:.0%} of the frames stay longer or shorter; shown by their times"
         )
     if look.damaged_at is not None:
-        warnings.append(f"its pictures are damaged from {look.damaged_at:.2f} s on; no window reaches there")
+        warnings.append(f"the pictures are damaged from {look.damaged_at:.2f} s on; no window reaches there")
     return warnings
 
 
@@ -222,6 +239,30 @@ def dataset_notes(drafts: Sequence[Draft], planned: int) -> list[str]:
     return notes + lint_all({draft.path: draft.written for draft in drafts})
 
 
+def crops_too_much(library: Library, rules: VideoRules, asked: object) -> str | None:
+    """A sentence where the crop takes more than half of every clip: mostly height and width were exchanged."""
+    sizes = {window.clip_id: window for window in (*library.windows, *library.held_out_windows)}
+    rows = [
+        (library.facts[name].width, library.facts[name].height, (window.shape.height, window.shape.width))
+        for name, window in sizes.items()
+        if window.resize in ("center", "random")
+    ]
+    kept = max((kept_share(*row) for row in rows), default=1.0)
+    if len(rows) < len(sizes) or kept >= 0.5:
+        return None
+    high, wide = rows[0][2]
+    turned = min(kept_share(width, height, size[::-1]) for width, height, size in rows) > kept
+    better = (
+        f'width={high} and height={wide} (resolution "{wide}x{high}") keep more of them'
+        if turned and suits((wide, high), rules)
+        else 'resize="pad" keeps all of them'
+    )
+    return (
+        f"resolution: {asked} makes frames {wide} wide and {high} high, and crops away {1 - kept:.0%} or more of every "
+        f"clip; {better}. Set that, or allow_crop=true if it is meant."
+    )
+
+
 def totals(library: Library) -> dict[str, int]:
     """How many files were found, used, held out and skipped; the first is the sum of the others."""
     accounts = library.accounts
@@ -247,7 +288,7 @@ def to_json(library: Library) -> dict[str, Any]:
     return {
         **totals(library),
         "clips": [
-            asdict(account) | {"captions": list(account.captions), "warnings": list(account.warnings)}
+            asdict(account) | {name: list(getattr(account, name)) for name in ("captions", "warnings", "notes")}
             for account in library.accounts
         ],
         "buckets": [{"shape": shape, "windows": shapes[shape]} for shape in ordered],

@@ -108,11 +108,11 @@ def _remembered_hash(archive: Path, home: Path, progress: Progress | None) -> st
     book, about = home / "seen.json", archive.stat()
     try:
         seen = files.read_json(book) if book.exists() else {}
-    except ValueError:  # torn by a crash of the machine: it holds nothing that is not found again
+    except (ValueError, RecursionError):  # torn by a crash: it holds nothing that is not found again
         seen = {}
     stamp = [about.st_size, about.st_mtime_ns]
     row = seen.get(str(archive.absolute())) if isinstance(seen, dict) else None
-    if isinstance(row, list) and len(row) == 3 and row[:2] == stamp:
+    if isinstance(row, list) and len(row) == 3 and row[:2] == stamp and re.fullmatch("[0-9a-f]{32}", str(row[2])):
         return str(row[2])
     if progress is not None:
         progress(0, _megabytes(about.st_size), f"reading {archive.name}")
@@ -158,8 +158,8 @@ def _notes_of(folder: Path) -> list[str] | None:
     try:
         about = files.read_json(folder / _MARK)
         whole = all(os.stat(f"{folder}/{name}").st_size == size for name, size in about["files"].items())
-        return list(about["notes"]) if whole else None
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return list(map(str, about["notes"])) if whole else None
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

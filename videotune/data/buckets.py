@@ -10,6 +10,9 @@ from itertools import product
 from videotune.errors import VideotuneError
 from videotune.types import VideoRules
 
+MOST_SIDE = 16_384
+"""Pixels of a side beyond which no video goes."""
+
 Size = tuple[int, int]
 """Height and width in pixels."""
 
@@ -31,13 +34,13 @@ def parse_resolution(value: int | str | list[int | str]) -> Resolution:
 
 
 def _parse_one(value: int | str) -> int | Size:
-    text = str(value).strip().lower()
-    pair = re.fullmatch(r"(\d+)\s*[x×]\s*(\d+)", text)
-    numbers = [int(n) for n in pair.groups()] if pair else [int(text)] if re.fullmatch(r"\d+", text) else []
-    if isinstance(value, bool) or not numbers or min(numbers) < 1:
+    text = str(value).strip().lower() if isinstance(value, str) or abs(value) <= MOST_SIDE else ""
+    pair = re.fullmatch(r"([0-9]{1,6})\s*[x×]\s*([0-9]{1,6})", text)
+    numbers = [int(n) for n in pair.groups()] if pair else [int(text)] if re.fullmatch("[0-9]{1,6}", text) else []
+    if isinstance(value, bool) or not numbers or not 1 <= min(numbers) <= max(numbers) <= MOST_SIDE:
         raise VideotuneError(
             f"resolution {value!r} is not understood. Give an integer such as 512 (about 512·512 pixels at each clip's "
-            'own aspect ratio), "HEIGHTxWIDTH" such as "480x832", or a list of these.'
+            f'own aspect ratio), "HEIGHTxWIDTH" such as "480x832", or a list of these; a side has at most {MOST_SIDE}.'
         )
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .facts import MOST_PIXELS, ClipProblem, Facts, shown_at
+from .hdr import to_sdr
 from .probe import OPEN_OPTIONS, limit_pixels, video_stream
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def decode(
     covers height × width, cropped at ``place``, fractions of the room that the crop has down and right; "pad" until all
     of it fits, centred on black; "stretch" to the size, its aspect given up. Colours follow the matrix and the range
     that the frame declares; undeclared, BT.709 for HD and BT.601 below, as players do. An alpha channel is left out,
-    the two fields of an interlaced frame stay woven, and HDR (PQ, HLG) keeps its stored values: nothing is tone mapped.
+    the two fields of an interlaced frame stay woven, and HDR (PQ, HLG) is tone-mapped to BT.709.
 
     ``threads`` 0 means as many as serve frames of this size. With a ``reader`` of these facts, windows one after the
     other are decoded in one pass. ClipProblem (decode_error) where a frame cannot be had.
@@ -241,6 +242,7 @@ class _Reshape:
         self.padded = resize == "pad" and any(room)
         self.turns = facts.rotation // 90
         self.mirrored = facts.mirrored
+        self.hdr = facts.hdr
         self.reformatter = VideoReformatter()
         # where nothing is scaled, colour alone is spread to every pixel: linearly, as players do, in half the time
         same = self.size == (facts.height, facts.width)
@@ -258,19 +260,23 @@ class _Reshape:
             hd = frame.height > 576 or frame.width >= 1280
             matrix = Colorspace.ITU709 if hd else Colorspace.ITU601
         # swscale writes planes with vector instructions and packed RGB without: the same values in a third of the time
+        form, dtype = ("gbrp10le", np.uint16) if self.hdr else ("gbrp", np.uint8)
         planes: Any = self.reformatter.reformat(
-            frame, wide, high, "gbrp", src_colorspace=matrix, interpolation=self.how, threads=1
+            frame, wide, high, form, src_colorspace=matrix, interpolation=self.how, threads=1
         ).planes
         first, *others = rows
         (top, left), (down, right) = self.source, self.target
         height, width = min(out.shape[1], self.size[0]), min(out.shape[2], self.size[1])
         if self.padded:
             out[first] = 0
-        shown = out[first, down : down + height, right : right + width]
+        place = out[first, down : down + height, right : right + width]
+        shown = np.empty(place.shape, np.uint16) if self.hdr else place
         for channel, plane in enumerate((planes[2], planes[0], planes[1])):
-            pixels: Any = np.frombuffer(memoryview(plane), np.uint8).reshape(high, plane.line_size)[:, :wide]
+            pixels: Any = np.frombuffer(memoryview(plane), dtype).reshape(high, -1)[:, :wide]
             upright = np.rot90(np.flipud(pixels) if self.mirrored else pixels, self.turns)
             shown[..., channel] = upright[top : top + height, left : left + width]
+        if self.hdr:
+            place[...] = to_sdr(shown, self.hdr)
         for row in others:
             out[row] = out[first]
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
+from videotune.files import digest
 from videotune.types import VideoRules
 
 from .buckets import Resolution, Size, check_resolution, choose_size, parse_resolution
 from .captions import read_caption, with_trigger
 from .facts import ClipProblem, Facts
 from .folders import ClipFile
+from .hdr import VERSION as TONE_MAPPING
 from .index import Known, Progress, identify, recall
 from .laying import LaidClip, lay, plain
 from .layouts import Layout, open_layout
@@ -99,6 +101,12 @@ class Draft:
         """Where the file lies."""
         return str(self.found.file.path)
 
+    @property
+    def id(self) -> str:
+        """Names the clip's pixels: the hash of its bytes, and where they are tone-mapped how."""
+        own = self.found.known.id
+        return own if self.facts.hdr is None else digest([own, "tone-mapped", TONE_MAPPING])
+
 
 @dataclass(frozen=True)
 class Skip:
@@ -180,20 +188,12 @@ def look_at(
             dataset,
             file,
             what,
-            seen if isinstance(seen, ClipProblem) or seen is None else _remembered_look(seen, index_path),
+            seen if isinstance(seen, ClipProblem) or seen is None else Look.from_json(seen),
             cuts if isinstance(cuts, ClipProblem) else tuple(cuts or ()),
         )
         for (dataset, file), what, seen, cuts in zip(files, known, looks, scenes, strict=True)
     ]
     return found, notes
-
-
-def _remembered_look(answer: Any, index_path: Path | None) -> Look:
-    """The look that a worker or the index gives; VideotuneError where the index holds something else."""
-    try:
-        return Look.from_json(answer)
-    except (KeyError, TypeError) as error:
-        raise VideotuneError(f"the index {index_path} is damaged ({error}): delete it, and it is made anew") from error
 
 
 def examine(found: Sequence[Found], rules: VideoRules, settings: LibrarySettings) -> list[Draft | Skip]:
@@ -246,7 +246,7 @@ def _draft(found: Found, first: Mapping[str, Draft], rules: VideoRules, settings
 
 def _of_twin(found: Found, twin: Draft, settings: LibrarySettings) -> str:
     """What is to be said of a file that another one is, byte by byte: also that its own captions are lost."""
-    text = f"has the same bytes as {twin.path}"
+    text = f"has the same bytes as {twin.found.file.path.relative_to(twin.found.dataset.layout.root)}"
     try:
         own = _captions(found.file, settings)
     except ClipProblem:

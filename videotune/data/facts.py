@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
+from .untrusted import of_types
+
 REASONS = (
     "unreadable",
     "empty",
@@ -26,6 +28,10 @@ REASONS = (
 
 MOST_PIXELS = 1 << 27
 """The most that one picture may have: 134 million, four frames of 8K. Damaged headers and bombs promise more."""
+
+
+MOST_FRAMES = 1 << 24
+"""The most that a clip may have: 77 hours at 60 frames a second."""
 
 
 class ClipProblem(Exception):
@@ -51,7 +57,7 @@ class Facts:
     and streams without pts) have none to go by: their frames are matched by counting. ``unusable`` frames stand before
     the first keyframe; nothing can decode them, and no other field counts them. ``still``: an image, one frame at 0 s
     that lasts no time, fps 0. ``interlaced``: its frames are declared to be two fields. ``hdr`` is "PQ" or "HLG" where the
-    first frame declares that transfer, whose stored values are not those of a standard screen. ``transparent``: an image
+    first frame declares that transfer: its frames are tone-mapped when they are decoded. ``transparent``: an image
     with a pixel that is not opaque, a video whose pixels have an alpha channel.
     """
 
@@ -96,7 +102,10 @@ class Facts:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Facts:
-        """The facts that ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else."""
+        """The facts that ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else.
+
+        What a dataset's own index says is read by this too.
+        """
         numerator, denominator = value["time_base"]
         times = value["timestamps"]
         timestamps = (
@@ -104,7 +113,13 @@ class Facts:
         )
         keyframes = tuple(_unpack(value["keyframes"]))
         exact = {"timestamps": timestamps, "keyframes": keyframes, "time_base": (numerator, denominator)}
-        return Facts(**(value | exact))
+        facts = Facts(**(value | exact))
+        of_types(facts)
+        ascend = timestamps[:1] == (0.0,) and all(a < b for a, b in pairwise(timestamps))
+        sized = facts.width > 0 and facts.height > 0 and facts.frame_seconds >= 0 and facts.fps >= 0
+        if not (ascend and sized and min(facts.time_base) > 0 and facts.rotation in (0, 90, 180, 270)):
+            raise ValueError("no clip is like that")
+        return facts
 
 
 def seconds_of(ticks: Sequence[int], time_base: tuple[int, int]) -> tuple[float, ...]:
@@ -123,6 +138,8 @@ def _unpack(text: str) -> list[int]:
     values: list[int] = []
     for word in text.split():
         step, _, repeats = word.partition("x")
+        if len(values) + int(repeats or 1) > MOST_FRAMES:
+            raise ValueError(f"more than {MOST_FRAMES} frames")
         for _ in range(int(repeats or 1)):
             values.append(int(step) + (values[-1] if values else 0))
     return values

@@ -80,7 +80,7 @@ def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile],
         files = {path.removeprefix(f".{os.sep}"): by_link for path, by_link in _walk(str(root), frozenset(), False)}
         beside = _captions_folder(root, root)
         is_apart = beside != root and beside.is_dir()
-        apart = [path for path, _ in _walk(str(beside), frozenset(), False)] if is_apart else []
+        apart = dict(_walk(str(beside), frozenset(), False)) if is_apart else {}
     except OSError as error:
         raise VideotuneError(f"The folder {error.filename} cannot be read: {error.strerror}.") from error
     _check_names(files)
@@ -88,7 +88,9 @@ def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile],
     found = {path for path in files if path.lower().endswith(CLIP_SUFFIXES)}
     if not found and not rows:
         raise VideotuneError(_nothing_found(root, files))
-    clips = _with_captions(root, sorted(found | rows.keys(), key=_posix), files, _texts([*files, *apart]), tables, rows)
+    texts = _texts([*files, *apart])
+    elsewhere = _links_to_no_text({path: (files | apart)[path] for path in texts.values()}, within or root)
+    clips = _with_captions(root, sorted(found | rows.keys(), key=_posix), files, texts, elsewhere, tables, rows)
     return clips, notes + _notes(root, files, clips, rows)
 
 
@@ -101,6 +103,19 @@ def _texts(files: Collection[str]) -> dict[str, str]:
     there = [path for path in files if path.endswith(".txt")]
     others = [path for path in files if path.lower().endswith(".txt") and not path.endswith(".txt")]
     return {path[:-4] + ".txt": path for path in sorted(others)} | dict(zip(there, there, strict=True))
+
+
+def _leads_out(path: str, within: Path) -> str:
+    """Where a link leads, if that is outside of ``within``, else nothing."""
+    real = os.path.realpath(path)
+    return "" if Path(real).is_relative_to(os.path.realpath(within)) else real
+
+
+def _links_to_no_text(texts: Mapping[str, bool], within: Path) -> dict[str, str]:
+    """Captions that are links out of the dataset to what has no caption's name, and where they lead: a dataset may bring
+    them, and their first line would be shown."""
+    led = {path: _leads_out(path, within) for path, by_link in texts.items() if by_link}
+    return {path: real for path, real in led.items() if real and not real.lower().endswith(".txt")}
 
 
 def _walk(folder: str, above: frozenset[str], linked: bool) -> Iterator[tuple[str, bool]]:
@@ -161,6 +176,8 @@ def _read_tables(
         if folder in tables:
             raise VideotuneError(f"{folder} has both {' and '.join(METADATA_NAMES)}. Keep one of them.")
         tables[folder] = table
+        if files[table] and (real := _leads_out(table, within)) and not real.endswith((".csv", ".jsonl")):
+            raise VideotuneError(f"{table} is a link to {real}, outside {root}. Put the file itself there.")
         listed, more = read_metadata(Path(table))
         notes += more
         sub = os.path.relpath(folder, root)
@@ -185,10 +202,9 @@ def _inside(root: Path, files: Mapping[str, bool], within: Path, where: str, sub
     if path == ".." or path.startswith(f"..{os.sep}"):
         raise VideotuneError(f"{where}, which lies outside {root}. A dataset's clips must lie within it.")
     path = _prefix(root) + path
-    if files.get(path, True) and os.path.lexists(path):  # what the walk met without a link lies within for sure
-        real = os.path.realpath(path)
-        if not Path(real).is_relative_to(os.path.realpath(within)):
-            raise VideotuneError(f"{where}, a link to {real}, outside {root}. A dataset's clips must lie within it.")
+    met = files.get(path, True) and os.path.lexists(path)  # what the walk met without a link lies within for sure
+    if met and (real := _leads_out(path, within)):
+        raise VideotuneError(f"{where}, a link to {real}, outside {root}. A dataset's clips must lie within it.")
     return path
 
 
@@ -197,6 +213,7 @@ def _with_captions(
     paths: Sequence[str],
     files: Mapping[str, bool],
     texts: Mapping[str, str],
+    elsewhere: Mapping[str, str],
     tables: Mapping[str, str],
     rows: Mapping[str, _Row],
 ) -> list[ClipFile]:
@@ -214,14 +231,14 @@ def _with_captions(
         expected = captions / text_name
         row = rows.get(path)
         text = texts.get(str(expected)) or texts.get(os.path.join(folder, text_name))
-        caption = Path(text) if text else None
+        caption = Path(text) if text and text not in elsewhere else None
         listed = f"{_short(root, row.table)}:{row.listed.line}" if row else None
         there = row is None or path in files or os.path.isfile(path)
         lacks = ""
         if not there:
             lacks = f"{listed} lists it, and it is not there"
         elif row is None and caption is None:
-            lacks = f"{expected} is not there"
+            lacks = f"{text} is a link to {elsewhere[text]}, no .txt file" if text else f"{expected} is not there"
             lacks = f"{_short(root, table)} does not list it, and {lacks}" if table else lacks
         clips.append(ClipFile(here / name, caption, expected, row.listed.text if row else None, listed, there, lacks))
     return clips
@@ -292,9 +309,8 @@ def _notes(root: Path, files: Mapping[str, bool], clips: Sequence[ClipFile], row
     alone = [_short(root, path) for path in _captions_of_no_clip(root, files, clips)]
     if alone:
         more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
-        notes.append(
-            f"{len(alone)} captions belong to no clip, since none bears their name: {', '.join(alone[:3])}{more}"
-        )
+        files_have = "1 caption file has" if len(alone) == 1 else f"{len(alone)} caption files have"
+        notes.append(f"{files_have} the name of no clip: {', '.join(alone[:3])}{more}")
     packed = [path for path in files if path.lower().endswith(ARCHIVE_SUFFIXES)]
     if packed:
         notes.append(

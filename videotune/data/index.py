@@ -22,11 +22,13 @@ from typing import Any
 
 from videotune import files
 
-from .facts import ClipProblem, Facts
+from .facts import REASONS, ClipProblem, Facts
+from .look import Look
 from .probe import stat_of
+from .untrusted import of_types
 from .workers import Lost, Task, Workers, default_workers
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 """Raised whenever ``probe``, ``look`` or ``scenes`` would say something else of the same file."""
 
 SAVE_EVERY = 60.0
@@ -46,7 +48,15 @@ Progress = Callable[[int, int, str], None]
 
 Row = dict[str, Any]
 
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError)
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What an index can raise that is damaged, or that a dataset brought."""
+
+
+_SOUND: Mapping[str, Callable[[Any], Any]] = {
+    "look": Look.from_json,
+    "scenes": lambda cuts: of_types(Look(0.0, cuts=tuple(cuts))),
+}
+"""What fails on a task's remembered answer where that is no such answer."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +130,13 @@ def recall(
     clips = {_key(item.id, item.facts.path): item.facts for item in known if item.facts is not None}
     answers: dict[str, Any] = {}
     for key, facts in clips.items():
-        if (row := index.contents.get(key, {}).get(task)) is not None and _covers(row, words, facts):
-            answers[key] = ClipProblem(*row["problem"]) if "problem" in row else row["answer"]
+        try:
+            if (row := index.contents.get(key, {}).get(task)) is not None and _covers(row, words, facts):
+                answers[key] = _problem(row) if "problem" in row else row["answer"]
+                if "answer" in row:
+                    _SOUND[task](row["answer"])
+        except _DAMAGE:
+            answers.pop(key, None)  # it is asked again
     missing = [facts for key, facts in clips.items() if key not in answers]
     with _kept(index, index_path) as keep, closing(_ask(task, missing, words, workers)) as fresh:
         for done, (key, facts) in enumerate(clips.items()):
@@ -181,9 +196,17 @@ def _remembered(path: Path, index: _Index, index_path: Path | None) -> tuple[Row
 def _known(path: Path, clip_id: str, content: Row) -> Known:
     """A content as a file has it; KeyError, TypeError or ValueError where it is damaged."""
     if "problem" in content:
-        reason, detail = content["problem"]
-        return Known(clip_id, problem=(reason, detail))
-    return Known(clip_id, Facts.from_json({"path": str(path), **content["facts"]}))
+        problem = _problem(content)
+        return Known(clip_id, problem=(problem.reason, problem.detail))
+    return Known(clip_id, Facts.from_json(content["facts"] | {"path": str(path)}))
+
+
+def _problem(row: Row) -> ClipProblem:
+    """A problem as the index keeps it; ValueError for another."""
+    reason, detail = row["problem"]
+    if reason not in REASONS or not isinstance(detail, str):
+        raise ValueError("no problem that clips have")
+    return ClipProblem(reason, detail)
 
 
 def _examine(unknown: Sequence[tuple[Path, Row]], index: _Index, workers: Workers | None) -> Generator[Any, None, None]:

@@ -27,6 +27,7 @@ from .facts import ClipProblem, Facts
 from .holdout import hold_out
 from .index import Progress
 from .sources import NamedClip, group, near_duplicates
+from .untrusted import refuse_links
 from .windows import planned_frames
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def scan(
     check(sources, settings)
     notes = notes_on_settings(settings.windows, settings.shrink, rules)
     cache = index_path.parent if index_path is not None else None
+    if cache is not None:
+        refuse_links(cache)
     datasets = [open_dataset(source, rules, settings, cache, progress) for source in sources]
     notes += [note for dataset in datasets for note in (*_where_from(dataset), *dataset.layout.notes)]
     found, index_notes = look_at(datasets, settings, index_path, progress, workers)
@@ -124,11 +127,11 @@ def _named(draft: Draft, dataset: str) -> NamedClip:
 
 
 def _twins(named: Sequence[NamedClip]) -> dict[str, str]:
-    """For a clip that shows nearly the same as another: that other's path."""
+    """For a clip that shows nearly the same as another: that other's path in its dataset."""
     twins: dict[str, str] = {}
     for i, j in near_duplicates(named):
-        twins.setdefault(str(named[j].path), str(named[i].path))
-        twins.setdefault(str(named[i].path), str(named[j].path))
+        for one, other in ((named[j], named[i]), (named[i], named[j])):
+            twins.setdefault(str(one.path), str(other.path.relative_to(other.root)))
     return twins
 
 
@@ -163,7 +166,7 @@ def _assemble(
         skipped=tuple((o.path, o.reason, o.detail) for o in outcomes if isinstance(o, Skip)),
         accounts=tuple(accounts),
         notes=tuple(notes),
-        facts={outcome.found.known.id: outcome.facts for outcome in outcomes if isinstance(outcome, Draft)},
+        facts={outcome.id: outcome.facts for outcome in outcomes if isinstance(outcome, Draft)},
         roots=tuple(dataset.layout.root for dataset in datasets),
     )
 
@@ -171,7 +174,7 @@ def _assemble(
 def _clip(draft: Draft, name: str, held_out: bool) -> Clip:
     source = draft.found.dataset.source
     return Clip(
-        id=draft.found.known.id,
+        id=draft.id,
         path=draft.path,
         source=name,
         captions=draft.captions,

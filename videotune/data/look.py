@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from .decode import Reader
 from .facts import ClipProblem, Facts
+from .untrusted import of_types
 
 if TYPE_CHECKING:
     Picture = NDArray[np.float32]
@@ -88,8 +89,12 @@ class Look:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Look:
-        """The look that ``to_json`` wrote; KeyError or TypeError where the value is something else."""
-        return Look(**(value | {"cuts": tuple(value["cuts"]), "signatures": tuple(value["signatures"])}))
+        """The look that ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else."""
+        look = Look(**(value | {"cuts": tuple(value["cuts"]), "signatures": tuple(value["signatures"])}))
+        of_types(look)
+        if any(len(base64.b64decode(text, validate=True)) != GRID * GRID * 3 // 2 for text in look.signatures):
+            raise ValueError("no signature")
+        return look
 
 
 def look(facts: Facts, until: float) -> Look:

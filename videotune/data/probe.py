@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from .facts import MOST_PIXELS, REASONS, ClipProblem, Facts, seconds_of, shown_at
+from .hdr import TRANSFERS
 from .images import IMAGE_SUFFIXES, probe_image
 
 __all__ = [
@@ -42,8 +43,7 @@ _WOVEN = (2, 3, 4, 5)
 """FFmpeg's numbers of the field orders in which a frame is two fields; 1 is progressive."""
 
 
-_HDR = {16: "PQ", 18: "HLG"}
-"""FFmpeg's numbers of the transfers of high dynamic range: smpte2084 and arib-std-b67."""
+_HDR = {number: name for name, number in TRANSFERS.items()}
 
 
 class _Row(NamedTuple):
@@ -140,6 +140,12 @@ def _read(path: str, container: Any) -> Facts:
     rotation, mirrored = _orientation(packets.first_frame)
     frame, context = packets.first_frame, stream.codec_context
     width, height = _shown_size(packets.first_frame, stream.sample_aspect_ratio, rotation)
+    hdr = _HDR.get(int(frame.color_trc)) or _HDR.get(int(context.color_trc))
+    if hdr is None and context.codec_tag.startswith(("dvh", "dva")):
+        raise ClipProblem(
+            "unreadable",
+            "it is Dolby Vision whose colours no other player reads (profile 5): export it as HLG, HDR10 or SDR",
+        )
     return Facts(
         path=path,
         codec=stream.codec_context.name,
@@ -157,7 +163,7 @@ def _read(path: str, container: Any) -> Facts:
         time_base=time_base,
         unusable=placed.unusable,
         interlaced=frame.interlaced_frame or context.field_order in _WOVEN,
-        hdr=_HDR.get(int(frame.color_trc)) or _HDR.get(int(context.color_trc)),
+        hdr=hdr,
         transparent=any(part.is_alpha for part in frame.format.components) or stream.metadata.get("alpha_mode") == "1",
     )
 

@@ -226,8 +226,8 @@ def _note_on_pictures(clips: Sequence[NamedClip], names: Sequence[str], labels: 
         return []
     first, second = joined[0][:2]
     return [
-        f"{sum(map(len, joined))} source videos by name are {len(joined)} by their pictures: a shot is there twice, or "
-        f"begins where another ends (such as {first.path.name} and {second.path.name})"
+        f"{sum(map(len, joined))} file names come from {len(joined)} source videos, as the pictures show: a shot is there "
+        f"twice, or begins where another ends (such as {first.path.name} and {second.path.name})"
     ]
 
 

@@ -93,6 +93,15 @@ def state_words(clip: Mapping[str, Any]) -> str:
     return "held out" if clip["held_out"] else f"skipped: {clip['reason']}"
 
 
+def shape_words(shape: str) -> str:
+    """A shape as a person reads it: FRAMESxHEIGHTxWIDTH, as files have it, becomes "WIDTHxHEIGHT, N frames"."""
+    parts = shape.split("x")
+    if len(parts) != 3:  # of a damaged file
+        return shape
+    frames, height, width = parts
+    return f"{width}x{height}" + (f", {frames} frames" if frames != "1" else "")
+
+
 def short_path(path: str, roots: Sequence[Path]) -> str:
     """A clip's path from its dataset's folder; from that folder's name on where there are several datasets."""
     for root in roots:
@@ -104,8 +113,8 @@ def short_path(path: str, roots: Sequence[Path]) -> str:
 def _buckets(account: Mapping[str, Any]) -> Html:
     if not account["buckets"]:
         return paragraph(text("No clip can be trained on."), css="missing")
-    rows = [[text(bucket["shape"]), text(plain(bucket["windows"]))] for bucket in account["buckets"]]
-    return table(["frames x height x width", "windows"], rows, "cards")
+    rows = [[text(shape_words(bucket["shape"])), text(plain(bucket["windows"]))] for bucket in account["buckets"]]
+    return table(["width x height", "windows"], rows, "cards")
 
 
 def _legend() -> Html:
@@ -128,10 +137,10 @@ def _row(clip: Mapping[str, Any], pictures: Sequence[str], roots: Sequence[Path]
         source = [rate, f"{clip['width']}x{clip['height']}"]
     used = []
     if clip["shape"]:
-        used = [clip["shape"], counted(clip["windows"], "window")]
+        used = [shape_words(clip["shape"]), counted(clip["windows"], "window")]
         used += [f"{counted(clip['views'], 'view')} by the end"] if clip["used"] else []
         used += [f"{clip['seconds_cut']:.2f} s cut"] if clip["seconds_cut"] > 0.005 else []
-    notes = [*([clip["detail"]] if clip["detail"] else []), *clip["warnings"]]
+    notes = [*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip["notes"]]
     name = element("b", text(short_path(clip["path"], roots)), attributes={"title": clip["path"]})
     return [
         join([name, _captions(clip["captions"])]),

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from videotune.report.dataset import shape_words
 from videotune.report.exposure import ClipViews, band, clip_views
 from videotune.report.markup import (
     NOTHING,
@@ -88,7 +89,7 @@ def clip_row(clip: Record, folder: str, media: Media, seen: ClipViews | None) ->
     rate = f"{plain(number(clip.get('source_fps')))} fps" if clip.get("source_fps") else ""
     windows, speed = number(clip.get("windows")), number(clip.get("speed"))
     used_as = f"{counted(windows, 'window')}, {counted(number(clip.get('frames')), 'frame')}" if windows else ""
-    shape = f" of {clip['shape']}" if windows and clip.get("shape") else ""
+    shape = f", each {shape_words(clip['shape'])}" if windows and clip.get("shape") else ""
     cut, repeats = number(clip.get("seconds_cut")), number(clip.get("repeats_share"))
     notes = [clip["detail"]] if clip.get("detail") else []
     notes += [f"plays at {plain(speed)}× its speed"] if speed not in (None, 1) else []
@@ -98,7 +99,7 @@ def clip_row(clip: Record, folder: str, media: Media, seen: ClipViews | None) ->
         f"{cut:.2f}\N{NO-BREAK SPACE}s" if cut else "",
         f"{repeats:.0%}" if repeats else "",
     )
-    told = bullets([text(note) for note in [*notes, *items(clip.get("warnings"))]])
+    told = bullets([text(note) for note in [*notes, *items(clip.get("warnings")), *items(clip.get("notes"))]])
     name = [text(str(clip.get("path", ""))[len(folder) :])]
     if source := media.carried.get(picture_of(clip)):
         name.append(element("img", attributes={"src": source, "alt": "", "loading": "lazy"}))

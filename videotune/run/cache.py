@@ -9,8 +9,9 @@ from videotune.cache import care
 from videotune.cache.encode import wanted
 from videotune.cache.lock import LOCK
 from videotune.cache.store import Store
+from videotune.data.untrusted import refuse_linked_folder
 from videotune.errors import DONE, SKIPPED, VideotuneError
-from videotune.run.console import bar, print_table, say, size
+from videotune.run.console import bar, out, print_table, say, size
 from videotune.run.dealt import fill_together
 from videotune.run.job import CACHE_NAME, Job, open_job, refuse_skips
 from videotune.run.models import open_models
@@ -30,7 +31,7 @@ def cache(words: Words, *, allow_skips: str | None = None) -> int:
         family = open_models(job.spec, job.base, job.config)
         fill_together(job, family, all_prompts(job), crew)
         if crew.first:
-            print(f"{len(job.library.windows) + len(job.library.held_out_windows)} windows are cached in {job.cache}")
+            out(f"{len(job.library.windows) + len(job.library.held_out_windows)} windows are cached in {job.cache}")
         crew.wait()
     return DONE
 
@@ -47,11 +48,11 @@ def cache_at(place: Path) -> Path:
     Raises VideotuneError where there is none.
     """
     if (place / CACHE_NAME).is_dir():
-        return place / CACHE_NAME
+        return refuse_linked_folder(place / CACHE_NAME)
     if place.name == CACHE_NAME or any((place / name).is_file() for name in ("manifest.jsonl", LOCK)):
         return place
     if place.is_file() and (place.parent / CACHE_NAME).is_dir():  # an archive's cache lies beside it
-        return place.parent / CACHE_NAME
+        return refuse_linked_folder(place.parent / CACHE_NAME)
     if not place.is_dir():
         raise VideotuneError(f"{place}: there is no such folder. Name a cache folder, or a dataset that was encoded.")
     raise VideotuneError(
@@ -81,11 +82,11 @@ def verify_cache(place: Path) -> int:
     with bar("verifying") as progress:
         damaged = care.verify(store, progress.update)
     for row in damaged:
-        print(f"{row.file}: {row.kind} of {row.of[:80]!r} {row.why}")
+        out(f"{row.file}: {row.kind} of {row.of[:80]!r} {row.why}")
     if damaged:
-        print(f"{len(damaged)} of {count} entries are damaged and were dropped; the next run makes them anew")
+        out(f"{len(damaged)} of {count} entries are damaged and were dropped; the next run makes them anew")
         return SKIPPED
-    print(f"all {count} entries in {store.folder} are as they were written")
+    out(f"all {count} entries in {store.folder} are as they were written")
     return DONE
 
 
@@ -106,19 +107,19 @@ def prune_cache(words: Words, *, yes: bool = False) -> int:
     pruned = care.prune(store, names, yes=yes)
     _say_notes(store, said)
     for entry in pruned.entries[:20]:
-        print(f"{entry.kind} of {care.what(entry)[:80]!r}: {size(entry.bytes)}")
+        out(f"{entry.kind} of {entry.of[:80]!r}: {size(entry.bytes)}")
     if len(pruned.entries) > 20:
-        print(f"… and {len(pruned.entries) - 20} more")
+        out(f"… and {len(pruned.entries) - 20} more")
     for file in pruned.files[:20]:
-        print(f"{file}: no entry")
+        out(f"{file}: no entry")
     freed = f"{len(pruned.entries)} entries of {size(pruned.entry_bytes)}"
     freed += f" and {len(pruned.files)} other files of {size(pruned.file_bytes)}" if pruned.files else ""
     if yes:
-        print(f"removed {freed}; {pruned.kept} entries stay in {store.folder}")
+        out(f"removed {freed}; {pruned.kept} entries stay in {store.folder}")
     elif pruned.entries or pruned.files:
-        print(f"would remove {freed}; {pruned.kept} entries would stay. --yes does it")
+        out(f"would remove {freed}; {pruned.kept} entries would stay. --yes does it")
     else:
-        print(f"nothing to remove: all {pruned.kept} entries in {store.folder} are needed")
+        out(f"nothing to remove: all {pruned.kept} entries in {store.folder} are needed")
     return DONE
 
 
@@ -148,5 +149,5 @@ def list_cache(place: Path, *, as_json: bool = False) -> int:
     print_table(
         str(store.folder), ["kind", "of", "clip", "holds", "bytes", "encoder", "made", "key"], cells, right=(4,)
     )
-    print(f"{len(rows)} entries, {size(sum(row.bytes for row in rows))}")
+    out(f"{len(rows)} entries, {size(sum(row.bytes for row in rows))}")
     return DONE

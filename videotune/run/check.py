@@ -10,9 +10,9 @@ from typing import Any
 from videotune.data.account import to_json
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.families.find import find
-from videotune.report.dataset import short_path
-from videotune.run.console import bar, print_table, say, width
-from videotune.run.job import Job, open_job, refuse_skips, with_views
+from videotune.report.dataset import shape_words, short_path
+from videotune.run.console import bar, out, print_table, say, width
+from videotune.run.job import Job, crop_blocker, open_job, refuse_skips, with_views
 from videotune.run.settle import Words, layers, settle
 
 DEFAULT_PRESET = "toy"
@@ -43,7 +43,7 @@ def check(
         print(json.dumps(account, indent=2, ensure_ascii=False))
     else:
         rules = f"the rules of {spec.title}, {base.name if base else 'no base model'}"
-        print(f"Checked by {'the toy preset, since none was named: ' if assumed else ''}{rules}.")
+        out(f"Checked by {'the toy preset, since none was named: ' if assumed else ''}{rules}.")
         show(job, account)
     if contact_sheet is not None:
         draw_contact_sheet(job, account, contact_sheet)
@@ -61,6 +61,9 @@ def draw_contact_sheet(job: Job, account: dict[str, Any], folder: Path) -> None:
 
 def verdict(job: Job, account: dict[str, Any], allow_skips: str | None) -> int:
     """The exit code, with what it means."""
+    if (cropped := crop_blocker(job)) is not None:
+        say(f"{cropped} (exit code 2)")
+        return SKIPPED
     if not job.library.skipped:
         return DONE
     if account["blockers"]:
@@ -116,19 +119,19 @@ def show(job: Job, account: dict[str, Any]) -> None:
     if width() < WIDE:  # a column of notes would be a few letters wide
         print_notes({row[0]: row[-1] for row in rows if row[-1]})
     if account["buckets"]:
-        rows = [[bucket["shape"], bucket["windows"]] for bucket in account["buckets"]]
-        print_table("buckets, dearest first", ["frames x height x width", "windows"], rows, right=(1,))
+        rows = [[shape_words(bucket["shape"]), bucket["windows"]] for bucket in account["buckets"]]
+        print_table("buckets, largest first", ["width x height", "windows"], rows, right=(1,))
     whole = sum(clip["source_seconds"] or 0.0 for clip in account["clips"] if clip["reason"] is None)
     cut = sum(clip["seconds_cut"] for clip in account["clips"] if clip["reason"] is None)
     if cut > 0.05:
-        print(f"{cut:.1f} s of the {whole:.1f} s of these clips are in no window")
+        out(f"{cut:.1f} s of the {whole:.1f} s of these clips are in no window")
     buckets = f"{len(job.shapes)} bucket{'s' * (len(job.shapes) != 1)}"
-    print(
+    out(
         f"found {account['found']} = used {account['used']} + held out {account['held_out']}"
         f" + skipped {account['skipped']};  {len(job.library.windows)} windows in {buckets}"
     )
     for note in (*job.notes, *(note for note in account["notes"] if note not in job.notes)):
-        print(f"note: {note}")
+        out(f"note: {note}")
 
 
 def print_notes(notes: dict[str, str]) -> None:
@@ -138,10 +141,10 @@ def print_notes(notes: dict[str, str]) -> None:
         alike.setdefault(note, []).append(clip)
     for note, clips in alike.items():
         if len(clips) >= ALIKE:
-            print(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
+            out(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
         else:
             for clip in clips:
-                print(f"{clip}: {note}")
+                out(f"{clip}: {note}")
 
 
 def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
@@ -155,6 +158,7 @@ def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
     kind = "" if clip["kind"] in (None, "train", "validation") else f" ({clip['kind']})"
     state = "used" + kind if clip["used"] else "held out" if clip["held_out"] else f"skipped: {clip['reason']}"
     used = f"{clip['frames']} ({clip['frames_cut']} cut)" if clip["frames_cut"] else clip["frames"] or None
-    notes = "; ".join([*([clip["detail"]] if clip["detail"] else []), *clip["warnings"]])
-    counts = [clip["model_frames"], clip["shape"], clip["windows"] or None, used, clip["views"]]
+    notes = "; ".join([*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip["notes"]])
+    shape = shape_words(clip["shape"]) if clip["shape"] else ""
+    counts = [clip["model_frames"], shape, clip["windows"] or None, used, clip["views"]]
     return [short_path(clip["path"], job.library.roots), state, source, pixels, *counts, notes]

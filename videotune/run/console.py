@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from videotune.errors import printable
+
 if TYPE_CHECKING:
     from videotune.monitor.journal import Journal
 
@@ -26,7 +28,12 @@ def say(text: str) -> None:
     """A sentence on standard error, so that standard output holds results alone."""
     if quiet():
         return
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def out(text: str) -> None:
+    """A sentence of the result, on standard output."""
+    print(printable(text))
 
 
 def warn(journal: Journal, step: int, text: str) -> None:
@@ -59,7 +66,7 @@ def width() -> int:
 def _escape(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(printable(text))
 
 
 class Bar:

@@ -28,12 +28,12 @@ def split_dataset(source: Path, out: Path, *, min_seconds: float, threshold: flo
     dropped = sum(part.path is None for result in results for part in result.scenes)
     images = sum(result.image for result in results)
     broken = sum(result.problem is not None for result in results)
-    print(f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {out}")
+    out(f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {out}")
     if dropped:
         are = "is" if dropped == 1 else "are"
-        print(f"{counted(dropped, 'scene')} {are} shorter than {min_seconds:g} s and left out (--min-seconds)")
+        out(f"{counted(dropped, 'scene')} {are} shorter than {min_seconds:g} s and left out (--min-seconds)")
     if images:
-        print(f"{images} {'image was' if images == 1 else 'images were'} not split or copied")
+        out(f"{images} {'image was' if images == 1 else 'images were'} not split or copied")
     if not broken:
         return DONE
     say(f"{broken} files could not be split (exit code 2); the table says why")

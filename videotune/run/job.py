@@ -18,7 +18,9 @@ from typing import Any
 from videotune.cache.schedule import Schedule, steps_a_pass, views
 from videotune.config.resolve import Resolved, total_steps
 from videotune.config.schema import Config, Dataset
+from videotune.data.account import crops_too_much
 from videotune.data.library import Library, LibrarySettings, Source, buckets, scan
+from videotune.data.untrusted import refuse_linked_folder
 from videotune.data.windows import WindowSettings
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest
@@ -146,7 +148,12 @@ def open_job(
     library, told = holding_the_token(library, config)
     shaped = buckets(library)
     schedule, notes = make_schedule(config, shaped, library, processes)
-    notes += [*unused_keys(resolved, library, spec.image_noise), *unused_rates(resolved), *told]
+    notes += [
+        *sizes_as_read(resolved),
+        *unused_keys(resolved, library, spec.image_noise),
+        *unused_rates(resolved),
+        *told,
+    ]
     named = resolved.origins.get("micro_batch_size") != "plan"
     if named and config.micro_batch_size is not None and config.micro_batch_size > config.batch_size:
         notes.append(f"micro_batch_size {config.micro_batch_size} is unused: batch_size is {config.batch_size}")
@@ -169,6 +176,13 @@ def open_job(
         notes=(*library.notes, *notes),
         processes=processes,
     )
+
+
+def sizes_as_read(resolved: Resolved) -> list[str]:
+    """How the person's resolution "HxW" was understood, since most programs name the width first."""
+    asked = resolved.config.resolution if resolved.origins.get("resolution") == "user" else None
+    pairs = [str(one).split("x") for one in (asked if isinstance(asked, list) else [asked]) if "x" in str(one)]
+    return [f"resolution {high}x{wide} is read as {high} high, {wide} wide" for high, wide in pairs]
 
 
 def notes_on_views(
@@ -195,10 +209,8 @@ def cache_folder(config: Config) -> Path:
     if config.cache_dir is not None:
         return Path(config.cache_dir).expanduser()
     first = Path(config.datasets[0].path).expanduser()
-    if first.is_dir():
-        return first / CACHE_NAME
-    if first.is_file():
-        return first.parent / CACHE_NAME
+    if first.exists():
+        return refuse_linked_folder((first if first.is_dir() else first.parent) / CACHE_NAME)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "videotune" / re.sub(r"[^A-Za-z0-9._-]+", "--", config.datasets[0].path)
 
@@ -315,11 +327,19 @@ def make_schedule(
     return Schedule(config.seed, sizes or (1,), batches or (config.batch_size * processes,), config.shuffle), notes
 
 
+def crop_blocker(job: Job) -> str | None:
+    """What is to be said where most of every clip is cropped away and the config does not allow it by name."""
+    asked = job.config.resolution or job.spec.default_resolution
+    return None if job.config.allow_crop else crops_too_much(job.library, job.spec.rules, asked)
+
+
 def refuse_skips(job: Job, allow: str | None) -> None:
     """Stop where clips are skipped and the person has not allowed so many by name ("all", or a number).
 
-    Raises DoesNotFit that lists them.
+    Raises DoesNotFit that lists them, also where most of every clip is cropped away.
     """
+    if (cropped := crop_blocker(job)) is not None:
+        raise DoesNotFit(cropped)
     skipped = job.library.skipped
     if allow not in (None, "all") and not allow.isdigit():
         raise VideotuneError(f"--allow-skips takes a number or all, not {allow!r}")

@@ -12,7 +12,7 @@ import torch
 
 from videotune.adapters.lora import LoraSettings
 from videotune.cache.batches import Source, assemble
-from videotune.cache.encode import FillReport, Todo, cut_captions, encode_take, fill, missing
+from videotune.cache.encode import FillReport, Todo, cut_captions, encode_take, fill, fits_of, missing
 from videotune.cache.experts import Rota
 from videotune.cache.store import Store
 from videotune.config.schema import Config
@@ -145,7 +145,8 @@ def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()
 def lacks(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> Todo:
     """What the cache does not have of what a run reads: every caption, the empty one, ``extra`` prompts, every take."""
     prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
-    return missing(store, prints, tokens, captions_of(job, extra), takes_of(job), seed, job.spec.image_noise)
+    fits = fits_of(family, {window.shape for window in (*job.library.windows, *job.library.held_out_windows)})
+    return missing(store, prints, tokens, captions_of(job, extra), takes_of(job), seed, job.spec.image_noise, fits)
 
 
 def fill_once(job: Job, family: Family, store: Store, extra: Sequence[str] = (), own: Todo | None = None) -> None:

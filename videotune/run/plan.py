@@ -14,6 +14,7 @@ from videotune.data.account import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.families.find import find
 from videotune.monitor.exposure import TARGETS, steps_for
+from videotune.report.dataset import shape_words
 from videotune.run.beside import beside, in_words
 from videotune.run.console import bar, print_table, size
 from videotune.run.experts import trained
@@ -208,9 +209,11 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     print(
         f"clips: found {clips['found']} = used {clips['used']} + held out {clips['held_out']} + skipped {clips['skipped']}"
     )
-    rows = [[b["shape"], b["windows"], f"{b['share']:.0%}", b["batch"], b["tokens"]] for b in facts["buckets"]]
-    columns = ["frames x height x width", "windows", "share of steps", "samples a step", "tokens"]
-    print_table("buckets, dearest first", columns, rows, right=(1, 2, 3, 4))
+    rows = [
+        [shape_words(b["shape"]), b["windows"], f"{b['share']:.0%}", b["batch"], b["tokens"]] for b in facts["buckets"]
+    ]
+    columns = ["width x height", "windows", "share of steps", "samples a step", "tokens"]
+    print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
     window, clip = views["per_window"], views["per_clip"]
     print(
         f"views a window: {window['min']} to {window['max']} ({window['band']}); a clip: {clip['min']} to {clip['max']}"

@@ -14,7 +14,7 @@ from videotune.data.windows import take
 from videotune.data.workers import Workers, default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
-from videotune.report.dataset import dataset_page, short_path, state_words
+from videotune.report.dataset import dataset_page, shape_words, short_path, state_words
 from videotune.report.markup import counted
 from videotune.run.console import bar
 from videotune.run.job import Job
@@ -130,7 +130,7 @@ def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
     rate = "image" if row["source_fps"] is None else f"{row['source_fps']:.4g} fps"
     words = [
         short_path(row["path"], roots),
-        f"{state_words(row)}, {row['shape']}, {counted(row['windows'], 'window')}",
+        f"{state_words(row)}, {shape_words(row['shape'])}, {counted(row['windows'], 'window')}",
         f"source {row['width']}x{row['height']}, {rate}",
     ]
     caption = next(iter(row["captions"]), "").partition("\n")[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from videotune.report.dataset import shape_words
 from videotune.report.markup import (
     NOTHING,
     Html,
@@ -180,12 +181,12 @@ def _sums(account: Mapping[str, Any]) -> Html:
 
 
 def _more(project: Project, account: Mapping[str, Any]) -> Html:
-    rows = [[text(bucket["shape"]), text(plain(bucket["windows"]))] for bucket in account["buckets"]]
+    rows = [[text(shape_words(bucket["shape"])), text(plain(bucket["windows"]))] for bucket in account["buckets"]]
     sizes = (
         details(
             "Sizes that will be trained",
             paragraph(text("Clips are cut into windows of so many frames and sorted by size."), css="soft"),
-            table(["frames x height x width", "windows"], rows),
+            table(["width x height", "windows"], rows),
         )
         if rows
         else NOTHING

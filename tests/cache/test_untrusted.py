@@ -1,0 +1,246 @@
+"""A dataset may bring a cache that was made to do harm: nothing outside of it changes, nothing odd is trained on."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from clips import noise, write_clip
+
+from videotune.cache import manifest, shards
+from videotune.cache.care import listing, prune, verify
+from videotune.cache.encode import cut_captions, fits_of
+from videotune.cache.store import Store
+from videotune.data.index import identify, recall
+from videotune.data.untrusted import refuse_linked_folder
+from videotune.data.workers import Workers
+from videotune.errors import VideotuneError
+from videotune.families.find import find, names
+from videotune.types import ClipShape
+
+
+def value(i: int) -> dict[str, torch.Tensor]:
+    return {"mean": torch.randn(8, 4, generator=torch.Generator().manual_seed(i))}
+
+
+def filled(folder: Path, packed: int = 4) -> Store:
+    """Latents k0 … k5, the first ``packed`` of them in a shard."""
+    store = Store(folder)
+    with store.filling():
+        for i in range(6):
+            store.put("latents", f"k{i}", value(i), {"clip": f"/clips/{i}.mp4", "window": f"w{i}", "variant": 0})
+            if i + 1 == packed:
+                store.pack("latents")
+    return store
+
+
+def silent(*told: object) -> None:
+    """Progress that nobody watches."""
+
+
+def everything_done_to(folder: Path) -> None:
+    """All that opens, reads, cleans and deletes; a sentence is as good as an end."""
+    for do in (
+        lambda: listing(Store(folder)),
+        lambda: cut_captions(Store(folder), "e", 1, []),
+        lambda: verify(Store(folder), silent),
+        lambda: prune(Store(folder), set(), yes=True),
+    ):
+        try:
+            do()
+        except VideotuneError:
+            continue
+
+
+def add(folder: Path, line: Any) -> None:
+    with (folder / "manifest.jsonl").open("a") as file:
+        file.write((line if isinstance(line, str) else json.dumps(line)) + "\n")
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "victim" / "thesis.safetensors"
+    path.parent.mkdir()
+    path.write_text("precious")
+    return path
+
+
+def test_no_path_of_a_manifest_leads_out_of_the_cache(tmp_path: Path, victim: Path) -> None:
+    folder = tmp_path / "data" / ".videotune-cache"
+    names = [
+        str(victim),
+        "../../victim/thesis.safetensors",
+        "latents/../../../victim/thesis.safetensors",
+        "latents/../../../victim/thesis",
+        "latents\\..\\..\\victim\\thesis.safetensors",
+        f"latents/{victim}",
+        "latents/x\0.safetensors",
+        "manifest.jsonl",
+        "",
+    ]
+    filled(folder)
+    row = json.loads((folder / "manifest.jsonl").read_text().splitlines()[1])["entry"]
+    for name in names:
+        add(folder, {"gone": name})
+        add(folder, {"shard": name, "bytes": 8, "keys": ["k0", "k1"]})
+        key = name.removesuffix(".safetensors").removeprefix("latents/")
+        add(folder, {"entry": row | {"key": key, "file_bytes": 3}})
+        add(folder, {"entry": row | {"kind": name}})
+    everything_done_to(folder)
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("odd", [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}, "9" * 5000], ids=repr)
+def test_odd_types_anywhere_in_a_manifest_are_damage_and_no_crash(tmp_path: Path, odd: Any) -> None:
+    filled(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
+    for line in lines:
+        for field in line:
+            add(tmp_path, line | {field: odd})
+            if isinstance(line[field], dict):
+                for inner in line[field]:
+                    add(tmp_path, {field: line[field] | {inner: odd}})
+    for name in ("clip", "variant", "length"):
+        entry = dict(lines[1]["entry"])
+        add(tmp_path, {"entry": entry | {"about": entry["about"] | {name: odd}}})
+    add(tmp_path, "[" * 100_000)
+    everything_done_to(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "link", ["lock", "manifest.jsonl", "index.json", "latents", "text", "archives", "latents/.part-1-k9.safetensors"]
+)
+def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, victim: Path, link: str) -> None:
+    folder = tmp_path / "cache"
+    filled(folder)
+    (folder / "lock").unlink()
+    place = folder / link
+    if place.is_dir():
+        os.rename(place, tmp_path / "elsewhere")
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        place.unlink(missing_ok=True)
+        place.symlink_to(victim)
+    if link == "text" or link == "archives":
+        place.unlink()
+        place.symlink_to(victim.parent)
+    with pytest.raises(VideotuneError):
+        Store(folder)
+    assert victim.read_text() == "precious"
+
+
+def test_a_datasets_cache_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path / "mine")
+    (tmp_path / ".videotune-cache").symlink_to(tmp_path / "mine")
+    with pytest.raises(VideotuneError):
+        refuse_linked_folder(tmp_path / ".videotune-cache")
+    assert len(Store(tmp_path / "mine").entries()) == 6
+
+
+@pytest.mark.parametrize("key", ["k1", "k5"], ids=["in a shard", "alone"])
+@pytest.mark.parametrize("damage", ["a bit", "zeros", "another's"])
+def test_a_damaged_entry_is_not_read_and_its_clip_is_named(tmp_path: Path, key: str, damage: str) -> None:
+    path = filled(tmp_path).path("latents", key)
+    own, other = (value(i)["mean"].numpy().tobytes() for i in (int(key[1]), 0 if key == "k1" else 4))
+    data = path.read_bytes()
+    if damage == "another's" and key == "k5":
+        path.write_bytes(data.replace(own, other))
+    elif damage == "another's":
+        path.write_bytes(data.replace(own, b"\0" * 128).replace(other, own).replace(b"\0" * 128, other))
+    else:
+        path.write_bytes(data.replace(own, bytes(128) if damage == "zeros" else bytes([own[0] ^ 1]) + own[1:]))
+    assert len(path.read_bytes()) == len(data)
+    with pytest.raises(VideotuneError, match=rf"{key[1]}\.mp4.*videotune cache verify"):
+        Store(tmp_path).get("latents", key)
+    healing = Store(tmp_path, keep_bytes=1 << 20)
+    healing.examine({("latents", f"k{i}"): None for i in range(6)}, lambda entry, shape: True)
+    bad = [i for i in range(6) if not healing.has("latents", f"k{i}")]
+    assert bad == ([0, 1] if (key, damage) == ("k1", "another's") else [int(key[1])])
+    for i in bad:
+        healing.put("latents", f"k{i}", value(i), {})
+    for store in (healing, Store(tmp_path)):
+        assert all(torch.equal(store.get("latents", f"k{i}")["mean"], value(i)["mean"]) for i in range(6))
+
+
+def test_an_entry_with_a_true_hash_is_refused_for_what_it_holds(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    store.put("latents", "nan", {"mean": torch.tensor([float("nan")])}, {})
+    with pytest.raises(VideotuneError):
+        Store(tmp_path).get("latents", "nan")
+    entry = Store(tmp_path).contents().entries["latents", "k5"]
+    lied = replace(entry, tensors={"mean": ("float32", (4, 8))})
+    manifest.append(tmp_path, manifest.entry_line(lied))
+    with pytest.raises(VideotuneError):
+        Store(tmp_path).get("latents", "k5")
+    assert {row.key for row in verify(Store(tmp_path), silent)} == {"nan", "k5"}
+
+
+@pytest.mark.parametrize(("name", "variant"), [(name, variant) for name in names() for variant in find(name).VARIANTS])
+def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
+    name: str, variant: str, tiny_family: Callable[..., Any]
+) -> None:
+    family = tiny_family(name, torch.bfloat16, variant)
+    rules = family.spec.rules
+    side, frames = rules.side_multiple, rules.frame_step + rules.frame_rest if rules.most_frames != 1 else 1
+    high, wide = rules.size or (side, 2 * side)
+    shape = ClipShape(frames, high, wide, rules.fps)
+    fits = fits_of(family, [shape])
+    from videotune.cache.views import tensors_of
+
+    video = tensors_of(family.encode_video(torch.zeros(3, frames, high, wide)))
+    text = family.encode_text(["a red circle"])[0]
+    latents, states = (shards.describe(kind, "k", own, {}, "o") for kind, own in (("latents", video), ("text", text)))
+    assert fits(latents, shape)
+    assert fits(states, None)
+    assert not fits(states, shape)
+    assert not fits(latents, None)
+    for kind, (dtype, size) in {"huge": ("float32", (4096, 1, 1, 1)), "dtype": ("int8", (1,))}.items():
+        odd = {"mean": (dtype, size), "text": (dtype, size)}
+        assert not fits(replace(latents, tensors=dict(latents.tensors) | odd), shape), kind
+        assert not fits(replace(states, tensors=dict(states.tensors) | odd), None), kind
+
+
+@pytest.fixture(scope="module")
+def workers() -> Any:
+    with Workers(1) as pool:
+        yield pool
+
+
+ODD = [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}, "9" * 4000, "0 1x9999999999", "1" * 400]
+
+
+def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path: Path, workers: Workers) -> None:
+    clip = write_clip(tmp_path / "a.mp4", noise(5, 32, 48))
+    index = tmp_path / ".videotune-cache" / "index.json"
+    good, _ = identify([clip], [tmp_path], index, None, workers)
+    look = recall("look", good, {"until": 10.0}, index, None, workers)
+    recall("scenes", good, {"until": 10.0}, index, None, workers)
+    text = index.read_text()
+
+    def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        return [path, *(place for name, one in inner for place in places(one, (*path, name)))]
+
+    for place in places(json.loads(text)["contents"])[1:]:
+        for odd in ODD:
+            value = json.loads(text)
+            node = value["contents"]
+            for name in place[:-1]:
+                node = node[name]
+            if node[place[-1]] == odd and type(node[place[-1]]) is type(odd):
+                continue
+            node[place[-1]] = odd
+            index.write_text(json.dumps(value))
+            known, _ = identify([clip], [tmp_path], index, None, workers)
+            assert known[0].facts is None or known[0].facts.path == str(clip)
+            recall("look", known, {"until": 10.0}, index, None, workers)
+            recall("scenes", known, {"until": 10.0}, index, None, workers)
+    value = json.loads(text)
+    next(iter(value["contents"].values()))["facts"]["path"] = "/etc/hostname"
+    index.write_text(json.dumps(value))
+    assert identify([clip], [tmp_path], index, None, workers)[0] == good
+    assert recall("look", good, {"until": 10.0}, index, None, workers) == look
