@@ -149,6 +149,14 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+def hash_path(path: Path) -> str:
+    """32 hex digits that name a file's bytes, or the names and bytes of all files in a folder."""
+    if path.is_file():
+        return hash_file(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return digest({file.relative_to(path).as_posix(): hash_file(file) for file in files})
+
+
 def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
     """A run's last heartbeat with ``alive``, ``heard`` (its time) and ``age`` added; None where there never was one.
 

@@ -8,7 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -157,23 +157,43 @@ ONE_PRESS = 2.0
 """A terminal and a launcher both signal a process of several: what comes within so many seconds is one asking."""
 
 
+HANGUP = getattr(signal, "SIGHUP", None)
+"""What a closed terminal sends; Windows has none."""
+
+
+def hangup_is_termination() -> None:
+    """From now on a closed terminal does what SIGTERM does, unless the process was started to ignore it (nohup)."""
+    if HANGUP is not None and signal.getsignal(HANGUP) == signal.SIG_DFL:
+        signal.signal(HANGUP, signal.getsignal(signal.SIGTERM))
+
+
 @contextmanager
 def signals(several: bool = False) -> Iterator[Signals]:
-    """SIGINT and SIGTERM ask the run to finish its step and save; a second one ends the process at once."""
+    """SIGINT, SIGTERM and SIGHUP ask the run to finish its step and save; a second one ends the process at once.
+
+    But not a SIGHUP, which a closed terminal may send twice; one that the process was started to ignore stays ignored.
+    """
     asked = Signals(several=several)
+
+    def tell(text: str) -> None:  # at once: a print in a signal handler may meet another in the middle
+        with suppress(OSError):
+            os.write(2, f"\n{text}\n".encode())
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if asked.stop:
-            if asked.several and time.monotonic() - asked.at < ONE_PRESS:
+            if number == HANGUP or (asked.several and time.monotonic() - asked.at < ONE_PRESS):
                 return
-            os.write(2, b"\nvideotune: stopped at once; the last checkpoint is whole\n")
+            tell("videotune: stopped at once; the last checkpoint is whole")
             os._exit(INTERRUPTED)  # nothing more is waited for, not even threads
         asked.stop, asked.at = True, time.monotonic()
-        os.write(2, b"\nstopping after this step and saving; once more to stop at once\n")
+        tell("stopping after this step and saving; once more to stop at once")
         if asked._breaking:
             raise Interrupted
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
+        numbers.append(HANGUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield asked
     finally:

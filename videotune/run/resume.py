@@ -28,8 +28,17 @@ from videotune.run.plan import make_plan
 from videotune.run.settle import Words, layers, settle
 from videotune.run.trainer import Trainer
 from videotune.train.optimizers import load_optimizer_state
-from videotune.train.pieces import verify
-from videotune.train.state import Checkpoint, complete_checkpoints, incomplete_checkpoints, listed, pick, sweep, why_not
+from videotune.train.state import (
+    MARKER,
+    Checkpoint,
+    complete_checkpoints,
+    folder_of,
+    incomplete_checkpoints,
+    listed,
+    pick,
+    sweep,
+    why_not,
+)
 
 
 @dataclass(frozen=True)
@@ -175,12 +184,13 @@ def checkpoint_of(run: Path, step: int | None) -> Checkpoint | None:
     """
     if step is not None:
         return None if step == 0 else pick(run, step)
-    found = complete_checkpoints(run)
+    found, damaged = complete_checkpoints(run), incomplete_checkpoints(run)
     saved = [line["step"] for line in read_journal(run) if line["kind"] == "save"]
+    saved += [number for number in damaged if (folder_of(run, number) / MARKER).is_file()]
     last = found[-1].step if found else 0
     if saved and max(saved) > last:
-        wrong = incomplete_checkpoints(run).get(max(saved), "its folder is missing")
-        other = f"Go on from one of them: --from {last}" if found else "Go back to the beginning: --from 0"
+        wrong = damaged.get(max(saved), "its folder is missing")
+        other = f"Continue from one of them: --from {last}" if found else "Go back to the beginning: --from 0"
         raise VideotuneError(
             f"the newest checkpoint of {run}, step {max(saved)}, is not whole: {wrong}; {listed(run)}. {other}"
         )
@@ -268,10 +278,10 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """
     config, where = trainer.job.config, str(checkpoint.folder)
     rows, crew = trainer.rows, trainer.crew
-    verify(checkpoint.folder, crew.rank, crew.size)
-    weights, moments = checkpoint.load("weights", rows), checkpoint.load("optimizer", rows)
+    share = (crew.rank, crew.size)
+    weights, moments = checkpoint.load("weights", rows, share), checkpoint.load("optimizer", rows, share)
     without = checkpoint.state()
-    averages = checkpoint.load("ema", rows) if checkpoint.has_ema else weights
+    averages = checkpoint.load("ema", rows, share) if checkpoint.has_ema else weights
     try:
         for name, learner in trainer.bench.learners.items():
             begin = trainer.prefix(name)

@@ -14,10 +14,10 @@ from videotune.export.lora import Exported
 from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.monitor.journal import read_journal
 from videotune.run.beside import due
-from videotune.run.console import bar, clock, say, size
+from videotune.run.console import bar, clock, guard_stderr, say, size
 from videotune.run.export import exactly, export_run
 from videotune.run.fitting import peak
-from videotune.run.folder import look, only_process, signals
+from videotune.run.folder import hangup_is_termination, look, only_process, signals
 from videotune.run.job import refuse_skips
 from videotune.run.keeping import (
     backup_due,
@@ -61,6 +61,8 @@ def train(
     ``begun``: the ``time.perf_counter()`` at which the program began, where its time counts as the run's.
     """
     begun = time.perf_counter() if begun is None else begun
+    guard_stderr()
+    hangup_is_termination()
     try:
         return train_once(words, run, resume=resume, allow_skips=allow_skips, begun=begun)
     except NoRoom as error:
