@@ -6,8 +6,9 @@ import json
 import os
 import platform
 import signal
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -33,12 +34,72 @@ def versions() -> dict[str, str]:
     return {"videotune": __version__, "python": platform.python_version(), **found}
 
 
+OWN = (
+    *(
+        "config.json",
+        "check.json",
+        "plan.json",
+        "journal.jsonl",
+        "exports.json",
+        "ruler.json",
+        "probe.json",
+        "demo.json",
+    ),
+    "report.html",
+    *("checkpoints", "samples", "export", "probe", "pictures", "compare", "before", "branches", "tensorboard"),
+)
+"""What a run writes into its folder, but for its lock and its heartbeat."""
+
+LONGEST_NAME = 180
+"""Bytes that the folder's name may have: exports bear it, with a step and a format; a file's name may have 255."""
+
+
 def refuse_run(run: Path) -> None:
-    """Raise VideotuneError where a run lies there already, or a file is in the way."""
+    """Raise VideotuneError where a run lies there already, files are in the way, or the folder cannot be made."""
+    name = len(os.fsencode(run.absolute().name))
+    if name > LONGEST_NAME:
+        raise VideotuneError(
+            f"--out: the name of {run} has {name} bytes, and exports are named after it: at most {LONGEST_NAME}"
+        )
+    try:
+        _refuse_taken(run)
+        made = [folder for folder in (run, *run.absolute().parents) if not folder.exists()]
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=run).close()
+        finally:
+            for folder in made:  # nothing is left of a run that is refused for another reason
+                with suppress(OSError):
+                    folder.rmdir()
+    except OSError as error:
+        raise VideotuneError(f"--out: {run} cannot be written: {error.strerror}. Give another folder") from error
+
+
+def _refuse_taken(run: Path) -> None:
     if (run / "config.json").exists():
         raise VideotuneError(f"{run} holds a run already: continue it with --resume, or give another --out")
     if run.exists() and not run.is_dir():
         raise VideotuneError(f"{run} is a file: --out takes a folder for the run")
+    there = [name for name in OWN if (run / name).is_file() or ((run / name).is_dir() and any((run / name).iterdir()))]
+    if there:
+        raise VideotuneError(
+            f"{run} holds {', '.join(there)}, which a run would write over: move them away, or give another --out"
+        )
+
+
+def refuse_out_in_data(run: Path, datasets: Iterable[str]) -> None:
+    """Raise VideotuneError where the run's folder is a dataset, lies in one, or one lies in it.
+
+    The run's previews would be clips of the dataset then.
+    """
+    out = run.resolve()
+    for dataset in datasets:
+        data = Path(dataset).expanduser().resolve()
+        if data.exists() and (out == data or data in out.parents or out in data.parents):
+            how = "is" if out == data else "lies in" if data in out.parents else "holds"
+            raise VideotuneError(
+                f"--out {run} {how} the dataset {dataset}, so that previews would be taken as clips: give another --out"
+            )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from videotune.run.bench import put_weights
 from videotune.run.console import bar, say
 from videotune.run.experts import of_expert
 from videotune.run.fitting import OPEN, reopened, settled
-from videotune.run.folder import read_run_config, refuse_run, write_config
+from videotune.run.folder import read_run_config, refuse_out_in_data, refuse_run, write_config
 from videotune.run.going_back import FACTS, changed_after, facts_at, kept_before, set_aside
 from videotune.run.job import Job, Past, make_schedule, open_job
 from videotune.run.keeping import last_words
@@ -72,6 +72,7 @@ def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1)
     if resume is None:
         refuse_run(run)
         resolved, spec, base = settle(words)
+        refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
         return Opened(settled(scanned(resolved, spec, base, processes)))
     read_run_config(run)  # a sentence where the folder holds no run
     checkpoint = checkpoint_of(run, resume.step)
