@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
-from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from videotune.errors import VideotuneError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 # ---- files that are written whole
 
@@ -46,10 +48,11 @@ class Settings(TypedDict):
 
 
 class Base(TypedDict):
-    """The base model of a run."""
+    """The base model of a run. ``scheduler``: ``files.hash_file`` of its scheduler's config."""
 
     name: str
     fingerprints: dict[str, str]
+    scheduler: NotRequired[str]
 
 
 class PastViews(TypedDict):
@@ -70,6 +73,7 @@ class RunConfig(TypedDict):
     processes: NotRequired[int]
     past: NotRequired[PastViews]
     versions: NotRequired[dict[str, str]]
+    digest: str
 
 
 class PerWindow(TypedDict):
@@ -127,6 +131,15 @@ class ExportEntry(TypedDict):
     hash: str
 
 
+class Comparison(TypedDict):
+    """A line of compare.json."""
+
+    prompt: str
+    seed: int
+    video: str
+    sheet: str
+
+
 SHAPES: Mapping[str, Any] = {
     "COMPLETE": Marker,
     "state": State,
@@ -134,6 +147,7 @@ SHAPES: Mapping[str, Any] = {
     "plan": Plan,
     "check": Check,
     "exports": list[ExportEntry],
+    "compare": list[Comparison],
 }
 
 REMEDIES = {
@@ -141,6 +155,7 @@ REMEDIES = {
     "plan": "put back a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out",
     "check": "put back a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out",
     "exports": "remove it, and `videotune export RUN` writes it again",
+    "compare": "remove it, and `videotune compare RUN` writes it again",
     "COMPLETE": "use another checkpoint",
     "state": "use another checkpoint",
 }
@@ -148,6 +163,8 @@ REMEDIES = {
 
 @cache  # building one takes milliseconds
 def _adapter(shape: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(shape)
 
 
@@ -156,15 +173,23 @@ def read_record(path: Path, name: str | None = None) -> Any:
 
     Raises VideotuneError that names the file, the key and what to do; OSError where the file cannot be opened.
     """
+    from pydantic import ValidationError
+
     name = name or path.name.removesuffix(".json")
+    value = load_json(path, REMEDIES[name])
     try:
-        value = json.loads(path.read_bytes().decode())
         _adapter(SHAPES[name]).validate_python(value, strict=True)
     except ValidationError as error:
         raise VideotuneError(f"{path}: {told(error)}: {REMEDIES[name]}") from error
-    except (ValueError, RecursionError) as error:
-        raise VideotuneError(f"{path} is not JSON ({error}): {REMEDIES[name]}") from error
     return value
+
+
+def load_json(path: Path, remedy: str) -> Any:
+    """Any JSON file; VideotuneError with a remedy where it is none."""
+    try:
+        return json.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise VideotuneError(f"{path} is not JSON ({error}): {remedy}") from error
 
 
 def told(error: ValidationError) -> str:
@@ -236,9 +261,11 @@ class SampleLine(AtStep):
     path: str
 
 
-class WarningLine(AtStep):
+class WarningLine(TypedDict):
     """A warning."""
 
+    kind: str
+    step: NotRequired[int]
     text: str
 
 
@@ -274,9 +301,12 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
     Raises ValueError, in words, where it is none.
     """
-    from pydantic_core import from_json
+    from pydantic import ValidationError
 
-    value = from_json(line, cache_strings="all")
+    try:
+        value = json.loads(line)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
     kind = value.get("kind") if isinstance(value, dict) else None
     try:
         _adapter(LINES.get(kind, Line) if isinstance(kind, str) else Line).validate_python(value, strict=True)

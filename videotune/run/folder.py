@@ -19,10 +19,12 @@ from typing import Any
 from videotune import __version__
 from videotune.data.account import to_json
 from videotune.errors import INTERRUPTED, VideotuneError
-from videotune.files import read_json, write_json
+from videotune.files import digest, hash_file, write_json
+from videotune.records import read_record
 from videotune.run.job import Job, with_views
 from videotune.run.pictures import copy_pictures
 from videotune.train.optimizers import default_warmup
+from videotune.types import BasePlace
 
 CONTROL_WORDS = ("stop", "save", "sample")
 
@@ -144,6 +146,8 @@ def write_config(run: Path, job: Job, prints: Mapping[str, str], train_dtype: st
     warmup = default_warmup(job.steps) if config.warmup_steps is None else config.warmup_steps
     settled["settings"] |= {"train_dtype": train_dtype, "warmup_steps": warmup, "steps": job.steps, "epochs": None}
     base = {"name": job.base.name, "fingerprints": dict(prints)} if job.base else {}
+    if job.base is not None and (scheduler := scheduler_hash(job.base)):
+        base["scheduler"] = scheduler
     facts = {
         "base": base,
         "data": job.data_digest(),
@@ -152,7 +156,17 @@ def write_config(run: Path, job: Job, prints: Mapping[str, str], train_dtype: st
         "past": asdict(job.past),
         "versions": versions(),
     }
-    write_json(run / "config.json", settled | facts)
+    whole = settled | facts
+    write_json(run / "config.json", whole | {"digest": digest(whole)})
+
+
+SCHEDULER = "scheduler/scheduler_config.json"
+
+
+def scheduler_hash(base: BasePlace) -> str | None:
+    """Names the bytes of the base model's scheduler config; None where it has none."""
+    path = base.folder / SCHEDULER
+    return hash_file(path) if path.is_file() else None
 
 
 def read_run_config(run: Path) -> dict[str, Any]:
@@ -162,12 +176,14 @@ def read_run_config(run: Path) -> dict[str, Any]:
     """
     if not (run / "config.json").is_file():
         raise VideotuneError(f"{run} holds no run: it has no config.json")
-    return read_json(run / "config.json")
+    found: dict[str, Any] = read_record(run / "config.json")
+    return found
 
 
 def run_settings(run: Path) -> dict[str, Any]:
     """The config of a run as the person's own layer, to settle it again."""
-    return read_run_config(run)["settings"]
+    settings: dict[str, Any] = read_run_config(run)["settings"]
+    return settings
 
 
 def look(run: Path) -> set[str]:
