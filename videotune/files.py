@@ -15,6 +15,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from videotune import BEGUN
+
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the person's share of it is, or a file may not grow further."""
 
@@ -82,6 +84,16 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
             sync_folder(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def is_left_behind(part: Path) -> bool:
+    """Whether a file that ``write_whole`` writes aside is that of a process that is gone."""
+    number = re.match(r"\.part-(\d+)-", part.name)
+    if number is None:
+        return False
+    if int(number[1]) == os.getpid():  # in a container every process may have the same number
+        return part.stat().st_mtime < time.time() - (time.perf_counter() - BEGUN)
+    return not _there(int(number[1]))
 
 
 def append_whole(file: FileIO, content: bytes) -> None:

@@ -73,6 +73,7 @@ class RunConfig(TypedDict):
     processes: NotRequired[int]
     past: NotRequired[PastViews]
     versions: NotRequired[dict[str, str]]
+    asked: NotRequired[dict[str, Any]]
     digest: str
 
 

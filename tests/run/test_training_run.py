@@ -203,8 +203,6 @@ def test_a_run_folder_is_never_overwritten(words: Callable[..., Words], tmp_path
     with pytest.raises(VideotuneError, match="holds a run already"):
         train(words(*QUIET, "steps=2"), run)
     assert (run / "journal.jsonl").read_bytes() == before
-    with pytest.raises(VideotuneError, match="own config"):
-        train(Words(preset="toy"), run, resume=Resume())
 
 
 def test_changed_data_is_no_resume(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:

@@ -62,6 +62,18 @@ def test_only_complete_ones_count(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path).step == 100, "an incomplete one is written anew"
 
 
+def test_what_dead_processes_left_beside_a_file_is_swept(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    ended = multiprocessing.get_context("fork").Process(target=int)
+    ended.start()
+    ended.join()
+    for pid in (ended.pid, os.getppid()):
+        (tmp_path / f".part-{pid}-journal.jsonl").touch()
+    (tmp_path / ".part-mine").touch()
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [f".part-{os.getppid()}-journal.jsonl", ".part-mine"]
+
+
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
     with pytest.raises(VideotuneError, match="not finite"):
         save_checkpoint(tmp_path, 1, {"weights": {"w": torch.tensor([1.0, float("nan")])}}, {})

@@ -130,8 +130,8 @@ class History:
         self.lines -= len(gone)
         self.newest, self.last = self._steps[-1] if self._steps else 0, min(self.last, step)
         self._skipped = {number for number in self._skipped if number <= step}
-        for line in gone:
-            self.seconds -= sum(line["seconds"].values()) if line["kind"] == "step" else 0.0
+        for one in gone:
+            self.seconds -= sum(one["seconds"].values()) if one["kind"] == "step" else 0.0
         return len(gone)
 
     def _put(self, aside: Path, size: int, tail: bytes) -> None:

@@ -136,15 +136,19 @@ def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any
     write_config(run, job, prints, train_dtype)
 
 
-def write_config(run: Path, job: Job, prints: Mapping[str, str], train_dtype: str) -> None:
+def write_config(
+    run: Path, job: Job, prints: Mapping[str, str], train_dtype: str, asked: Mapping[str, Any] | None = None
+) -> None:
     """``config.json``: every key with its origin, the base and the data it was settled for.
 
     What was left to the machine (the dtype, the steps of the warm-up, those of the epochs) is frozen, so that a resume
-    elsewhere is still the same run.
+    elsewhere is still the same run. ``asked``: what these keys were given as, where they were frozen before.
     """
     config, settled = job.config, job.resolved.to_json()
     warmup = default_warmup(job.steps) if config.warmup_steps is None else config.warmup_steps
-    settled["settings"] |= {"train_dtype": train_dtype, "warmup_steps": warmup, "steps": job.steps, "epochs": None}
+    frozen = {"train_dtype": train_dtype, "warmup_steps": warmup, "steps": job.steps, "epochs": None}
+    given = {key: settled["settings"][key] for key in frozen} if asked is None else dict(asked)
+    settled["settings"] |= frozen
     base = {"name": job.base.name, "fingerprints": dict(prints)} if job.base else {}
     if job.base is not None and (scheduler := scheduler_hash(job.base)):
         base["scheduler"] = scheduler
@@ -154,6 +158,7 @@ def write_config(run: Path, job: Job, prints: Mapping[str, str], train_dtype: st
         "steps": job.steps,
         "processes": job.processes,
         "past": asdict(job.past),
+        "asked": given,
         "versions": versions(),
     }
     whole = settled | facts

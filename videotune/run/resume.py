@@ -154,19 +154,23 @@ def refuse_other_batches(job: Job, settings: Mapping[str, Any], changes: Sequenc
 def with_words(
     words: Words, run: Path, kept: Mapping[str, Any] | None = None
 ) -> tuple[Resolved, Any, Any, list[Change]]:
-    """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was."""
-    if words.preset or words.family:
-        raise VideotuneError(
-            "--resume goes on with the run's own config; --set, --config and --data may change it, a preset not"
-        )
+    """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was.
+
+    Words that say what the run was begun with are no change, so its first command goes on with --resume added.
+    """
     kept = read_run_config(run) if kept is None else kept
-    user, _ = layers(words)
+    user, preset = layers(words)
+    user = merge(preset, user)
     for name, other in (("epochs", "steps"), ("steps", "epochs")):
         if name in user and other not in user:
             user = {**user, other: None}
     settings = merge(kept["settings"], user)
     base = place(settings["base_model_name"], weights=False)
     spec = spec_for(settings["family"], base)
+    asked = {key: value for key, value in kept.get("asked", {}).items() if key in user}
+    said = resolve(merge({**kept["settings"], **asked}, user), {}, spec).to_json()["settings"]
+    if all(said[key] == value for key, value in asked.items()):  # then they stay what they were frozen to
+        settings |= {key: kept["settings"][key] for key in asked}
     resolved = resolve(settings, {}, spec)
     origins = {key: kept["origins"].get(key, "default") for key in resolved.origins}
     old = resolve(kept["settings"], {}, spec)  # keys that are new since the run began have their defaults on both sides
@@ -375,4 +379,6 @@ def _write_anew(trainer: Trainer) -> None:
             write_bytes(kept_before(run, name, step), (run / f"{name}.json").read_bytes())
     write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
     write_json(run / "plan.json", make_plan(job))
-    write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"])
+    asked, settings = kept.get("asked", {}), job.resolved.to_json()["settings"]
+    asked = {key: value if settings[key] == kept["settings"][key] else settings[key] for key, value in asked.items()}
+    write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"], asked)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.files import hash_file, sync_file, sync_folder, system_errors, write_json
+from videotune.files import hash_file, is_left_behind, sync_file, sync_folder, system_errors, write_json
 from videotune.records import FileEntry, read_record
 
 if TYPE_CHECKING:
@@ -292,9 +292,12 @@ def why_not(run: Path) -> str:
 
 
 def sweep(run: Path) -> None:
-    """Take away what a kill has left unfinished beside the checkpoints."""
+    """Take away what killed processes have left unfinished: checkpoints, and files that were being replaced."""
     for aside in (run / "checkpoints").glob(".step-*.part"):
         shutil.rmtree(aside)
+    for path in run.rglob(".part-*"):
+        if is_left_behind(path):
+            path.unlink(missing_ok=True)
 
 
 def superfluous(found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None) -> list[Checkpoint]:
