@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "videotune"
 FLOORS = {
     "types": 0, "errors": 0, "files": 0, "randomness": 0,
-    "config": 1, "data": 1, "diffusion": 1, "memory": 1,
+    "records": 1, "config": 1, "data": 1, "diffusion": 1, "memory": 1,
     "families": 2, "adapters": 2,
     "cache": 3, "prepare": 3, "importers": 3, "toy": 3,
     "train": 4, "monitor": 4, "sampling": 4, "export": 4, "report": 4,

@@ -15,6 +15,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from videotune import BEGUN
+
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the person's share of it is, or a file may not grow further."""
 
@@ -84,6 +86,16 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
         aside.unlink(missing_ok=True)
 
 
+def is_left_behind(part: Path) -> bool:
+    """Whether a file that ``write_whole`` writes aside is that of a process that is gone."""
+    number = re.match(r"\.part-(\d+)-", part.name)
+    if number is None:
+        return False
+    if int(number[1]) == os.getpid():  # in a container every process may have the same number
+        return part.stat().st_mtime < time.time() - (time.perf_counter() - BEGUN)
+    return not _there(int(number[1]))
+
+
 def append_whole(file: FileIO, content: bytes) -> None:
     """Append to an unbuffered file all of it or nothing, since what comes after half a record cannot be read.
 
@@ -147,6 +159,14 @@ def hash_file(path: Path) -> str:
     """32 hex digits that name a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def hash_path(path: Path) -> str:
+    """32 hex digits that name a file's bytes, or the names and bytes of all files in a folder."""
+    if path.is_file():
+        return hash_file(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return digest({file.relative_to(path).as_posix(): hash_file(file) for file in files})
 
 
 def life(run: Path, now: float | None = None) -> dict[str, Any] | None:

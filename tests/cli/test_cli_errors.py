@@ -394,7 +394,7 @@ def test_resume_needs_a_run_and_takes_no_other_words(
     answer = videotune("train", "--out", tmp_path / "none", "--resume")
     assert (answer.code, "holds no run" in answer.sentence) == (1, True)
     for words, said in (
-        (("--preset", "toy"), "own config"),
+        (("--preset", "toy"), "cannot be resumed with another"),
         (("--init-from", "x.safetensors"), "which?"),
         (("--from", "7"), "no complete checkpoint of step 7"),
         (("--set", "lora.rank=3"), "cannot be resumed with another"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from journal_lines import step_line
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from videotune.monitor.board import FOLDER, Board, scalars
@@ -16,7 +17,7 @@ from videotune.monitor.journal import Journal, read_journal
 
 def step(number: int) -> dict[str, Any]:
     rest = {"grad_norm": 1.0, "by_t": [None] * 9, "lr": {"lora": 1e-3}, "seconds": {"data": 0.1}}
-    return {"kind": "step", "step": number, "loss": 1.0, "mse": 1.0, **rest}
+    return step_line(number, **rest)
 
 
 @pytest.mark.parametrize("taken", [None, 10], ids=["nothing is taken", "a part is"])

@@ -11,10 +11,11 @@ import pytest
 from faults import Disk, each_fault
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from journal_lines import step_line
 from kills import SAVING, kill_points, killed_at
 
 from videotune.files import write_json
-from videotune.monitor.journal import Journal, cut_journal, read_journal
+from videotune.monitor.journal import History, Journal, read_journal
 
 PROMPT = "ein roter Würfel, 赤い"
 
@@ -25,7 +26,7 @@ def filled(run: Path, steps: int = 6) -> Journal:
     journal = Journal(run)
     journal.event("start", steps=steps)
     for step in range(1, steps + 1):
-        journal.write({"kind": "step", "step": step, "loss": 0.1 * step})
+        journal.write(step_line(step, loss=0.1 * step))
         if step % 3 == 0:
             journal.event("save", step=step, path=f"checkpoints/step-{step}")
             journal.event("sample", step=step, prompt=PROMPT, path=f"samples/step-{step}.mp4")
@@ -67,7 +68,7 @@ def test_a_full_disk_loses_no_line_and_leaves_no_half_of_one(room: int, more: in
     small = Small(journal._file, room)
     journal._file = small  # type: ignore[assignment]
     for step in range(1, 11):
-        journal.write({"kind": "step", "step": step, "note": PROMPT})
+        journal.write(step_line(step, note=PROMPT))
         whole = (run / "journal.jsonl").read_bytes()
         assert whole == b"" or whole.endswith(b"\n"), "after each write the file ends with a whole line"
         assert steps_of(run) == list(range(1, len(steps_of(run)) + 1))
@@ -108,10 +109,10 @@ def test_a_last_line_torn_anywhere_is_dropped_and_the_next_one_is_whole(tmp_path
         (run / "journal.jsonl").write_bytes(whole[:length])
         before = read_journal(run)
         assert steps_of(run) == [1, 2, 3]
-        cut_journal(run, 3)
+        History(run).cut(3)
         assert read_journal(run) == before
         journal = Journal(run)
-        journal.write({"kind": "step", "step": 4})
+        journal.write(step_line(4))
         journal.close()
         assert steps_of(run) == [1, 2, 3, 4]
         for line in (run / "journal.jsonl").read_bytes().splitlines():
@@ -132,17 +133,17 @@ def test_a_disk_that_fails_while_the_journal_is_cut_leaves_the_old_one_or_the_ne
         seen.add(kinds.count("step"))
         assert kinds.count("step") in (3, 6)
         assert kinds.count("end") == (kinds.count("step") == 6)
-        cut_journal(run, 3)
+        History(run).cut(3)
         assert steps_of(run) == [1, 2, 3]
         assert [path.name for path in run.iterdir()] == ["journal.jsonl"], "nothing is left beside it"
 
-    each_fault(lambda: cut_journal(run, 3), again, check)
+    each_fault(lambda: History(run).cut(3), again, check)
     assert seen == {3, 6}
 
 
 def test_killed_anywhere_in_cutting_the_journal_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     def cut(run: Path) -> None:
-        cut_journal(run, 3)
+        History(run).cut(3)
 
     filled(tmp_path / "before").close()
     points = kill_points(cut, shutil.copytree(tmp_path / "before", tmp_path / "dry"), SAVING)
@@ -150,14 +151,14 @@ def test_killed_anywhere_in_cutting_the_journal_is_the_old_one_or_the_new_one(tm
         run = shutil.copytree(tmp_path / "before", tmp_path / str(number))
         assert killed_at(point, cut, run, SAVING)
         assert steps_of(run) in ([1, 2, 3], [1, 2, 3, 4, 5, 6])
-        assert cut_journal(run, 3) in (0, 6)
+        assert History(run).cut(3) in (0, 6)
         assert steps_of(run) == [1, 2, 3]
     assert len(points) >= 3
 
 
 def test_cutting_keeps_what_has_no_step_and_what_is_not_after_it(tmp_path: Path) -> None:
     filled(tmp_path).close()
-    assert cut_journal(tmp_path, 4) == 5
+    assert History(tmp_path).cut(4) == 5
     kinds = [line["kind"] for line in read_journal(tmp_path)]
     assert kinds == ["start", "step", "step", "step", "save", "sample", "step"]
     assert read_journal(tmp_path)[5]["prompt"] == PROMPT

@@ -10,12 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_lines import step_line
 
 from videotune.cache.schedule import Schedule, views
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.monitor.exposure import Exposure, advice, band, exposure, most, steps_for
-from videotune.monitor.journal import Journal, cut_journal, read_journal
+from videotune.monitor.journal import History, Journal, read_journal
 from videotune.monitor.ruler import Ruler, _mean, normalised, read_ruler, related
 from videotune.monitor.ruler_plan import spread, spread_over_clips
 from videotune.types import Batch, ClipShape, Condition, Window
@@ -95,23 +96,23 @@ def test_a_low_rate_changes_the_advice() -> None:
 
 def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.write({"kind": "step", "step": 1, "loss": float("nan"), "mse": float("inf"), "prompt": "schön NaN"})
+    journal.write(step_line(1, loss=float("nan"), mse=float("inf"), prompt="schön NaN"))
     journal.close()
     line = json.loads((tmp_path / "journal.jsonl").read_text(), parse_constant=lambda word: pytest.fail(word))
-    assert line == {"kind": "step", "step": 1, "loss": None, "mse": None, "prompt": "schön NaN"}
+    assert line == step_line(1, loss=None, mse=None, prompt="schön NaN")
 
 
 def test_a_torn_line_is_dropped_and_what_came_after_the_checkpoint_is_cut(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for step in range(1, 8):
-        journal.write({"kind": "step", "step": step})
+        journal.write(step_line(step))
     journal.event("save", step=5)
     journal.event("end", step=7, why="interrupted")
     journal.close()
     with (tmp_path / "journal.jsonl").open("a") as file:
         file.write('{"kind": "st')
     assert [line.get("step") for line in read_journal(tmp_path)] == [1, 2, 3, 4, 5, 6, 7, 5, 7]
-    assert cut_journal(tmp_path, 5) == 3
+    assert History(tmp_path).cut(5) == 3
     assert [(line["kind"], line["step"]) for line in read_journal(tmp_path)] == [
         *(("step", step) for step in range(1, 6)),
         ("save", 5),

@@ -47,7 +47,11 @@ def test_a_last_line_without_its_line_break_is_kept_where_it_is_whole(tmp_path: 
 
 
 def test_a_bad_line_in_the_middle_is_noted_by_its_number(tmp_path: Path) -> None:
-    write_journal(tmp_path, [start()], '{"kind": "step", "st{"kind": "step"}\n[1, 2]\n{"step": 4}\n{"kind": "end"}\n')
+    write_journal(
+        tmp_path,
+        [start()],
+        '{"kind": "step", "st{"kind": "step"}\n[1, 2]\n{"step": 4}\n{"kind": "end", "step": 1, "why": "done"}\n',
+    )
     run = read_run(tmp_path)
     assert [note.split(" of")[0] for note in run.notes] == ["line 2", "line 3", "line 4"]
     assert [record["kind"] for record in run.journal] == ["start", "end"]

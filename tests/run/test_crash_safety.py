@@ -28,6 +28,7 @@ from videotune.train.state import complete_checkpoints
 Say = Callable[..., Words]
 pytestmark = pytest.mark.usefixtures("server")
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+EACH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
 def complete(run: Path) -> list[int]:
@@ -51,7 +52,7 @@ def asked(running: Running, what: str, number: int) -> float:
 # ---- one signal
 
 
-@BOTH
+@EACH
 def test_a_signal_in_a_step_lets_it_finish_and_saves_it(number: int, said: Say, tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = start(said("steps=4", "save_every=0"), run, first=in_short_step)
@@ -92,7 +93,7 @@ def test_a_signal_while_the_ruler_reads_gives_the_reading_up_and_saves(number: i
     assert readings == [[line["step"], line["train"]] for line in of_kind(straight, "ruler")], "it is made up for"
 
 
-@BOTH
+@EACH
 def test_a_signal_while_a_preview_is_drawn_gives_it_up_and_saves(number: int, said: Say, tmp_path: Path) -> None:
     run, straight = tmp_path / "run", tmp_path / "straight"
     words = said("steps=4", "save_every=0", "sample_after=2", "samples=1", "sample.steps=1", "ema.decay=0.9")
@@ -107,6 +108,31 @@ def test_a_signal_while_a_preview_is_drawn_gives_it_up_and_saves(number: int, sa
     names = [sorted(path.name for path in (folder / "samples").iterdir()) for folder in (run, straight)]
     assert names[0] == names[1]
     assert [line["step"] for line in of_kind(run, "sample")] == [0, 2, 4], "the one given up is drawn by the resume"
+
+
+def test_a_terminal_that_closes_may_say_so_twice(said: Say, tmp_path: Path) -> None:
+    running = start(said("steps=6", "save_every=2"), tmp_path / "run", first=moments.in_save, given=(2,))
+    running.until_said("at: saving")
+    running.send(signal.SIGHUP)
+    running.until_said("stopping after this step")
+    running.send(signal.SIGHUP)
+    assert running.ended(0.5) is None
+    running.send(signal.SIGTERM)
+    assert running.ended(2) == INTERRUPTED
+
+
+def test_a_run_that_was_started_to_ignore_a_closed_terminal_goes_on(said: Say, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    running = start(said("steps=4"), run, first=under_nohup)
+    running.until_said("at: step")
+    running.send(signal.SIGHUP)
+    assert running.ended() == DONE
+    assert end_of(run) == ("end", 4, "done")
+
+
+def under_nohup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    in_short_step()
 
 
 def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
@@ -151,7 +177,7 @@ def test_a_signal_just_before_something_that_can_be_given_up_gives_it_up() -> No
             pytest.fail("it was begun")
 
 
-@BOTH
+@EACH
 def test_a_signal_before_the_first_step_ends_at_once(number: int, said: Say, tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = start(said("steps=4"), run, first=moments.in_encoding)

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from faults import Disk, each_fault
+from journal_lines import step_line
 from kills import SAVING, kill_points, killed_at
 from safety_kit import equal, facts_of, of_kind, state, steps_of
 
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
-from videotune.monitor.journal import Journal, cut_journal, read_journal
+from videotune.monitor.journal import History, Journal, read_journal
 from videotune.run.going_back import set_aside
 from videotune.run.resume import Resume, checkpoint_of
 from videotune.run.settle import Words
@@ -22,6 +23,10 @@ from videotune.train.state import complete_checkpoints, save_checkpoint
 
 Say = Callable[..., Words]
 LATER = {"step-9", "step-12"}
+
+
+def entry(path: str) -> dict[str, str]:
+    return {"format": "diffusers", "path": path, "hash": ""}
 
 
 def made(run: Path) -> Path:
@@ -37,7 +42,7 @@ def made(run: Path) -> Path:
     journal.event("start", steps=12)
     (run / "samples").mkdir()
     for step in range(1, 13):
-        journal.write({"kind": "step", "step": step, "loss": 1 / step})
+        journal.write(step_line(step, loss=1 / step))
         if step % 3 == 0:
             save_checkpoint(run, step, {"weights": {"w": torch.full((3,), float(step))}}, {})
             journal.event("save", step=step, path=f"checkpoints/step-{step}")
@@ -48,8 +53,8 @@ def made(run: Path) -> Path:
     for place in (run / "export", elsewhere):
         for step in (6, 12):
             (place / f"run-step-{step}.safetensors").write_bytes(b"%d" % step)
-    lines = [{"path": f"export/run-step-{step}.safetensors"} for step in (6, 12)]
-    write_json(run / "exports.json", [*lines, {"path": str(elsewhere / "run-step-12.safetensors")}], durable=False)
+    lines = [entry(f"export/run-step-{step}.safetensors") for step in (6, 12)]
+    write_json(run / "exports.json", [*lines, entry(str(elsewhere / "run-step-12.safetensors"))], durable=False)
     with (run / "journal.jsonl").open("ab") as file:
         file.write('{"kind": "sample", "prompt": "Würf'.encode()[:-1])  # torn inside a letter
     return run
@@ -104,29 +109,29 @@ def is_set_aside(run: Path) -> None:
 
 
 def go_back(run: Path) -> None:
-    set_aside(run, 6)
+    set_aside(run, 6, History(run).newest)
 
 
 def test_what_came_after_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     whole = (run / "journal.jsonl").read_bytes()
-    assert set_aside(run, 6) == run / "branches" / "1"
+    assert set_aside(run, 6, History(run).newest) == run / "branches" / "1"
     is_set_aside(run)
     assert (run / "branches" / "1" / "journal.jsonl").read_bytes() == whole
-    cut_journal(run, 6)
-    assert set_aside(run, 6) is None, "nothing came after"
-    assert set_aside(run, 3) == run / "branches" / "2"
+    History(run).cut(6)
+    assert set_aside(run, 6, History(run).newest) is None, "nothing came after"
+    assert set_aside(run, 3, History(run).newest) == run / "branches" / "2"
     assert [one.step for one in complete_checkpoints(run / "branches" / "2")] == [6]
     assert read_json(run / "config.json") == {"what": "config until 9"}
-    cut_journal(run, 3)
-    assert set_aside(run, 0) == run / "branches" / "3"
+    History(run).cut(3)
+    assert set_aside(run, 0, History(run).newest) == run / "branches" / "3"
     assert read_json(run / "config.json") == {"what": "config until 3"}
 
 
 def test_an_export_that_lies_elsewhere_is_copied_before_its_name_is_used_again(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     (run / "export" / "run-step-12.safetensors").unlink()
-    set_aside(run, 6)
+    set_aside(run, 6, History(run).newest)
     assert (run / "branches" / "1" / "export" / "run-step-12.safetensors").read_bytes() == b"12"
     assert (tmp_path / "run-elsewhere" / "run-step-12.safetensors").is_file()
 
@@ -140,7 +145,7 @@ def test_a_disk_that_fails_while_things_are_set_aside_loses_nothing_and_asking_a
 
     def check(broken: Disk) -> None:
         nothing_is_lost(run)
-        set_aside(run, 6)
+        set_aside(run, 6, History(run).newest)
         is_set_aside(run)
 
     names = each_fault(lambda: go_back(run), again, check, ("half",))
@@ -157,8 +162,8 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
         nothing_is_lost(run)
         if [one.step for one in complete_checkpoints(run)] != [3, 6, 9, 12]:
             with pytest.raises(VideotuneError, match=r"the newest checkpoint .*, step 12, is not whole"):
-                checkpoint_of(run, None)  # a plain resume does not go on as if nothing were missing
-        set_aside(run, 6)
+                checkpoint_of(run, None, History(run))  # a plain resume does not go on as if nothing were missing
+        set_aside(run, 6, History(run).newest)
         is_set_aside(run)
         shutil.rmtree(run)
 

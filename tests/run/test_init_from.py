@@ -22,7 +22,7 @@ from videotune.run.resume import Resume, open_run
 from videotune.run.settle import Words
 from videotune.run.train import train
 from videotune.run.trainer import prepare
-from videotune.train.state import complete_checkpoints
+from videotune.train.state import complete_checkpoints, entry_of
 
 Say = Callable[..., Words]
 ALPHA = 3.0
@@ -157,7 +157,7 @@ def test_a_file_for_another_base_is_refused(source: Callable[..., Path], said: S
         checkpoint / "weights.safetensors",
     )
     marker = json.loads((checkpoint / "COMPLETE").read_text())
-    marker["files"]["weights.safetensors"] = (checkpoint / "weights.safetensors").stat().st_size
+    marker["files"]["weights.safetensors"] = entry_of(checkpoint / "weights.safetensors")
     (checkpoint / "COMPLETE").write_text(json.dumps(marker))
     with pytest.raises(VideotuneError, match=r"was made for another base: .* differs in size"):
         train(said("steps=2", "lora.rank=4", f"init_from={checkpoint}"), tmp_path / "run")

@@ -10,7 +10,7 @@ import pytest
 from safety_kit import equal, facts_of, furthest, of_kind, state, steps_of, warnings_of
 
 from videotune.errors import DONE, VideotuneError
-from videotune.files import read_json, write_json
+from videotune.files import digest, read_json, write_json
 from videotune.run.folder import read_run_config
 from videotune.run.resume import Resume, open_run
 from videotune.run.settle import Words
@@ -208,7 +208,8 @@ def test_a_key_that_the_run_did_not_know_yet_is_no_change(begun: Callable[..., P
     kept = read_json(run / "config.json")
     for name in ("backup_every", "save_keep", "max_grad_norm"):
         del kept["settings"][name], kept["origins"][name]
-    write_json(run / "config.json", kept)
+    del kept["digest"]
+    write_json(run / "config.json", kept | {"digest": digest(kept)})
     assert going_on(run, "steps=5") == DONE
     assert of_kind(run, "resume")[0]["changes"] == ["steps: 4 -> 5 (the rate is constant)"]
 
@@ -447,3 +448,20 @@ def test_a_clip_that_was_trained_on_and_is_now_held_out_is_told(library: Path, s
     rows = [{"path": str(library)}, {"path": str(held), "kind": "validation"}]
     with pytest.raises(VideotuneError, match="1 clip trained on before, now held out: the ruler is no longer blind"):
         going_on(run, f"datasets={json.dumps(rows)}", "steps=3")
+
+
+def test_the_first_command_goes_on_with_resume_added(
+    said: Say, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A preset, clips and settings that are the run's own are no change, also where they were left open and then frozen."""
+    run, plain = tmp_path / "run", said("steps=2")
+    sets = (*(text for text in plain.sets if not text.startswith("base_model_name")), "epochs=2", "steps=null")
+    words = Words(preset="toy", data=plain.data, sets=(*sets, "save_every=2", "sample.steps=1", "batch_size=2"))
+    assert train(words, run) == DONE
+    before = (run / "config.json").read_bytes()
+    capsys.readouterr()
+    assert train(words, run, resume=Resume()) == DONE
+    assert "changed" not in capsys.readouterr().err
+    assert (run / "config.json").read_bytes() == before
+    with pytest.raises(VideotuneError, match="add --override"):
+        train(Words(preset="toy", sets=("learning_rate=0.02",)), run, resume=Resume())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kills import SAVING, kill_points, killed_at
 
 from videotune.errors import VideotuneError
-from videotune.files import out_of_room
+from videotune.files import hash_file, out_of_room
 from videotune.monitor.best import best_step
 from videotune.train.state import (
     MARKER,
@@ -60,6 +60,18 @@ def test_only_complete_ones_count(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path).step == 20
     save(tmp_path, 100)
     assert last_checkpoint(tmp_path).step == 100, "an incomplete one is written anew"
+
+
+def test_what_dead_processes_left_beside_a_file_is_swept(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    ended = multiprocessing.get_context("fork").Process(target=int)
+    ended.start()
+    ended.join()
+    for pid in (ended.pid, os.getppid()):
+        (tmp_path / f".part-{pid}-journal.jsonl").touch()
+    (tmp_path / ".part-mine").touch()
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [f".part-{os.getppid()}-journal.jsonl", ".part-mine"]
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
@@ -276,7 +288,10 @@ def test_killed_at_three_moments_of_the_clock(number: int, tmp_path: Path) -> No
         ("{", "cannot be read"),
         ("[1]", "cannot be read"),
         ('{"step": 5, "kind": "save"}', "cannot be read"),
-        ('{"step": 5, "kind": "save", "files": {"weights.safetensors": 3}}', "bytes of 3"),
+        ('{"step": "5", "kind": "save", "files": {}}', "cannot be read"),
+        ('{"step": 5, "kind": "save", "files": {"weights.safetensors": 3}}', "cannot be read"),
+        ('{"step": 5, "kind": "save", "files": {"weights.safetensors": {"bytes": 3, "hash": ""}}}', "bytes of 3"),
+        ('{"step": 4, "kind": "save", "files": {}}', "the checkpoint of step 4 under another name"),
     ],
 )
 def test_a_marker_that_is_damaged_is_no_marker(marker: str, why: str, tmp_path: Path) -> None:
@@ -361,9 +376,32 @@ def test_the_best_one_is_that_of_the_lowest_reading_of_the_ruler_in_use() -> Non
     assert best_step([], {10}) is None
 
 
-def test_the_marker_lists_every_file_with_its_length(tmp_path: Path) -> None:
+def test_the_marker_lists_every_file_with_its_length_and_hash(tmp_path: Path) -> None:
     folder = save(tmp_path, 7).folder
     marker = json.loads((folder / MARKER).read_text())
-    there = {path.name: path.stat().st_size for path in folder.iterdir() if path.name != MARKER}
+    paths = [path for path in folder.iterdir() if path.name != MARKER]
+    there = {path.name: {"bytes": path.stat().st_size, "hash": hash_file(path)} for path in paths}
     assert marker == {"step": 7, "kind": "save", "files": there}
     assert isinstance(read_checkpoint(folder), Checkpoint)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_file_whose_content_changed_is_never_loaded(name: str, tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    checkpoint = save(tmp_path, 7)
+    path = checkpoint.folder / name
+    damaged = bytearray(path.read_bytes())
+    damaged[-2] ^= 1
+    path.write_bytes(damaged)
+    (found,) = [one for one in complete_checkpoints(tmp_path) if one.step == 7]
+    with pytest.raises(VideotuneError, match=rf"{name} is damaged.*--from 5"):
+        found.state() if name == "state.json" else found.load(name.partition(".")[0])
+
+
+def test_a_file_that_the_marker_does_not_list_is_never_loaded(tmp_path: Path) -> None:
+    folder = save(tmp_path, 7).folder
+    marker = json.loads((folder / MARKER).read_text())
+    del marker["files"]["weights.safetensors"]
+    (folder / MARKER).write_text(json.dumps(marker))
+    with pytest.raises(VideotuneError, match="lists no file of weights"):
+        last_checkpoint(tmp_path).load("weights")

@@ -25,7 +25,6 @@ from videotune.run.folder import read_run_config
 from videotune.run.resume import Resume
 from videotune.run.settle import Words
 from videotune.run.train import train
-from videotune.train.pieces import verify
 from videotune.train.state import complete_checkpoints, incomplete_checkpoints, pick
 
 STEPS = 4
@@ -233,7 +232,8 @@ def test_a_process_killed_while_all_save_leaves_the_checkpoint_before(words: Wor
     assert ended.codes[0] != DONE, "a dead process ends them all"
     assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2]
     assert (run / "checkpoints" / ".step-4.part" / "weights-00002-of-00002.safetensors").read_bytes() == b"half"
-    verify(pick(run, 2).folder)
+    for part in ("weights", "optimizer"):
+        pick(run, 2).verify(part)
 
 
 @pytest.mark.long
@@ -255,8 +255,10 @@ def test_a_part_with_other_bytes_is_named_and_one_that_is_missing_makes_a_checkp
     held = bytearray(part.read_bytes())
     held[-1] ^= 1
     part.write_bytes(held)
-    with pytest.raises(VideotuneError, match=r"optimizer-00002-of-00002\.safetensors holds other bytes"):
-        verify(folder)
+    pick(run, STEPS).load("optimizer", share=(0, 2))  # the other process compares the second file
+    for share in ((0, 1), (1, 2)):
+        with pytest.raises(VideotuneError, match=r"optimizer-00002-of-00002\.safetensors is damaged"):
+            pick(run, STEPS).load("optimizer", share=share)
     part.unlink()
     assert "optimizer-00002" in incomplete_checkpoints(run)[STEPS]
     assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2]

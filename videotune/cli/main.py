@@ -267,8 +267,17 @@ def demo(
 def doctor(
     run: Annotated[Path | None, typer.Argument(help="a run folder: what its journal says is wrong with it")] = None,
     as_json: AsJson = False,
+    repair_journal: Annotated[
+        bool, typer.Option("--repair-journal", help="take damaged lines out of the run's journal; a copy is kept")
+    ] = False,
 ) -> None:
     """Say what is installed, which device there is, and what is missing; or what a run's journal shows."""
+    if repair_journal:
+        from videotune.run.diagnosis import repair_journal as repair
+
+        if run is None:
+            raise VideotuneError("--repair-journal: of which run? videotune doctor RUN --repair-journal")
+        raise typer.Exit(repair(run))
     if run is not None:
         from videotune.run.diagnosis import diagnose
 

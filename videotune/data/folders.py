@@ -28,6 +28,9 @@ _UNREAD = (
 )
 """Suffixes of pictures and videos that do not count as clips: that they are passed over is said."""
 
+RUN_FILES = ("config.json", "journal.jsonl")
+"""A folder that has both holds a training run."""
+
 PARTS = ("videos", "images")
 """Folders whose clips have their captions in a folder ``captions`` beside them."""
 
@@ -76,13 +79,21 @@ def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile],
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
         raise VideotuneError(f"The dataset folder {root} {what}. Give the folder that holds the clips.")
+    runs: list[str] = []
     try:
-        files = {path.removeprefix(f".{os.sep}"): by_link for path, by_link in _walk(str(root), frozenset(), False)}
+        files = {
+            path.removeprefix(f".{os.sep}"): by_link for path, by_link in _walk(str(root), frozenset(), False, runs)
+        }
         beside = _captions_folder(root, root)
         is_apart = beside != root and beside.is_dir()
-        apart = dict(_walk(str(beside), frozenset(), False)) if is_apart else {}
+        apart = dict(_walk(str(beside), frozenset(), False, [])) if is_apart else {}
     except OSError as error:
         raise VideotuneError(f"The folder {error.filename} cannot be read: {error.strerror}.") from error
+    if str(root) in runs:
+        raise VideotuneError(
+            f"The dataset folder {root} is the folder of a training run ({' and '.join(RUN_FILES)}), whose previews are no "
+            "clips to train on. Give a folder that holds clips alone."
+        )
     _check_names(files)
     tables, rows, notes = _read_tables(root, files, within or root)
     found = {path for path in files if path.lower().endswith(CLIP_SUFFIXES)}
@@ -91,7 +102,8 @@ def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile],
     texts = _texts([*files, *apart])
     elsewhere = _links_to_no_text({path: (files | apart)[path] for path in texts.values()}, within or root)
     clips = _with_captions(root, sorted(found | rows.keys(), key=_posix), files, texts, elsewhere, tables, rows)
-    return clips, notes + _notes(root, files, clips, rows)
+    left_out = [f"{run} is left out: it is the folder of a training run, whose previews are no clips" for run in runs]
+    return clips, [*notes, *left_out, *_notes(root, files, clips, rows)]
 
 
 def _posix(path: str) -> str:
@@ -118,21 +130,23 @@ def _links_to_no_text(texts: Mapping[str, bool], within: Path) -> dict[str, str]
     return {path: real for path, real in led.items() if real and not real.lower().endswith(".txt")}
 
 
-def _walk(folder: str, above: frozenset[str], linked: bool) -> Iterator[tuple[str, bool]]:
+def _walk(folder: str, above: frozenset[str], linked: bool, runs: list[str]) -> Iterator[tuple[str, bool]]:
     """Files below a folder, and whether a link led there; ``above`` are the real paths of the folders on the way, against
-    links in a circle."""
+    links in a circle. Folders of training runs are put into ``runs`` instead."""
     real = os.path.realpath(folder)
     if real in above:
         return
     with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            by_link = linked or entry.is_symlink()
-            if entry.is_dir():
-                yield from _walk(entry.path, above | {real}, by_link)
-            else:
-                yield entry.path, by_link
+        there = [entry for entry in entries if not entry.name.startswith(".")]
+    if {entry.name for entry in there}.issuperset(RUN_FILES):
+        runs.append(folder)
+        return
+    for entry in there:
+        by_link = linked or entry.is_symlink()
+        if entry.is_dir():
+            yield from _walk(entry.path, above | {real}, by_link, runs)
+        else:
+            yield entry.path, by_link
 
 
 def _check_names(files: Mapping[str, bool]) -> None:

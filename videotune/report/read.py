@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import life
+from videotune.records import load_json, parse_line
 
 Record = Mapping[str, Any]
 
@@ -135,15 +135,14 @@ def _parse(content: bytes) -> tuple[list[Record], list[str]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except ValueError:  # of the JSON, or of the UTF-8 around it
-            record = None
-        if isinstance(record, dict) and isinstance(record.get("kind"), str):
-            records.append(record)
-        elif place == len(lines):
-            notes.append(f"the journal's last line ({place}) is torn and was left out: the run ended while writing it")
-        else:
-            notes.append(f"line {place} of the journal is not a record and was left out")
+            records.append(parse_line(line))
+        except ValueError as error:
+            if place == len(lines):
+                notes.append(
+                    f"the journal's last line ({place}) is torn and was left out: the run ended while writing it"
+                )
+            else:
+                notes.append(f"line {place} of the journal is not a record and was left out: {error}")
     return records, notes
 
 
@@ -168,10 +167,7 @@ def _read_json(path: Path, kind: type) -> Any:
     """The file's content, or None where there is no such file."""
     if not path.is_file():
         return None
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise VideotuneError(f"{path} is not JSON ({error}); write it anew, or remove it to report without") from error
+    value = load_json(path, "write it anew, or remove it to report without")
     if not isinstance(value, kind):
         wanted = "a list" if kind is list else "an object"
         raise VideotuneError(f"{path} should hold {wanted}; write it anew, or remove it to report without")

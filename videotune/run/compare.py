@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,9 @@ from videotune.config.resolve import resolve
 from videotune.data.film import write_video
 from videotune.errors import DONE, VideotuneError
 from videotune.families.find import place, spec_for
-from videotune.files import digest, read_json, write_json, write_whole
-from videotune.monitor.journal import read_journal
+from videotune.files import digest, write_json, write_whole
+from videotune.monitor.journal import History
+from videotune.records import read_record
 from videotune.report.beside import read_video, side_by_side
 from videotune.report.html import write_report
 from videotune.run.console import bar, say
@@ -89,7 +89,7 @@ def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
 
 def first_prompt(run: Path) -> str:
     """The prompt of the run's first preview; VideotuneError where it has drawn none."""
-    drawn = [line["prompt"] for line in read_journal(run) if line["kind"] == "sample"]
+    drawn = [line["prompt"] for line in History(run).of_kind("sample")]
     if not drawn:
         raise VideotuneError(f"which prompt? {run} has drawn no preview that could be taken: give --prompt TEXT")
     return str(drawn[0])
@@ -161,9 +161,6 @@ def remember(run: Path, folder: Path, entry: Mapping[str, Any]) -> None:
     here, home = folder.absolute(), run.absolute()
     begin = here.relative_to(home).as_posix() if here.is_relative_to(home) else str(here)
     new = {**entry, "video": f"{begin}/{entry['video']}", "sheet": f"{begin}/{entry['sheet']}"}
-    try:
-        before = read_json(listed) if listed.is_file() else []
-    except json.JSONDecodeError:
-        raise VideotuneError(f"{listed} is not JSON: remove it, and it is written anew") from None
+    before = read_record(listed) if listed.is_file() else []
     kept = [line for line in before if (line["prompt"], line["seed"]) != (entry["prompt"], entry["seed"])]
     write_json(listed, [*kept, new], durable=False)

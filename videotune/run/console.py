@@ -7,8 +7,8 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 from videotune.errors import printable
 
@@ -22,6 +22,46 @@ QUIET_SECONDS = 20.0
 def quiet() -> bool:
     """Of several processes of one run the first alone talks."""
     return os.environ.get("RANK", "0") != "0"
+
+
+class Unfailing:
+    """Standard error for a run of hours: what cannot be written there is dropped, and no error comes of it.
+
+    Its disk may be full, its reader gone, its terminal closed.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with suppress(OSError, ValueError):  # ValueError: it was closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+def guard_stderr() -> None:
+    """From now on nothing that is written to standard error can end this process.
+
+    A descriptor that was closed before the start is opened on the null device: the next file would have its number, and
+    what libraries print would be written into that file.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+    if not isinstance(sys.stderr, Unfailing):
+        stream: Any = Unfailing(sys.stderr or open(2, "w", closefd=False))  # noqa: SIM115  (open until the end)
+        sys.stderr = stream
 
 
 def say(text: str) -> None:

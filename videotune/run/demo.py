@@ -16,10 +16,12 @@ from videotune.errors import DONE, VideotuneError
 from videotune.families.find import find, place
 from videotune.families.loading import quietly
 from videotune.files import read_json, write_json, write_whole
-from videotune.monitor.journal import read_journal
+from videotune.monitor.journal import History
+from videotune.records import read_record
 from videotune.report.html import write_report
 from videotune.run.check import check
 from videotune.run.console import bar, clock, print_table, say
+from videotune.run.export import exported
 from videotune.run.folder import run_settings
 from videotune.run.plan import plan
 from videotune.run.resume import Resume
@@ -119,7 +121,7 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
 
 def train_or_resume(words: Words, run: Path) -> int:
     """Train, or continue a run that was cut off; the exit code."""
-    ended = [line for line in read_journal(run) if line["kind"] == "end" and line["why"] == "done"]
+    ended = [line for line in History(run).of_kind("end") if line["why"] == "done"]
     if ended:
         return DONE
     resume = (run / "config.json").exists()
@@ -128,12 +130,11 @@ def train_or_resume(words: Words, run: Path) -> int:
 
 def measure(run: Path, out: Path) -> dict[str, Any]:
     """``demo.json``: what the base and the LoRA draw, seen by the toy's detector."""
-    exported = next(line for line in read_json(run / "exports.json") if line["format"] == "diffusers")
     prompts = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS]
     seeds = [seed for seed in SEEDS for _ in DIRECTIONS]
     controls = [caption(*look) for look in CONTROLS]
     settings, pipe = run_settings(run), open_pipeline(run)
-    lora = run / exported["path"]
+    lora = exported(run, "diffusers")
     with bar("samples") as progress:
         whole, asked, shots = 2 * (len(prompts) + len(controls)), [*prompts, *controls], [*seeds, *seeds]
         first = draw(pipe, settings, asked, shots, lambda done: progress.update(done, whole, "base"))
@@ -148,7 +149,7 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
     picture(
         out / "before_after.png", [*prompts[:4], *controls[::6]], [*before[:4], *kept[::6]], [*after[:4], *still[::6]]
     )
-    plan_facts, rulers = read_json(run / "plan.json"), [line for line in read_journal(run) if line["kind"] == "ruler"]
+    plan_facts, rulers = read_record(run / "plan.json"), History(run).of_kind("ruler")
     return {
         "clips_used": plan_facts["clips"]["used"],
         "steps": plan_facts["steps"],

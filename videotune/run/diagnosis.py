@@ -11,8 +11,12 @@ from typing import Any
 
 from videotune.config.load import flatten
 from videotune.errors import DONE
+from videotune.monitor.journal import repair
 from videotune.monitor.verdict import OVERFITTING, judge
+from videotune.records import read_record
 from videotune.report.read import Record, Run, read_run
+from videotune.run.folder import only_process, read_run_config
+from videotune.train.state import complete_checkpoints
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ ENOUGH = 3
 def diagnose(folder: Path, *, as_json: bool = False) -> int:
     """Print what is wrong with a run, and what helps."""
     run = read_run(folder)
+    for name in ("config", "plan", "check", "exports"):
+        if (folder / f"{name}.json").is_file():
+            read_record(folder / f"{name}.json")
     found = findings(run)
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
@@ -48,6 +55,14 @@ def diagnose(folder: Path, *, as_json: bool = False) -> int:
         print("nothing that its files show is wrong")
     else:
         print("\nEach line is told at length in docs/troubleshooting.md.")
+    return DONE
+
+
+def repair_journal(folder: Path) -> int:
+    """Take damaged lines out of a run's journal, and say what was done. Refused while a process trains there."""
+    read_run_config(folder)  # a sentence where the folder holds no run
+    with only_process(folder):
+        print(repair(folder, max((one.step for one in complete_checkpoints(folder)), default=0)))
     return DONE
 
 
@@ -242,7 +257,11 @@ def _habits(run: Run) -> Iterator[Finding]:
     said = settings(run)
     off = [key for key in ("sample_after", "ruler_after") if said.get(key) == 0]
     if off:
-        yield Finding("Performance tips: regular sampling", f"{' and '.join(off)} 0", "250, the default, costs little")
+        yield Finding(
+            "Performance tips: regular sampling",
+            f"{' and '.join(off)} 0",
+            "250, the default: `videotune plan` says what it costs",
+        )
     if said.get("save_every") == 0 and said.get("backup_after") == 0 and said.get("backup_every") == 0:
         yield Finding("Performance tips: back up", "nothing is saved before the end", "backup_after 30, the default")
 
@@ -254,7 +273,7 @@ def _stopped(run: Run) -> Iterator[Finding]:
         yield Finding(
             "The run has not come to its end",
             f"its last step is {steps[-1]['step']} of {run.config['steps']}" + (f" ({last})" if last else ""),
-            "if no process works on it: videotune train --out RUN --resume",
+            f"if no process works on it: videotune train --out {run.folder} --resume",
         )
 
 

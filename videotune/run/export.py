@@ -16,7 +16,8 @@ from videotune.export.full import export_full
 from videotune.export.lora import Exported, export_lora
 from videotune.export.merge import export_merged
 from videotune.families.find import expert_part, part_files, place, spec_for
-from videotune.files import read_json, write_json
+from videotune.files import hash_path, write_json
+from videotune.records import read_record
 from videotune.report.html import write_report
 from videotune.run.experts import of_expert, prefix, trained
 from videotune.run.folder import read_run_config, run_settings
@@ -165,10 +166,24 @@ def _place(run: Path, config: Config, out: Path | None) -> tuple[Path, str]:
 def _list(run: Path, done: Sequence[Exported]) -> None:
     """Put what was written into exports.json, in the place of what lay there before."""
     listed = run / "exports.json"
-    before = read_json(listed) if listed.is_file() else []
-    new = [exported.to_json(run) for exported in done]
+    before = read_record(listed) if listed.is_file() else []
+    new = [exported.to_json(run) | {"hash": hash_path(exported.path)} for exported in done]
     paths = {line["path"] for line in new}
     write_json(listed, [line for line in before if line["path"] not in paths] + new)
+
+
+def exported(run: Path, format: str) -> Path:
+    """The run's file or folder in a format.
+
+    Raises VideotuneError where there is none, or its bytes are not those that were written.
+    """
+    found = [line for line in read_record(run / "exports.json") if line["format"] == format]
+    if not found:
+        raise VideotuneError(f"{run / 'exports.json'} lists no export in the format {format}: videotune export {run}")
+    path = run / found[0]["path"]
+    if not path.exists() or hash_path(path) != found[0]["hash"]:
+        raise VideotuneError(f"{path} is missing or damaged: remove it and write it again with videotune export {run}")
+    return path
 
 
 def _folder(family: Family, resolved: Resolved) -> Path:
@@ -180,7 +195,7 @@ def _folder(family: Family, resolved: Resolved) -> Path:
 def _facts(run: Path, family: Family, step: int, resolved: Resolved, expert: str | None) -> dict[str, Any]:
     """What the file says of itself, so that it can be used years later."""
     config, kept = resolved.config, read_run_config(run)
-    plan, file = read_json(run / "plan.json"), config.transformer.file
+    plan, file = read_record(run / "plan.json"), config.transformer.file
     files = [Path(one).name for one in ([file] if isinstance(file, str) else file or []) if one]
     return {
         "videotune": __version__,

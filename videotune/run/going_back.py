@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import filecmp
 import re
 import shutil
 from pathlib import Path
 
-from videotune.files import read_json, write_json, write_whole
-from videotune.monitor.journal import read_journal
+from videotune.files import write_bytes, write_json, write_whole
+from videotune.records import read_record
 
 FACTS = ("config", "check", "plan")
 """The files that say what a run is. When a resume changes them, the old ones stay in ``before/``."""
@@ -30,22 +31,24 @@ def changed_after(run: Path, step: int) -> list[int]:
     return sorted(int(name[1]) for name in found if name and int(name[1]) > step)
 
 
-def set_aside(run: Path, step: int) -> Path | None:
+def set_aside(run: Path, step: int, newest: int) -> Path | None:
     """Going back to ``step``: what came after it goes into a folder of its own, whole; None where nothing came after.
+
+    ``newest``: the last step that the journal names.
 
     That folder is a run folder too. What says what the run was is copied there before anything moves, and the checkpoints
     move first: a kill in between loses nothing, a plain resume sees that a checkpoint is missing, and going back again
     finishes the same folder.
     """
     later = [folder for folder, number in numbered(run / "checkpoints", r"step-(\d+)") if number > step]
-    if not later and not any(line.get("step", 0) > step for line in read_journal(run)):
+    if not later and newest <= step:
         return None
     branch = branch_for(run)
     for name in FACTS:
         if not (branch / f"{name}.json").exists():  # what is there is from before a kill
-            write_json(branch / f"{name}.json", read_json(run / f"{name}.json"))
+            write_bytes(branch / f"{name}.json", (run / f"{name}.json").read_bytes())
     if (run / "exports.json").is_file() and not (branch / "exports.json").exists():
-        write_json(branch / "exports.json", read_json(run / "exports.json"))
+        write_bytes(branch / "exports.json", (run / "exports.json").read_bytes())
     write_whole(branch / "journal.jsonl", lambda aside: _copy(run / "journal.jsonl", aside))
     for folder in later:
         _move(folder, branch / "checkpoints")
@@ -57,7 +60,7 @@ def set_aside(run: Path, step: int) -> Path | None:
     changed = changed_after(run, step)
     for name in FACTS if changed else ():  # the run is again what it was at that step
         if kept_before(run, name, changed[0]).exists():  # else a kill came after this was done
-            write_json(run / f"{name}.json", read_json(kept_before(run, name, changed[0])))
+            write_bytes(run / f"{name}.json", kept_before(run, name, changed[0]).read_bytes())
     for number in reversed(changed):  # the oldest last: it says what the run is
         for name in reversed(FACTS):  # the config last: it says that the three are there
             if kept_before(run, name, number).exists():
@@ -68,10 +71,9 @@ def set_aside(run: Path, step: int) -> Path | None:
 def branch_for(run: Path) -> Path:
     """The folder that takes what is set aside: the one that a kill left unfinished, else the next by number."""
     there = dict(sorted((int(path.name), path) for path in (run / "branches").glob("*") if path.name.isdigit()))
-    now = (run / "journal.jsonl").read_bytes()
     for path in there.values():
         kept = path / "journal.jsonl"
-        if not kept.is_file() or kept.read_bytes() == now:
+        if not kept.is_file() or filecmp.cmp(kept, run / "journal.jsonl", shallow=False):
             return path
     branch = run / "branches" / str(1 + max(there, default=0))
     branch.mkdir(parents=True)
@@ -88,7 +90,7 @@ def _set_exports_aside(run: Path, branch: Path, step: int) -> None:
     """Exports of later steps; those that lie elsewhere are copied, since the run may write under their names again."""
     listed = run / "exports.json"
     stay = []
-    for line in read_json(listed) if listed.is_file() else ():
+    for line in read_record(listed) if listed.is_file() else ():
         name, place = re.search(r"-step-(\d+)", Path(line["path"]).name), run / line["path"]
         if name is None or int(name[1]) <= step:
             stay.append(line)

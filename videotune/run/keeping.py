@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import out_of_room
 from videotune.monitor.best import best_step
-from videotune.monitor.journal import read_journal
 from videotune.run.console import say, size, warn
 from videotune.run.folder import look
 from videotune.run.models import lora_settings
@@ -108,7 +107,7 @@ def is_kept(run: Path, step: int, kind: str) -> bool:
 def retire(trainer: Trainer) -> None:
     """Take away the checkpoints that the config lets go; the best one by the ruler and the last one always stay."""
     config, found = trainer.job.config, complete_checkpoints(trainer.run)
-    best = best_step(read_journal(trainer.run), {checkpoint.step for checkpoint in found})
+    best = best_step(trainer.journal.history.events, {checkpoint.step for checkpoint in found})
     for old in superfluous(found, config.backup_keep, config.save_keep, best):
         try:
             remove(old.folder)

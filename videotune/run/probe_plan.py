@@ -135,13 +135,14 @@ def facts_of(plan: ProbePlan) -> dict[str, Any]:
     }
 
 
-def not_paid_yet(lines: Sequence[Mapping[str, Any]], budget: float) -> str | None:
-    """Why the budget does not allow another probe now, from the journal so far; None where it does.
+def not_paid_yet(probes: Sequence[Mapping[str, Any]], trained: float, budget: float) -> str | None:
+    """Why the budget does not allow another probe now; None where it does.
+
+    ``probes``: their lines in the journal; ``trained``: the seconds of all steps.
 
     Time that steps took is what the budget is a share of, so probes lie evenly over a run that cannot pay them all.
     """
-    taken = [line["seconds"] for line in lines if line["kind"] == "probe" and "seconds" in line]
-    trained = sum(sum(line["seconds"].values()) for line in lines if line["kind"] == "step")
+    taken = [line["seconds"] for line in probes if "seconds" in line]
     one = min(taken, default=0.0)
     if sum(taken) + one <= budget * trained:
         return None

@@ -17,7 +17,6 @@ from videotune.data.film import write_video
 from videotune.files import read_json, write_json, write_whole
 from videotune.monitor.diversity import diversity
 from videotune.monitor.embedding import Embedding, both_ways, default_embedding, open_encoder
-from videotune.monitor.journal import read_journal
 from videotune.monitor.motion import mean_measures, measures
 from videotune.monitor.replication import Baselines, Nearest
 from videotune.run.console import bar, say, warn
@@ -99,7 +98,7 @@ def before_training_probe(trainer: Trainer) -> None:
 def lacking(trainer: Trainer) -> bool:
     """Whether a probe belongs to the step before the first one, and the journal has none."""
     step, config = trainer.first - 1, trainer.job.config
-    here = [line for line in read_journal(trainer.run) if line.get("step") == step]
+    here = [line for line in trainer.journal.history.events if line.get("step") == step]
     read = any(line["kind"] == "probe" for line in here)
     failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
     at_checkpoint = step == 0 or step == trainer.job.steps or bool(config.save_every and step % config.save_every == 0)
@@ -149,7 +148,7 @@ def why_not(trainer: Trainer, probes: Probes, step: int) -> str | None:
         return "the base's samples were not drawn before step 1, so there is nothing to compare with"
     if read_json(kept)["drawing"] != facts_of(probes.plan):
         return "prompts, shape or steps of the probe are no longer those that the base's samples were drawn with"
-    return not_paid_yet(read_journal(trainer.run), budget)
+    return not_paid_yet(trainer.journal.history.of_kind("probe"), trainer.journal.history.seconds, budget)
 
 
 def drawn(trainer: Trainer, plan: ProbePlan, step: int) -> list[Frames]:

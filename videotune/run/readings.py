@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from videotune.data.film import write_video
-from videotune.monitor.journal import read_journal
 from videotune.monitor.ruler import owners, read_ruler, related
 from videotune.run.beside import due
 from videotune.run.console import bar, say, warn
@@ -52,7 +51,7 @@ def before_training(trainer: Trainer) -> None:
 def lacking(trainer: Trainer) -> tuple[bool, bool, set[str]]:
     """Whether the ruler is to be read before the first step, whether previews are to be drawn, and those that are there."""
     config, step, last = trainer.job.config, trainer.first - 1, trainer.job.steps
-    journal, reads = read_journal(trainer.run), False
+    journal, reads = trainer.journal.history.events, False
     if config.ruler_after:
         name = ruler_name(trainer)
         read_at = {line["step"] for line in journal if line["kind"] == "ruler" and line.get("ruler") == name}
@@ -93,8 +92,8 @@ def measure(trainer: Trainer, step: int) -> None:
         return
     if not trainer.crew.first:  # it has run the network in step with the first one, which knows the same
         return
-    lines = [line for line in read_journal(trainer.run) if line["kind"] == "ruler"]
-    before: dict[str, Any] = next((line for line in lines if line.get("ruler") == name), reading)
+    lines = trainer.journal.history.of_kind("ruler")
+    before: Mapping[str, Any] = next((line for line in lines if line.get("ruler") == name), reading)
     if lines and before is reading:
         what = f" ({trainer.ruler_differs} differ)" if trainer.ruler_differs else ""
         text = f"the ruler is another one{what}: readings from step {step} on compare with each other, not with earlier ones"

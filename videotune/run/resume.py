@@ -14,13 +14,22 @@ from videotune.config.resolve import Resolved, parse, resolve
 from videotune.data.library import buckets
 from videotune.errors import VideotuneError
 from videotune.families.find import place, spec_for
-from videotune.files import read_json, write_json
-from videotune.monitor.journal import cut_journal, read_journal
+from videotune.files import digest, write_bytes, write_json
+from videotune.monitor.journal import History
+from videotune.records import read_record
 from videotune.run.bench import put_weights
 from videotune.run.console import bar, say
 from videotune.run.experts import of_expert
 from videotune.run.fitting import OPEN, reopened, settled
-from videotune.run.folder import read_run_config, refuse_run, write_config
+from videotune.run.folder import (
+    SCHEDULER,
+    read_run_config,
+    refuse_out_in_data,
+    refuse_run,
+    scheduler_hash,
+    versions,
+    write_config,
+)
 from videotune.run.going_back import FACTS, changed_after, facts_at, kept_before, set_aside
 from videotune.run.job import Job, Past, make_schedule, open_job
 from videotune.run.keeping import last_words
@@ -28,8 +37,17 @@ from videotune.run.plan import make_plan
 from videotune.run.settle import Words, layers, settle
 from videotune.run.trainer import Trainer
 from videotune.train.optimizers import load_optimizer_state
-from videotune.train.pieces import verify
-from videotune.train.state import Checkpoint, complete_checkpoints, incomplete_checkpoints, listed, pick, sweep, why_not
+from videotune.train.state import (
+    MARKER,
+    Checkpoint,
+    complete_checkpoints,
+    folder_of,
+    incomplete_checkpoints,
+    listed,
+    pick,
+    sweep,
+    why_not,
+)
 
 
 @dataclass(frozen=True)
@@ -47,12 +65,16 @@ class Resume:
 
 @dataclass(frozen=True)
 class Opened:
-    """A run to train: its job; on a resume also its checkpoint (None: nothing was saved yet) and what differs, in words."""
+    """A run to train: its job; on a resume also its checkpoint (None: nothing was saved yet) and what differs, in words.
+
+    ``history``: what its journal says.
+    """
 
     job: Job
     checkpoint: Checkpoint | None = None
     changes: tuple[str, ...] = ()
     rewrite: bool = False
+    history: History | None = None
 
 
 def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1) -> Opened:
@@ -63,21 +85,24 @@ def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1)
     if resume is None:
         refuse_run(run)
         resolved, spec, base = settle(words)
+        refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
         return Opened(settled(scanned(resolved, spec, base, processes)))
     read_run_config(run)  # a sentence where the folder holds no run
-    checkpoint = checkpoint_of(run, resume.step)
+    history = History(run)
+    checkpoint = checkpoint_of(run, resume.step, history)
     step = checkpoint.step if checkpoint else 0
     facts = facts_at(run, resume.step)
-    kept = read_json(facts["config"])
+    kept = read_facts(run, facts)
     resolved, spec, base, changes = with_words(words, run, kept)
     judge(changes, run, resume.override)
-    for change in changes:
+    other = changed_around(run, kept, base, resume.override)
+    for change in (*changes, *other):
         say(f"changed: {change}")
     job = scanned(resolved, spec, base, kept.get("processes", 1))
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, kept["settings"], changes, run)
     job = replace(job, past=Past(**kept.get("past", {})))
-    told = [str(change) for change in changes]
+    told = [*map(str, changes), *other]
     before = job.config
     job = settled(reopened(job) if resume.replan else job)
     for key in OPEN if resume.replan else ():
@@ -91,10 +116,10 @@ def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1)
                 "Put it back as it was, start a new run, or go on with it by name: --allow-data-change"
             )
         what = told_change(facts["check"], job)
-        job = replace(job, past=Past(step, seen(run, step)))
+        job = replace(job, past=Past(step, seen(history, step)))
         told.append(f"data: {what}")
         say(f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own")
-    return Opened(job, checkpoint, tuple(told), rewrite=bool(told))
+    return Opened(job, checkpoint, tuple(told), rewrite=bool(told), history=history)
 
 
 def scanned(resolved: Resolved, spec: Any, base: Any, processes: int) -> Job:
@@ -129,19 +154,23 @@ def refuse_other_batches(job: Job, settings: Mapping[str, Any], changes: Sequenc
 def with_words(
     words: Words, run: Path, kept: Mapping[str, Any] | None = None
 ) -> tuple[Resolved, Any, Any, list[Change]]:
-    """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was."""
-    if words.preset or words.family:
-        raise VideotuneError(
-            "--resume goes on with the run's own config; --set, --config and --data may change it, a preset not"
-        )
+    """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was.
+
+    Words that say what the run was begun with are no change, so its first command goes on with --resume added.
+    """
     kept = read_run_config(run) if kept is None else kept
-    user, _ = layers(words)
+    user, preset = layers(words)
+    user = merge(preset, user)
     for name, other in (("epochs", "steps"), ("steps", "epochs")):
         if name in user and other not in user:
             user = {**user, other: None}
     settings = merge(kept["settings"], user)
     base = place(settings["base_model_name"], weights=False)
     spec = spec_for(settings["family"], base)
+    asked = {key: value for key, value in kept.get("asked", {}).items() if key in user}
+    said = resolve(merge({**kept["settings"], **asked}, user), {}, spec).to_json()["settings"]
+    if all(said[key] == value for key, value in asked.items()):  # then they stay what they were frozen to
+        settings |= {key: kept["settings"][key] for key in asked}
     resolved = resolve(settings, {}, spec)
     origins = {key: kept["origins"].get(key, "default") for key in resolved.origins}
     old = resolve(kept["settings"], {}, spec)  # keys that are new since the run began have their defaults on both sides
@@ -167,38 +196,77 @@ def judge(changes: Sequence[Change], run: Path, override: bool) -> None:
         )
 
 
-def checkpoint_of(run: Path, step: int | None) -> Checkpoint | None:
+def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
+    """The run's config.json; every file that is needed on the way is read, since a damaged one is to be told now."""
+    for name, path in facts.items():
+        read_record(path, name)
+    if (run / "exports.json").is_file():
+        read_record(run / "exports.json")
+    found: dict[str, Any] = read_record(facts["config"], "config")
+    return found
+
+
+def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool) -> list[str]:
+    """What is not as it was and no setting says: config.json itself, the base's scheduler, versions of libraries.
+
+    Raises VideotuneError for the first two without ``override``.
+    """
+    found = []
+    if kept["digest"] != digest({name: value for name, value in kept.items() if name != "digest"}):
+        found.append("config.json was edited by hand: it is not what the run wrote")
+    if base is not None and kept["base"].get("scheduler") != scheduler_hash(base):
+        found.append(f"the base model's {SCHEDULER} is not the one that the run began with")
+    if found and not override:
+        raise VideotuneError(
+            f"{run}: {'; '.join(found)}. Undo that, and change settings with --set KEY=VALUE --override; "
+            "or continue with them as they are: --override"
+        )
+    now, was = versions(), kept.get("versions", {})
+    return found + [
+        f"versions.{name}: {was[name]} -> {now[name]}" for name in now if name in was and was[name] != now[name]
+    ]
+
+
+def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint | None:
     """The checkpoint to go on from; None where the run has not saved anything yet.
 
     Raises VideotuneError that lists the complete ones where the one asked for, or the newest that was ever saved, is missing
-    or incomplete: going back further would lose steps in silence.
+    or incomplete: going back further would lose steps in silence; and where the journal does not reach it.
     """
+    found = newest_or(run, step, history)
+    if found is not None and history.newest < found.step:
+        raise VideotuneError(
+            f"{run / 'journal.jsonl'} says nothing of the steps from {history.newest + 1} to {found.step}, which are saved. "
+            f"Put back a copy of it, or continue without them: videotune doctor {run} --repair-journal"
+        )
+    return found
+
+
+def newest_or(run: Path, step: int | None, history: History) -> Checkpoint | None:
+    """The checkpoint of a step, or the newest one, as ``checkpoint_of`` says."""
     if step is not None:
         return None if step == 0 else pick(run, step)
-    found = complete_checkpoints(run)
-    saved = [line["step"] for line in read_journal(run) if line["kind"] == "save"]
+    found, damaged = complete_checkpoints(run), incomplete_checkpoints(run)
+    saved = [line["step"] for line in history.of_kind("save")]
+    saved += [number for number in damaged if (folder_of(run, number) / MARKER).is_file()]
     last = found[-1].step if found else 0
     if saved and max(saved) > last:
-        wrong = incomplete_checkpoints(run).get(max(saved), "its folder is missing")
-        other = f"Go on from one of them: --from {last}" if found else "Go back to the beginning: --from 0"
+        wrong = damaged.get(max(saved), "its folder is missing")
+        other = f"Continue from one of them: --from {last}" if found else "Go back to the beginning: --from 0"
         raise VideotuneError(
             f"the newest checkpoint of {run}, step {max(saved)}, is not whole: {wrong}; {listed(run)}. {other}"
         )
     return found[-1] if found else None
 
 
-def seen(run: Path, step: int) -> dict[str, int]:
+def seen(history: History, step: int) -> dict[str, int]:
     """Views of each window until a step, counted in the journal."""
-    views: Counter[str] = Counter()
-    for line in read_journal(run):
-        if line["kind"] == "step" and line["step"] <= step:
-            views.update(line["window_ids"])
-    return dict(views)
+    return dict(Counter(name for line in history.steps(step) for name in line["window_ids"]))
 
 
 def told_change(account: Path, job: Job) -> str:
     """What has changed in the data since an account of it (a check.json) was written, in words."""
-    was = {clip["id"]: clip for clip in read_json(account)["clips"] if clip["used"] or clip["held_out"]}
+    was = {clip["id"]: clip for clip in read_record(account, "check")["clips"] if clip["used"] or clip["held_out"]}
     now = {clip.id: clip for clip in job.library.clips}
     places, both = {clip["path"] for clip in was.values()}, sorted(set(now) & set(was), key=lambda name: now[name].path)
     added = sorted(now[name].path for name in set(now) - set(was))
@@ -249,16 +317,22 @@ def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
         return
     sweep(run)
     if branch:
-        kept = set_aside(run, step)
+        kept = set_aside(run, step, trainer.journal.history.newest)
         if kept:
             say(f"what came after step {step} is kept in {kept}")
-    gone = cut_journal(run, step)
-    trainer.journal.reopen()
+    done = trainer.journal.history.last
+    trainer.journal.cut(step)
     if opened.rewrite:
         _write_anew(trainer)
-    lost = f"; {gone} journal lines after it are cut off" if gone else ""
-    say(f"resuming from step {step}{lost}" if checkpoint else "nothing was saved yet: starting from step 0")
-    trainer.skipped_in_a_row = _skipped_at_the_end(run)
+    redone = max(0, done - step)
+    again = (
+        f"; {redone} step{'s' * (redone != 1)} after it {'were' if redone > 1 else 'was'} not saved" if redone else ""
+    )
+    again += (
+        f" and {'are' if redone > 1 else 'is'} trained again, with the same result" if redone and not branch else ""
+    )
+    say(f"resuming from step {step}{again}" if checkpoint else "nothing was saved yet: starting from step 0")
+    trainer.skipped_in_a_row = trainer.journal.history.skipped_at_the_end
 
 
 def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -268,10 +342,10 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """
     config, where = trainer.job.config, str(checkpoint.folder)
     rows, crew = trainer.rows, trainer.crew
-    verify(checkpoint.folder, crew.rank, crew.size)
-    weights, moments = checkpoint.load("weights", rows), checkpoint.load("optimizer", rows)
+    share = (crew.rank, crew.size)
+    weights, moments = checkpoint.load("weights", rows, share), checkpoint.load("optimizer", rows, share)
     without = checkpoint.state()
-    averages = checkpoint.load("ema", rows) if checkpoint.has_ema else weights
+    averages = checkpoint.load("ema", rows, share) if checkpoint.has_ema else weights
     try:
         for name, learner in trainer.bench.learners.items():
             begin = trainer.prefix(name)
@@ -302,16 +376,9 @@ def _write_anew(trainer: Trainer) -> None:
     step = trainer.first - 1
     if step not in changed_after(run, step - 1):  # what is kept of that step is true: nothing after it stayed
         for name in reversed(FACTS):  # the config last: it says that the three are there
-            write_json(kept_before(run, name, step), read_json(run / f"{name}.json"))
+            write_bytes(kept_before(run, name, step), (run / f"{name}.json").read_bytes())
     write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
     write_json(run / "plan.json", make_plan(job))
-    write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"])
-
-
-def _skipped_at_the_end(run: Path) -> int:
-    """How many of the last steps were not applied."""
-    count = 0
-    for line in read_journal(run):
-        if line["kind"] == "step":
-            count = count + 1 if line.get("skipped") else 0
-    return count
+    asked, settings = kept.get("asked", {}), job.resolved.to_json()["settings"]
+    asked = {key: value if settings[key] == kept["settings"][key] else settings[key] for key, value in asked.items()}
+    write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"], asked)

@@ -25,7 +25,7 @@ from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import read_embedding
 from videotune.export.read import read_file
 from videotune.families.find import place, spec_for
-from videotune.files import read_json
+from videotune.records import read_record
 from videotune.run.bench import attach, put_weights
 from videotune.run.console import bar, say
 from videotune.run.experts import of_expert, prefix, trained
@@ -267,7 +267,7 @@ def adapter_name(words: SampleWords) -> str:
 def shape_of(run: Path | None, fps: float, config: Config, spec: FamilySpec) -> ClipShape:
     """The shape a run trained most on, or without a run what the model draws unless told otherwise."""
     if run is not None:
-        most = max(read_json(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"])
+        most = max(read_record(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"])
         frames, height, width = (int(part) for part in most["shape"].split("x"))
         return ClipShape(frames, height, width, fps)
     rules = spec.rules

@@ -12,12 +12,11 @@ from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
 from videotune.monitor.heartbeat import Heartbeat, heartbeat
-from videotune.monitor.journal import read_journal
 from videotune.run.beside import due
-from videotune.run.console import bar, clock, say, size
+from videotune.run.console import bar, clock, guard_stderr, say, size
 from videotune.run.export import exactly, export_run
 from videotune.run.fitting import peak
-from videotune.run.folder import look, only_process, signals
+from videotune.run.folder import hangup_is_termination, look, only_process, signals
 from videotune.run.job import refuse_skips
 from videotune.run.keeping import (
     backup_due,
@@ -61,6 +60,8 @@ def train(
     ``begun``: the ``time.perf_counter()`` at which the program began, where its time counts as the run's.
     """
     begun = time.perf_counter() if begun is None else begun
+    guard_stderr()
+    hangup_is_termination()
     try:
         return train_once(words, run, resume=resume, allow_skips=allow_skips, begun=begun)
     except NoRoom as error:
@@ -98,7 +99,7 @@ def train_once(
 def work(opened: Opened, run: Path, resume: Resume | None, crew: Crew, pulse: Heartbeat) -> int:
     """What each process of the run does, from loading to the report."""
     first = 1 + (opened.checkpoint.step if opened.checkpoint else 0)
-    trainer = prepare(opened.job, run, resume is not None, crew, pulse, first)
+    trainer = prepare(opened.job, run, resume is not None, crew, pulse, first, opened.history)
     try:
         if resume is not None:
             restore(trainer, opened, branch=resume.step is not None)
@@ -269,22 +270,21 @@ def keep_if_best(trainer: Trainer, step: int) -> None:
     """With early_stopping: what read best so far is kept, so that it is there to be taken."""
     if trainer.job.config.early_stopping is None:
         return
-    best = trainer.crew.first and is_new_best(read_journal(trainer.run), step)
+    best = trainer.crew.first and is_new_best(trainer.journal.history.events, step)
     if trainer.crew.told(best) if trainer.together else best:
         save(trainer, step, "backup")
 
 
 def step_of(trainer: Trainer) -> int:
     """The last step that is done."""
-    steps = [line["step"] for line in read_journal(trainer.run) if line["kind"] == "step"]
-    return max(steps, default=0)
+    return trainer.journal.history.last
 
 
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """The run's result in its formats: of its last step, or with early_stopping of the checkpoint that is to be taken."""
     run, job, step = trainer.run, trainer.job, trainer.job.steps
     if job.config.early_stopping is not None:
-        best = take(run, step)["step"]
+        best = take(trainer, step)["step"]
         if best != step or why == "early":
             return export_run(run, trainer.family, result_of(pick(run, best)), best, job.resolved)
     if trainer.rows:  # gathered where all have written their parts
@@ -316,7 +316,7 @@ def finish(trainer: Trainer, why: str) -> None:
     if held is not None:
         planned = f", planned {size(held['planned_bytes'])}" if held["planned_bytes"] else ""
         say(f"memory at the peak: {size(held['allocated_bytes'] or 0)} allocated{planned}")
-    spent, taken = trainer.pulse.seconds(), take(run, step)
+    spent, taken = trainer.pulse.seconds(), take(trainer, step)
     if taken["step"] != step:
         say(f"take step {taken['step']}: {taken['why']}; videotune export {run} --step {taken['step']}")
     more = {"memory": held} if held else {}

@@ -17,16 +17,16 @@ from videotune.adapters.kinds import split
 from videotune.cache.batches import Source
 from videotune.data.account import totals
 from videotune.errors import VideotuneError
-from videotune.files import read_json
 from videotune.memory.host import keep_freed_memory
 from videotune.monitor.board import Board, refuse_missing
 from videotune.monitor.exposure import band
 from videotune.monitor.heartbeat import Heartbeat
-from videotune.monitor.journal import Journal, read_journal
+from videotune.monitor.journal import History, Journal
 from videotune.monitor.ruler import Ruler
 from videotune.monitor.ruler_plan import read_by_ruler
 from videotune.monitor.speed import Pace
 from videotune.monitor.verdict import Verdict
+from videotune.records import read_record
 from videotune.run.begin_from import begin_from
 from videotune.run.bench import Bench, make_rota, open_bench, shares
 from videotune.run.console import say, warn
@@ -96,7 +96,7 @@ class Trainer:
     @cached_property
     def planned_views(self) -> Mapping[str, Any]:
         """The plan's views by the end, and the steps at which each band begins."""
-        return dict(read_json(self.run / "plan.json")["views"])
+        return dict(read_record(self.run / "plan.json")["views"])
 
     def band_at(self, step: int) -> str:
         """The band of the training window that has been shown most."""
@@ -183,11 +183,17 @@ class Trainer:
 
 
 def prepare(
-    job: Job, run: Path, resume: bool, crew: Crew | None = None, pulse: Heartbeat | None = None, first: int = 1
+    job: Job,
+    run: Path,
+    resume: bool,
+    crew: Crew | None = None,
+    pulse: Heartbeat | None = None,
+    first: int = 1,
+    history: History | None = None,
 ) -> Trainer:
     """Fill the cache, load the denoisers, add what trains; ``first`` is the first step to do.
 
-    Whoever resumes puts the saved state back after it.
+    ``history``: what was read of the run's journal. Whoever resumes puts the saved state back after it.
     """
     config, crew = job.config, crew or Crew()
     pulse = pulse or Heartbeat(run)
@@ -242,7 +248,7 @@ def prepare(
         ruler=Ruler(*read_by_ruler(job.library.held_out_windows, job.training_windows), config.seed),
         prompts=prompts,
         captions=captions_by_window(job),
-        journal=Journal(run if crew.first else None),
+        journal=Journal(run if crew.first else None, history),
         pulse=pulse,
         crew=crew,
         probes=probes,
@@ -260,7 +266,7 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     if trainer.job.config.tensorboard:
         trainer.board = Board(trainer.run, trainer.first, lambda text: warn(trainer.journal, trainer.pulse.step, text))
         trainer.journal.followers.append(trainer.board.tell)
-    for line in read_journal(trainer.run):
+    for line in trainer.journal.history.events:
         trainer.pace.follow(line)
     trainer.journal.followers.append(trainer.pace.follow)
     job, rows = trainer.job, trainer.rows
@@ -275,7 +281,7 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
             **({"changes": changes} if changes else {}),
             **more,
         )
-    if not any(line["kind"] == "start" for line in read_journal(trainer.run)):
+    if not trainer.journal.history.of_kind("start"):
         trainer.journal.event(
             "start",
             steps=job.steps,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.monitor.best import best_step
-from videotune.monitor.journal import read_journal
 from videotune.monitor.verdict import OVERFITTING, Verdict, in_a_row, judge
 from videotune.run.console import say
 from videotune.train.state import complete_checkpoints
@@ -18,8 +16,7 @@ if TYPE_CHECKING:
 
 def write_views(trainer: Trainer, step: int) -> None:
     """How often everything has been shown until a step, and each window by the end, into the journal, once."""
-    lines = read_journal(trainer.run)
-    if any(line["kind"] == "views" and line["step"] == step for line in lines):
+    if any(line["step"] == step for line in trainer.journal.history.of_kind("views")):
         return
     planned = trainer.planned_views
     by_the_end = {"by_the_end": planned["per_window"], "advice": planned["advice"]}
@@ -28,7 +25,7 @@ def write_views(trainer: Trainer, step: int) -> None:
 
 def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
     """The verdict on the readings so far, into the journal once a reading; said where its word is new, and at the end."""
-    lines = read_journal(trainer.run)
+    lines = trainer.journal.history.events
     found = judge(lines)
     trainer.verdict = found
     if found is None:
@@ -48,7 +45,11 @@ def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verd
 def stops_early(trainer: Trainer) -> bool:
     """Whether the person has asked the run to end at so many readings that say OVERFITTING, and there are so many."""
     patience = trainer.job.config.early_stopping
-    return patience is not None and trainer.crew.first and in_a_row(read_journal(trainer.run), OVERFITTING) >= patience
+    return (
+        patience is not None
+        and trainer.crew.first
+        and in_a_row(trainer.journal.history.events, OVERFITTING) >= patience
+    )
 
 
 def is_new_best(lines: Iterable[Mapping[str, Any]], step: int) -> bool:
@@ -58,14 +59,14 @@ def is_new_best(lines: Iterable[Mapping[str, Any]], step: int) -> bool:
     return step > 0 and best_step(lines, steps) == step
 
 
-def take(run: Path, step: int) -> dict[str, Any]:
+def take(trainer: Trainer, step: int) -> dict[str, Any]:
     """Which checkpoint a person should take of a run that is at ``step``, and why, in words.
 
     The best one by the held-out clips where the run overfits, or has got worse; else the last one, since nothing speaks
     against it.
     """
-    lines = read_journal(run)
-    found, there = judge(lines), [one.step for one in complete_checkpoints(run)]
+    lines = trainer.journal.history.events
+    found, there = judge(lines), [one.step for one in complete_checkpoints(trainer.run)]
     if found is None or not found.turned or not there:
         why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
         return {"step": max(there, default=step), "why": why}

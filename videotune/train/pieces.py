@@ -1,13 +1,12 @@
 """A checkpoint that several processes write: each its rows, a file a part, and an index that says what is where.
 
-``{part}.index.json``: ``files``, each with its bytes and sha256, and ``tensors``, each with its shape and, in the order of
-its rows, the files that hold some and the row with which each begins. What is not cut stands in one file alone.
+``{part}.index.json``: ``files``, and ``tensors``, each with its shape and, in the order of its rows, the files that hold
+some and the row with which each begins. What is not cut stands in one file alone.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from videotune.train.state import (
     aside_of,
     clear_aside,
     complete,
+    entry_of,
     known,
     refuse_broken,
     write_tensors,
@@ -88,25 +88,6 @@ def put_together(folder: Path, part: str, rows: Mapping[str, Rows]) -> dict[str,
             raise ValueError(f"rows of {name} are missing")
         out[name] = whole
     return out
-
-
-def verify(folder: Path, part: int = 0, of: int = 1) -> None:
-    """Read every ``of``-th file that an index names, from number ``part`` on, and compare it with its hash.
-
-    Raises VideotuneError that names the first one that holds other bytes than were written.
-    """
-    named: dict[str, str] = {}
-    for index in sorted(folder.glob("*.index.json")):
-        named |= {file: told["sha256"] for file, told in read_json(index)["files"].items()}
-    for file in sorted(named)[part::of]:
-        if hash_of(folder / file) != named[file]:
-            raise VideotuneError(f"checkpoint {folder} cannot be read: {file} holds other bytes than were written")
-
-
-def hash_of(path: Path) -> str:
-    """The file's sha256."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save_pieces(
@@ -183,8 +164,7 @@ def _write_own(aside: Path, parts: Mapping[str, Mapping[str, Tensor]], rows: Map
                 own[name], places[name] = value, (list(value.shape), 0)
         file = f"{part}-{crew.rank + 1:05d}-of-{crew.size:05d}.safetensors"
         write_tensors(aside / file, own)
-        size = (aside / file).stat().st_size
-        told[part] = {"file": file, "bytes": size, "sha256": hash_of(aside / file), "tensors": places}
+        told[part] = {"file": file, "entry": entry_of(aside / file), "tensors": places}
     return told
 
 
@@ -194,12 +174,13 @@ def _join(aside: Path, told: list[Told], step: int, state: Mapping[str, Any], ki
         tensors: dict[str, Any] = {}
         for one in (each[part] for each in told):
             path = aside / one["file"]
-            if not path.is_file() or path.stat().st_size != one["bytes"]:
+            if not path.is_file() or path.stat().st_size != one["entry"]["bytes"]:
                 raise VideotuneError(
                     f"{path} was written by another process and is not here whole: put --out on a disk that all share"
                 )
             for name, (shape, first) in one["tensors"].items():
                 tensors.setdefault(name, {"shape": shape, "rows": []})["rows"].append([one["file"], first])
-        files = {one[part]["file"]: {"bytes": one[part]["bytes"], "sha256": one[part]["sha256"]} for one in told}
+        files = [one[part]["file"] for one in told]
         write_json(aside / f"{part}.index.json", {"files": files, "tensors": tensors})
-    return complete(aside, step, state, kind)
+    written = {one["file"]: one["entry"] for each in told for one in each.values()}
+    return complete(aside, step, state, kind, written)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.files import read_json, sync_file, sync_folder, system_errors, write_json
+from videotune.files import hash_file, is_left_behind, sync_file, sync_folder, system_errors, write_json
+from videotune.records import FileEntry, read_record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,17 +26,50 @@ PARTS = ("weights", "optimizer", "ema")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint on disk. ``kind``: "save" stays as the config says, "backup" makes way for the next ones."""
+    """A complete checkpoint on disk. ``kind``: "save" stays as the config says, "backup" makes way for the next ones.
+
+    ``files``: length and hash of each file, as COMPLETE lists them.
+    """
 
     step: int
     folder: Path
     kind: str = "save"
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
 
-    def load(self, part: str, rows: Mapping[str, Rows] | None = None) -> dict[str, Tensor]:
-        """The tensors of a part, whole, whether one process has written them or each its rows.
+    def verify(self, part: str, share: tuple[int, int] = (0, 1)) -> None:
+        """Compare the files of a part, or state.json, with their hashes; of ``share`` (i, n) every n-th file from i on.
+
+        Raises VideotuneError that names the first file with other bytes, and the checkpoints to use instead.
+        """
+        names = sorted(name for name in self.files if re.fullmatch(rf"{part}(-\d+-of-\d+|\.index)?\.\w+", name))
+        if not names:
+            raise VideotuneError(
+                f"checkpoint {self.folder} cannot be read: {MARKER} lists no file of {part}{self._others()}"
+            )
+        for name in names[share[0] :: share[1]]:
+            if hash_file(self.folder / name) != self.files[name]["hash"]:
+                raise VideotuneError(
+                    f"checkpoint {self.folder} cannot be read: {name} is damaged, its bytes are not those that were written"
+                    f"{self._others()}"
+                )
+
+    def _others(self) -> str:
+        steps = [one.step for one in complete_checkpoints(self.folder.parent.parent) if one.step != self.step]
+        if not steps:
+            return ". The run has no other checkpoint"
+        return (
+            f". Use another one: {', '.join(map(str, steps))} (train --resume --from {steps[-1]}; "
+            f"sample, export: --step {steps[-1]})"
+        )
+
+    def load(
+        self, part: str, rows: Mapping[str, Rows] | None = None, share: tuple[int, int] = (0, 1)
+    ) -> dict[str, Tensor]:
+        """The tensors of a part, whole, whether one process has written them or each its rows; their hashes are compared.
 
         ``rows`` by parameter name: what of them, and of what is kept of them, this process has; of the others nothing.
-        Raises VideotuneError where a file is missing or damaged.
+        ``share`` (i, n): of n processes that load it, each compares every n-th file. Raises VideotuneError where a file
+        is missing or damaged.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -44,11 +78,14 @@ class Checkpoint:
 
         name = f"{part}.safetensors"
         try:
+            self.verify(part, share)
             if (self.folder / name).is_file():
                 return cut(load_file(self.folder / name), rows or {})
             return put_together(self.folder, part, rows or {})
+        except VideotuneError:
+            raise
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise VideotuneError(f"checkpoint {self.folder} cannot be read: {name}: {error}") from error
+            raise VideotuneError(f"checkpoint {self.folder} cannot be read: {name}: {error}{self._others()}") from error
 
     def state(self) -> dict[str, Any]:
         """state.json: the step, and the numbers that are no tensors.
@@ -56,14 +93,16 @@ class Checkpoint:
         Raises VideotuneError where it is missing or damaged.
         """
         try:
-            return read_json(self.folder / "state.json")
-        except (OSError, ValueError) as error:
+            self.verify("state")
+            found: dict[str, Any] = read_record(self.folder / "state.json")
+        except OSError as error:
             raise VideotuneError(f"checkpoint {self.folder} cannot be read: state.json: {error}") from error
+        return found
 
     @property
     def has_ema(self) -> bool:
         """Whether an average of the weights was kept."""
-        return any((self.folder / name).is_file() for name in ("ema.safetensors", "ema.index.json"))
+        return any(name in self.files for name in ("ema.safetensors", "ema.index.json"))
 
 
 def save_checkpoint(
@@ -103,8 +142,9 @@ def known(run: Path, step: int, kind: str) -> Checkpoint | None:
     if isinstance(there, str):
         return None
     if kind == "save" and there.kind != "save":
-        write_json(folder / MARKER, {**read_json(folder / MARKER), "kind": kind})
-    return Checkpoint(step, folder, "save" if "save" in (kind, there.kind) else kind)
+        write_json(folder / MARKER, {"step": step, "kind": kind, "files": there.files})
+        return replace(there, kind=kind)
+    return there
 
 
 def clear_aside(run: Path, step: int) -> Path:
@@ -117,16 +157,26 @@ def clear_aside(run: Path, step: int) -> Path:
     return aside
 
 
-def complete(aside: Path, step: int, state: Mapping[str, Any], kind: str) -> Checkpoint:
-    """Put a checkpoint whose tensors are written into its place; its marker comes last."""
-    folder = aside.with_name(f"step-{step}")
+def entry_of(path: Path) -> FileEntry:
+    """What COMPLETE lists of a file."""
+    return {"bytes": path.stat().st_size, "hash": hash_file(path)}
+
+
+def complete(
+    aside: Path, step: int, state: Mapping[str, Any], kind: str, written: Mapping[str, FileEntry] | None = None
+) -> Checkpoint:
+    """Put a checkpoint whose tensors are written into its place; its marker comes last.
+
+    ``written``: what other processes have listed of their files; of all others the hash is computed here.
+    """
+    folder, known_files = aside.with_name(f"step-{step}"), written or {}
     write_json(aside / "state.json", {"step": step, **state})
+    files = {path.name: known_files.get(path.name) or entry_of(path) for path in sorted(aside.iterdir())}
     sync_folder(aside)
     aside.rename(folder)
     sync_folder(folder.parent)
-    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     write_json(folder / MARKER, {"step": step, "kind": kind, "files": files})
-    return Checkpoint(step, folder, kind)
+    return Checkpoint(step, folder, kind, files)
 
 
 def refuse_broken(step: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -190,19 +240,20 @@ def read_checkpoint(folder: Path) -> Checkpoint | str:
     if not name:
         return "its name is no step's"
     try:
-        marker = read_json(folder / MARKER)
-        files, kind = dict(marker["files"]), str(marker["kind"])
+        marker = read_record(folder / MARKER)
     except FileNotFoundError:
         return f"it has no {MARKER}: it was never finished"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, VideotuneError) as error:
         return f"its {MARKER} cannot be read ({error})"
-    for file, size in files.items():
+    if marker["step"] != int(name[1]):
+        return f"it is the checkpoint of step {marker['step']} under another name"
+    for file, entry in marker["files"].items():
         path = folder / file
         if not path.is_file():
             return f"{file} is missing"
-        if path.stat().st_size != size:
-            return f"{file} has {path.stat().st_size} bytes of {size}"
-    return Checkpoint(int(name[1]), folder, kind)
+        if path.stat().st_size != entry["bytes"]:
+            return f"{file} has {path.stat().st_size} bytes of {entry['bytes']}"
+    return Checkpoint(marker["step"], folder, marker["kind"], marker["files"])
 
 
 def last_checkpoint(run: Path) -> Checkpoint:
@@ -241,9 +292,12 @@ def why_not(run: Path) -> str:
 
 
 def sweep(run: Path) -> None:
-    """Take away what a kill has left unfinished beside the checkpoints."""
+    """Take away what killed processes have left unfinished: checkpoints, and files that were being replaced."""
     for aside in (run / "checkpoints").glob(".step-*.part"):
         shutil.rmtree(aside)
+    for path in run.rglob(".part-*"):
+        if is_left_behind(path):
+            path.unlink(missing_ok=True)
 
 
 def superfluous(found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None) -> list[Checkpoint]:

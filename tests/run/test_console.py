@@ -1,0 +1,85 @@
+"""What is printed never ends a run: a full disk, a closed standard error, a reader that has gone."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_disk
+from safety_kit import Running, equal, facts_of, start, state
+
+from videotune.errors import DONE
+from videotune.run.settle import Words
+from videotune.run.train import train
+
+Say = Callable[..., Words]
+pytestmark = pytest.mark.usefixtures("server")
+
+
+def log_on_the_disk(home: Path, kept: Path, limited: bool, when: Callable[..., Any]) -> None:
+    """Standard error is a file on the small disk, and its last page is full when the rest of the disk is."""
+
+    def pad() -> None:
+        with suppress(OSError):
+            while True:
+                os.write(2, b"\n")
+
+    small_disk.on_small_disk(home, kept, limited, lambda fill: when(lambda: (fill(), pad())))
+    os.dup2(os.open(home / "train.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+
+
+def test_a_full_disk_that_also_holds_the_log_pauses_the_run(said: Say, tmp_path: Path) -> None:
+    words = said("steps=6", "save_every=2")
+    assert train(words, tmp_path / "straight") == DONE
+    home, kept = tmp_path / "disk", tmp_path / "kept"
+    home.mkdir()
+    kept.mkdir()
+    given = (home, kept, False, small_disk.after_the_first_save)
+    running = start(words, home / "run", first=log_on_the_disk, given=given)
+    disk = small_disk.seen(running.pid, home)
+    running.until((disk / small_disk.FILLER).is_file, "the full disk")
+    assert running.ended(2) is None, "it waits"
+    assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["step-2"]
+    small_disk.make_room(running.pid, home, kept)
+    assert running.ended() == DONE
+    assert facts_of(kept / "copy" / "run") == facts_of(tmp_path / "straight")
+    assert equal(state(kept / "copy" / "run", 6), state(tmp_path / "straight", 6))
+
+
+def full() -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+
+
+def no_reader() -> None:
+    read, write = os.pipe()
+    os.dup2(write, 2)
+    os.close(read)
+    os.close(write)
+
+
+def closed() -> None:
+    os.close(2)
+
+
+@pytest.mark.parametrize("how", [full, no_reader, closed])
+def test_a_standard_error_that_takes_nothing_does_not_end_a_run(
+    how: Callable[[], None], said: Say, tmp_path: Path
+) -> None:
+    running: Running = start(said("steps=3"), tmp_path / "run", first=how)
+    assert running.ended() == DONE
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_closed_descriptors_are_not_given_to_files_of_the_run() -> None:
+    """Started by a shell with 2>&-: the next file that is opened would otherwise get what libraries print."""
+    code = "from videotune.run.console import guard_stderr, say; guard_stderr(); say('x'); "
+    code += "f = open('/dev/null'); print(f.fileno())"
+    ended = subprocess.run(
+        ["bash", "-c", f'exec "{sys.executable}" -c "{code}" 2>&-'], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == DONE
+    assert int(ended.stdout) > 2
