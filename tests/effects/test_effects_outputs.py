@@ -227,5 +227,5 @@ def test_the_lora_is_written_where_and_as_the_config_says(lab: Lab) -> None:
 
 @pytest.mark.effect("output_model_format")
 def test_a_format_that_cannot_be_written_is_refused_before_training(lab: Lab) -> None:
-    with pytest.raises(VideotuneError, match=r"output_model_format.*comfyui.*kohya"):
+    with pytest.raises(VideotuneError, match=r"output_model_format.*'kohya'.*comfyui"):
         trainer_of(lab, {"output_model_format": ["diffusers", "kohya"]})

@@ -227,3 +227,30 @@ def test_without_reading_a_step_no_more_is_promised_than_it_keeps(
     depths = tuple((path, len(blocks)) for path, blocks in seen.whole().items())
     kept = max(parts.get("activations", 0) for parts in seen.step(job.shapes[0], 2, "OFF", depths).phases.values())
     assert kept < activations_at_most(job, 4) < 30 * kept
+
+
+def test_a_plan_begins_with_its_verdict(said: Say, capsys: pytest.CaptureFixture[str]) -> None:
+    words = said("steps=10")
+    assert plan(words, card="rtx 3060 12gb") == DONE
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("it fits RTX 3060 12GB: ")
+    assert "hours" in first
+    assert plan(words, vram=1.0) == SKIPPED
+    assert capsys.readouterr().out.startswith("it does not fit 1 GB: ")
+    assert plan(words, card="t4") == DONE
+    assert "hours" not in capsys.readouterr().out.splitlines()[0], "no rate is known of it"
+
+
+def test_without_a_card_a_plan_says_what_the_training_then_does(said: Say, tmp_path: Path) -> None:
+    words = said("steps=1", "batch_size=2", "lora.rank=2")
+    job = opened(words)
+    planned = to_json(fit(job, "FLOAT_32", None, None), job, "FLOAT_32")["chosen"]
+    assert train(words, tmp_path / "run") == DONE
+    kept = read_run_config(tmp_path / "run")["settings"]
+    assert planned == {key: kept[key] for key in OPEN}
+
+
+def test_a_plan_that_needs_more_than_the_disk_has_ends_with_2(said: Say, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(said("steps=1000000000", "save_every=1")) == SKIPPED
+    assert "too much" in capsys.readouterr().out
+    assert plan(said("steps=1000000000", "save_every=1", "save_keep=2")) == DONE

@@ -87,6 +87,11 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec
         raise VideotuneError(
             f"first_frame_probability: {spec.title} takes no image; it is drawn from text alone. Leave it out."
         )
+    if spec and isinstance(config.lora.targets, str) and config.lora.targets not in spec.lora_targets:
+        known = ", ".join(sorted(spec.lora_targets))
+        raise VideotuneError(
+            f"lora.targets: {config.lora.targets!r} is no named set of {spec.title} ({known}) and no list of patterns"
+        )
     if spec and len(spec.experts) == 1 and config.sample.guidance_2 is not None:
         raise VideotuneError(f"sample.guidance_2: {spec.title} has one denoiser, which sample.guidance is for")
     if spec and config.timestep_shift == "resolution" and spec.shift_by_tokens is None:

@@ -13,6 +13,7 @@ from videotune.config.words import (
     Checkpointing,
     Decay,
     Dtype,
+    ExportFormat,
     Frames,
     Kind,
     Layout,
@@ -455,7 +456,7 @@ class Config(Section):
     probe: Probe = Field(default_factory=Probe, description="small samples that are measured at checkpoints")
 
     output_model_destination: str | None = Field(None, description="folder of the exported LoRA (default: RUN/export)")
-    output_model_format: str | Annotated[list[str], Field(min_length=1)] = Field(
+    output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = Field(
         "diffusers", description="diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"
     )
 

@@ -30,6 +30,7 @@ from videotune.families.parts import (
     weight_files,
 )
 from videotune.families.pretrained import explained
+from videotune.families.published import NotHere
 from videotune.families.verified import user_cache, verify
 from videotune.files import digest
 from videotune.types import BasePlace, FamilySpec, WeightDtypes
@@ -111,7 +112,7 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], say: Callable[[
             "other parts, and give the file as transformer.file"
         )
     if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
-        raise VideotuneError(f"base_model_name: no such folder: {name}")
+        raise NotHere(f"base_model_name: no such folder: {name}")
     from videotune.families.hub import fetch
 
     return fetch(name, weights=weights, own=tuple(files), say=say)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.families.parts import STEMS, has_weights, missing, model_parts, read_config, some, without_safetensors
+from videotune.families.published import NotHere
 from videotune.files import write_text
 
 if TYPE_CHECKING:
@@ -193,13 +194,13 @@ def cached(name: str, *, weights: bool, own: Collection[str] = (), why: str = ""
     except HFValidationError as error:
         raise VideotuneError(told(name, error)) from error
     if not isinstance(found, str):
-        raise VideotuneError(
+        raise NotHere(
             f"base_model_name: {name} is not in {constants.HF_HUB_CACHE}, and {why}. {_fetch_first()}{_near(name)}"
         )
     folder = Path(found).parent
     absent = missing(folder, weights=weights, own=own)
     if absent:
-        raise VideotuneError(
+        raise NotHere(
             f"base_model_name: of {name}, {len(absent)} files are not in {folder}: {some(absent)}; and {why}. "
             f"{_fetch_first()}"
         )

@@ -6,6 +6,13 @@ import json
 from importlib import resources
 from pathlib import Path
 
+from videotune.errors import VideotuneError
+
+
+class NotHere(VideotuneError):
+    """A base model that is neither a folder nor in the Hub's cache, and cannot be fetched."""
+
+
 HOME = Path(str(resources.files("videotune") / "assets" / "models"))
 """A folder in diffusers layout for each model, of configs alone; ``index.json`` says which base model names mean it."""
 

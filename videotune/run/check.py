@@ -35,7 +35,7 @@ def check(
     assumed = not (words.preset or words.config or named.get("family") or named.get("base_model_name"))
     if assumed:
         words = replace(words, preset=DEFAULT_PRESET)
-    resolved, spec, base = settle(words)
+    resolved, spec, base = settle(words, planning=True)
     with bar("reading clips") as progress:
         job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path), to_look=True)
     account = with_views(job, with_cut_captions(job, to_json(job.library)), job.steps) | {"blockers": blockers(job)}

@@ -124,14 +124,15 @@ def pass_samples(job: Job) -> list[int]:
 def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None = None) -> Fit:
     """Choose what is left open so that the run fits into ``vram`` bytes and is fastest.
 
-    Without a limit: one pass for the batch, its blocks computed again, nothing on the host. ``host``: bytes of host memory
+    Without a limit: what a training on this machine's processor takes, and nothing on the host. ``host``: bytes of host memory
     that are free (None: not known, as of another machine).
     """
     facts, config = own_facts(job, step_facts(job, dtype)), job.config
     batch = max(pass_samples(job))
     own = fixed(config, len(facts.blocks), batch)
     if vram is None:
-        own = Fixed(own.micro_batch or batch, own.checkpointing or ON, own.streamed or 0, own.waits)
+        checkpointing = own.checkpointing or str(on_host(job)["gradient_checkpointing"])
+        own = Fixed(own.micro_batch or batch, checkpointing, own.streamed or 0, own.waits)
     found = fastest(facts, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
     choice, training = found or smallest(facts, batch, own)
     away = others(facts, training, vram)

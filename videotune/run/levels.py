@@ -22,7 +22,7 @@ ROWS, COLUMNS = 8, 72
 
 def show_levels(words: Words, *, as_json: bool = False) -> int:
     """Print the distribution of t; of a shift by resolution one for each bucket of the clips."""
-    resolved, spec, base = settle(words)
+    resolved, spec, base = settle(words, planning=True)
     shapes: dict[str, tuple[int, float]] = {}
     if resolved.config.timestep_shift == "resolution":
         job = open_job(resolved, spec, base, to_look=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import by_module
@@ -38,16 +40,20 @@ def plan(
     card: str | None = None,
     views: Sequence[int] = (),
 ) -> int:
-    """Print the plan of a run on a card with ``vram`` GB of memory, or of that name (neither: this machine's, if any).
+    """Print the plan of a run, its verdict first, on a card with ``vram`` GB of memory, or of that name (neither: this machine's, if any).
 
     ``views``: for how many views of a window the steps are said, instead of the usual ones. Exit code 2 where it does not
     fit.
     """
-    resolved, spec, base = settle(words)
+    resolved, spec, base = settle(words, planning=True)
     with bar("reading clips") as progress:
         job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
     refuse_skips(job, allow_skips)
     facts = make_plan(job, views or TARGETS)
+    free = shutil.disk_usage(
+        Path.cwd()
+    ).free  # a run lies below the folder of the command, unless its --out says otherwise
+    facts["disk"] |= {"free_bytes": free, "short_bytes": max(0, facts["disk"].get("run_bytes", 0) - free)}
     if job.base is not None:
         from videotune.run.fitting import asked_card, fit, planned_dtype, to_json
 
@@ -62,7 +68,7 @@ def plan(
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
         show(job, facts)
-    return SKIPPED if facts["fits"] is False else DONE
+    return SKIPPED if facts["fits"] is False or facts["disk"]["short_bytes"] else DONE
 
 
 def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
@@ -127,6 +133,9 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     import torch
 
     family = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32)
+    from videotune.run.export import check_formats
+
+    check_formats(job.config, family)
     net, experts = family.skeleton(), len(trained(job.spec, job.config))
     own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
     paths = list(by_module(own)) or list(dict.fromkeys(name.rpartition(".")[0] for name in own))
@@ -205,6 +214,8 @@ def show(job: Job, facts: dict[str, Any]) -> None:
     clips, views = facts["clips"], facts["views"]
     base = f" on {job.base.name}" if job.base else ""
     size_of_step = f"{facts['effective_batch']} sample{'s' * (facts['effective_batch'] != 1)}"
+    if facts["device"]:
+        print(verdict(facts))
     print(f"{job.spec.title}{base}: {facts['steps']} steps of {size_of_step}")
     print(
         f"clips: found {clips['found']} = used {clips['used']} + held out {clips['held_out']} + skipped {clips['skipped']}"
@@ -241,14 +252,32 @@ def show(job: Job, facts: dict[str, Any]) -> None:
         f"disk: latents {size(disk['latent_bytes'])} and text at most {size(disk['text_bytes_at_most'])} in {job.cache}"
     )
     if "checkpoints" in disk:
-        line += f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}"
+        line += (
+            f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}, with the export "
+            f"{size(disk['run_bytes'])} of {size(disk['free_bytes'])} free"
+        )
     print(line)
+    if disk["short_bytes"]:
+        print(f"  {size(disk['short_bytes'])} too much: a larger save_every, or save_keep, makes fewer checkpoints")
     if line := in_words(facts["beside"]):
         print(line)
     if facts["device"]:
         show_fit(facts)
     for note in facts["notes"]:
         print(f"note: {note}")
+
+
+def verdict(facts: Mapping[str, Any]) -> str:
+    """The plan in one line: whether it fits, where, and how long it takes."""
+    device, need = facts["device"], size(facts["device"]["need_bytes"])
+    if facts["fits"] is None:
+        return f"needs {need} of device memory (--card or --vram says whether and how a card has it)"
+    where = device["card"] or f"{device['vram_bytes'] / 1e9:g} GB"
+    line = f"{'it fits' if facts['fits'] else 'it does not fit'} {where}: {need} of {size(device['vram_bytes'])}"
+    if facts["hours"] is not None:
+        both = facts["hours"] + (facts["hours_beside"] or 0)
+        line += f", about {both:.1f} hours ({facts['seconds_a_step']:.2f} s a step), calculated, not measured"
+    return line
 
 
 def show_fit(facts: Mapping[str, Any]) -> None:
@@ -263,9 +292,6 @@ def show_fit(facts: Mapping[str, Any]) -> None:
     print(f"most is needed for {device['phase']}: {parts}")
     settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
     print(f"with {settings}")
-    if facts["fits"] is not None:
-        where = device["card"] or f"{device['vram_bytes'] / 1e9:g} GB"
-        print(f"{'it fits' if facts['fits'] else 'it does not fit'} {where}: {size(device['vram_bytes'])} are there")
     parts = ", ".join(f"{name} {size(count)}" for name, count in host["parts"].items())
     short = "" if host["need_bytes"] <= host["total_bytes"] else "; this machine has too little"
     print(f"host memory: {size(host['need_bytes'])} of {size(host['total_bytes'])} here ({parts}){short}")

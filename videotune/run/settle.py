@@ -14,6 +14,8 @@ from videotune.config.load import merge, parse_sets, read_config, read_preset
 from videotune.config.resolve import Resolved, resolve
 from videotune.errors import VideotuneError
 from videotune.families.find import part_files, place, spec_for
+from videotune.families.parts import said
+from videotune.families.published import NotHere, published
 from videotune.types import BasePlace, FamilySpec
 
 
@@ -108,14 +110,26 @@ def at_home(path: str) -> Path:
         raise VideotuneError(f"{path}: {error}") from error
 
 
-def settle(words: Words) -> tuple[Resolved, FamilySpec, BasePlace | None]:
+def _base(name: str, planning: bool) -> BasePlace:
+    try:
+        return place(name, weights=False)
+    except NotHere:
+        folder = published(name) if planning else None
+        if folder is None:
+            raise
+        said(f"note: {name} is not here, and the Hub is not reached: its configs that come with videotune are used")
+        return BasePlace(name, folder)
+
+
+def settle(words: Words, *, planning: bool = False) -> tuple[Resolved, FamilySpec, BasePlace | None]:
     """Config layers and the base model they name.
 
+    ``planning``: no weights will be read, so of a base model that is not here the configs that come with videotune will do.
     Raises VideotuneError where neither a family nor a base model is given.
     """
     user, preset = layers(words)
     named = merge(preset, user)
-    base = place(named["base_model_name"], weights=False) if named.get("base_model_name") else None
+    base = _base(named["base_model_name"], planning) if named.get("base_model_name") else None
     family = named.get("family")
     if base is None and family is None:
         raise VideotuneError(
