@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from videotune.config.load import flatten, preset_about, preset_named, preset_names, preset_reasons, read_preset
 from videotune.config.schema import leaves
@@ -11,8 +12,15 @@ from videotune.run.console import print_table, say
 
 
 def list_presets() -> int:
-    """Names, and what each preset says of itself."""
-    print_table("presets", ["name", "what it is for"], [[name, preset_about(name)] for name in preset_names()])
+    """A line for each preset: its model, what trains, and the memory of the cards that it is for."""
+    rows = []
+    for name in preset_names():
+        settings, about = read_preset(name), preset_about(name)
+        card = re.search(r"cards of (\d+ GB)", about)
+        method = {"FINE_TUNE": "all weights", "EMBEDDING": "new tokens"}.get(settings.get("training_method", ""), "LoRA")
+        rows.append([name, re.split(", |: ", about)[0], method, card[1] if card else "any"])
+    print_table("presets", ["preset", "model", "trains", "card"], rows)
+    print("Memory is calculated, see `videotune plan`. `videotune presets show NAME`: every setting, and why.")
     return DONE
 
 
