@@ -350,7 +350,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(FAILED)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{str(error.filename)[:300]}: " if error.filename else ""
         _tell(f"videotune: {where}{error.strerror or error}")
         sys.exit(FAILED)
     except Exception as error:

@@ -16,7 +16,7 @@ from videotune.config.suggestions import nearest_key, other_trainer
 from videotune.errors import VideotuneError
 
 MOST_LETTERS, MOST_TOLD = 100_000, 8
-"""Letters of one value, and how many unknown keys one message names."""
+"""Letters of one value, and how many faults one message names."""
 
 LARGEST, DEEPEST = 1 << 20, 12
 """Bytes of a config file, and how deep its values may be nested: far above what any config needs."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from videotune.config.load import flatten, merge, shortened
+from videotune.config.load import MOST_TOLD, flatten, merge, shortened
 from videotune.config.numbers import refuse_numbers_of_others
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_value
@@ -200,7 +200,9 @@ def parse(raw: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        raise VideotuneError("\n".join(_explain(item) for item in error.errors())) from error
+        items = error.errors()
+        more = [f"and {len(items) - MOST_TOLD} more"] if len(items) > MOST_TOLD else []
+        raise VideotuneError("\n".join([*map(_explain, items[:MOST_TOLD]), *more])) from error
 
 
 def _explain(item: Any) -> str:
@@ -213,7 +215,8 @@ def _explain(item: Any) -> str:
         allowed = re.findall("'([^']*)'", expected)
         return f"{name}: {given} is not one of {expected}{nearest_value(item['input'], allowed)}"
     if item["type"] == "model_type":
-        one = next(key for key in leaves() if key.startswith(f"{name}."))
+        section = re.sub(r"\.\d+$", "", name)  # of a list of sections pydantic names the place too
+        one = next((key for key in leaves() if key.startswith(f"{section}.")), section)
         return f"{name}: takes keys of its own, such as {one}, not {given}"
     text = f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, not {given}"
     field = leaves().get(name)

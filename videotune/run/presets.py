@@ -17,7 +17,9 @@ def list_presets() -> int:
     for name in preset_names():
         settings, about = read_preset(name), preset_about(name)
         card = re.search(r"cards of (\d+ GB)", about)
-        method = {"FINE_TUNE": "all weights", "EMBEDDING": "new tokens"}.get(settings.get("training_method", ""), "LoRA")
+        method = {"FINE_TUNE": "all weights", "EMBEDDING": "new tokens"}.get(
+            settings.get("training_method", ""), "LoRA"
+        )
         rows.append([name, re.split(", |: ", about)[0], method, card[1] if card else "any"])
     print_table("presets", ["preset", "model", "trains", "card"], rows)
     print("Memory is calculated, see `videotune plan`. `videotune presets show NAME`: every setting, and why.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from videotune.config.load import merge, parse_sets, read_config, read_preset
+from videotune.config.load import merge, parse_sets, read_config, read_preset, shortened
 from videotune.config.resolve import Resolved, resolve
 from videotune.errors import VideotuneError
 from videotune.families.find import part_files, place, spec_for
@@ -129,6 +129,9 @@ def settle(words: Words, *, planning: bool = False) -> tuple[Resolved, FamilySpe
     """
     user, preset = layers(words)
     named = merge(preset, user)
+    for key in ("base_model_name", "family"):
+        if not isinstance(named.get(key), str | None):
+            raise VideotuneError(f"{key}: takes text, not {shortened(repr(named[key]))}")
     base = _base(named["base_model_name"], planning) if named.get("base_model_name") else None
     family = named.get("family")
     if base is None and family is None:
