@@ -49,8 +49,8 @@ def pretrained(cls: Any, place: Path | str, **words: Any) -> Any:
 def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
     """The tokenizer in a folder, by its own class or by ``cls``, for the text encoder in another.
 
-    Raises VideotuneError where it is damaged, does not tell two captions apart (it has no vocabulary then), or has more tokens
-    than the encoder's table has rows.
+    Raises VideotuneError where it is damaged, does not tell two captions apart (it has no vocabulary then), or has more
+    tokens than the encoder's table has rows.
     """
     import transformers
 
