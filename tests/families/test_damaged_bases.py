@@ -177,3 +177,15 @@ def test_captions_that_become_the_same_numbers_are_refused(base: Path) -> None:
     path.write_text(json.dumps(facts))
     with pytest.raises(VideotuneError, match="same"):
         used(base)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("pad_token", "a new one"), ("eos_token", "a new one"), ("model_max_length", "long")],
+)
+def test_settings_of_a_tokenizer_that_do_not_fit(key: str, value: Any, base: Path) -> None:
+    """A token that the text encoder has no row for, a length that is no number."""
+    path = base / "tokenizer" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(VideotuneError, match="tokenizer"):
+        used(base)

@@ -200,7 +200,7 @@ def _laid(net: nn.Module, parts: Mapping[str, Tensor], paths: list[str], path: P
     if parts["lora_A"].shape[1:] != (held[0].in_features,) or parts["lora_B"].shape[0] != sum(rows):
         raise VideotuneError(f"{path} was made for another base: {paths[0]} differs in size")
     magnitudes = parts["lora_magnitude_vector"].split(rows) if "lora_magnitude_vector" in parts else []
-    state = {}
+    state: dict[str, Tensor] = {}
     for i, (place, b) in enumerate(zip(paths, parts["lora_B"].split(rows), strict=True)):
         state |= _kept(f"transformer.{place}", {"lora_A": parts["lora_A"].clone(), "lora_B": b.contiguous()})
         if magnitudes:

@@ -85,7 +85,8 @@ def _check(value: Any, where: str, key: str, depth: int) -> None:
         raise VideotuneError(f"{where}: {key} names code of the Hub ({value[:80]!r}), which videotune never runs")
     for pattern, least, most in _BOUNDS:
         if value is not None and re.fullmatch(pattern, key):
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            number = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+            if isinstance(value, bool) or not number or not least <= value <= most:
                 raise VideotuneError(
                     f"{where}: {key} is {str(value)[:40]!r}, and must be a whole number from {least} to {most:,}"
                 )

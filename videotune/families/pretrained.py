@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.errors import VideotuneError
+from videotune.families.base_config import read_config
 
 PROBES = ("a red circle moves left", "a blue square moves up")
 """Two captions that every tokenizer tells apart which has its vocabulary."""
@@ -45,18 +46,25 @@ def pretrained(cls: Any, place: Path | str, **words: Any) -> Any:
         return cls.from_pretrained(place, trust_remote_code=False, **words)
 
 
-def read_tokenizer(folder: Path, cls: Any = None) -> Any:
-    """The tokenizer in a folder, by its own class or by ``cls``.
+def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
+    """The tokenizer in a folder, by its own class or by ``cls``, for the text encoder in another.
 
-    Raises VideotuneError where it is damaged, or tells no two captions apart: then it has no vocabulary.
+    Raises VideotuneError where it is damaged, does not tell two captions apart (it has no vocabulary then), or has more
+    tokens than the encoder's table has rows.
     """
     import transformers
 
     tokenizer = pretrained(cls or transformers.AutoTokenizer, folder)
-    one, other = (tokenizer(text, verbose=False).input_ids for text in PROBES)
+    with explained(f"{folder} holds no tokenizer that works"):
+        one, other = (tokenizer(text, verbose=False).input_ids for text in PROBES)
     if one == other:
         raise VideotuneError(
             f"{folder}: its tokenizer reads {PROBES[0]!r} and {PROBES[1]!r} as the same {len(one)} tokens: its vocabulary "
             "is missing or damaged. Fetch the model again, or copy all of it"
+        )
+    rows = read_config(encoder / "config.json").get("vocab_size")
+    if rows is not None and len(tokenizer) > rows:
+        raise VideotuneError(
+            f"{folder} has {len(tokenizer)} tokens, and {encoder} knows {rows}: take both from one checkpoint"
         )
     return tokenizer

@@ -34,7 +34,7 @@ def to_fill(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
         return built(cls, folder)
 
 
-def built(cls: Any, folder: Path) -> nn.Module:
+def built(cls: Any, folder: Path) -> Any:
     """A network of diffusers or transformers as the config in its folder describes it.
 
     Raises VideotuneError where there is no such network.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def fresh_tokenizers(folder: Path, parts: Mapping[str, str] | None = None) -> dict[str, Any]:
     """A tokenizer of each text encoder, by the encoder's folder; ``parts`` names the tokenizers' folders."""
     names = {"text_encoder": "tokenizer"} if parts is None else parts
-    return {part: read_tokenizer(folder / place) for part, place in names.items()}
+    return {part: read_tokenizer(folder / place, folder / part) for part, place in names.items()}
 
 
 def count_tokens(folder: Path, captions: Sequence[str]) -> list[int] | None:

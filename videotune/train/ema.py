@@ -15,8 +15,8 @@ TOGETHER = 1 << 26
 class Ema:
     """e ← d·e + (1 - d)·w after each step that was applied, with d = min(decay, (1 + k)/(10 + k)) at step k.
 
-    The ramp keeps the first average from being the untrained weights. Source: Polyak & Juditsky 1992; the ramp as in
-    diffusers' and TensorFlow's averages. ``values`` are float32, by the parameters' names.
+    The ramp keeps the first average from being the untrained weights. Source: Polyak & Juditsky 1992; the ramp of
+    TensorFlow's average; diffusers' has the same, one step later. ``values`` are float32, by the parameters' names.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float, host: bool = False) -> None:

@@ -22,7 +22,7 @@ def reader(folder: Path, dtype: torch.dtype, device: torch.device, weights: Weig
     """diffusers' pipeline of text encoders and tokenizers alone, for its own prompt handling."""
     from diffusers import HiDreamImagePipeline
 
-    tokenizers = {place: read_tokenizer(folder / place) for place, _ in ENCODERS.values()}
+    tokenizers = {place: read_tokenizer(folder / place, folder / part) for part, (place, _) in ENCODERS.items()}
     parts: dict[str, Any] = dict(encoders(folder, dtype, device, weights))
     for part in ("text_encoder", "text_encoder_2"):
         # Older configs name 2 as the end mark, and then the highest number of a caption counts as its end: that of a new

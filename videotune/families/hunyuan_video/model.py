@@ -84,12 +84,12 @@ class HunyuanVideo:
         splitting of older Llamas in the place of what the file says, and give other tokens."""
         from transformers import PreTrainedTokenizerFast
 
-        folder = self.folder / name
+        folder, encoder = self.folder / name, self.folder / name.replace("tokenizer", "text_encoder")
         if name != "tokenizer":
-            return read_tokenizer(folder)
+            return read_tokenizer(folder, encoder)
         if not (folder / "tokenizer.json").is_file():
             raise VideotuneError(f"{folder} has no tokenizer.json; take the file that comes with the checkpoint")
-        tokenizer = read_tokenizer(folder, PreTrainedTokenizerFast)
+        tokenizer = read_tokenizer(folder, encoder, PreTrainedTokenizerFast)
         one, other = (tokenizer(TEMPLATE.format(word), verbose=False).input_ids for word in ("a", "0"))
         front = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
         if front != CROP or tokenizer.padding_side != "right":
