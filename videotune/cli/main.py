@@ -44,6 +44,7 @@ def check(
         Path | None,
         typer.Option("--contact-sheet", help="folder for pictures of each clip as it is trained, and a page"),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="a line for each clip, also where there are many")] = False,
     offline: Offline = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
@@ -52,7 +53,7 @@ def check(
     if folder and data:
         raise VideotuneError(f"check takes one set of clips: {folder}, or --data {data}?")
     words = words_of(preset, config, family, folder or data, sets)
-    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet))
+    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet, every=every))
 
 
 @app.command()

@@ -90,7 +90,7 @@ def identify(
     The index is written anew, whole, when something changed: at the end, every minute, and when the scan is interrupted.
     Entries of files below ``roots`` that are gone are dropped; others stay. What may be otherwise next time (rights, a
     decoder that crashed or hung) is told, not remembered. No worker is started when everything is known. Also returns
-    notes: an index that was damaged is said.
+    notes: an index that was damaged, or cannot be written, is said.
     """
     index = _read(index_path)
     remembered = [_remembered(path, index, index_path) for path in paths]
@@ -320,7 +320,11 @@ def _write(index: _Index, index_path: Path | None) -> None:
     used = {_key(row["id"], name) for name, row in index.files.items()}
     contents = {key: row for key, row in index.contents.items() if key in used}
     head = json.dumps({"version": INDEX_VERSION, "av": version("av")})[:-1]
-    files.write_text(index_path, f'{head}, "files": {_lines(index.files)}, "contents": {_lines(contents)}}}\n')
+    try:
+        files.write_text(index_path, f'{head}, "files": {_lines(index.files)}, "contents": {_lines(contents)}}}\n')
+    except OSError as error:
+        note = f"{index_path.parent} cannot be written ({error.strerror}): the clips are read again next time"
+        index.notes += [note] if note not in index.notes else []
     index.changed = False
 
 
