@@ -193,7 +193,7 @@ def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
     side, frames = rules.side_multiple, rules.frame_step + rules.frame_rest if rules.most_frames != 1 else 1
     high, wide = rules.size or (side, 2 * side)
     shape = ClipShape(frames, high, wide, rules.fps)
-    fits = fits_of(family, [shape])
+    fits = fits_of(family, shape)
     from videotune.cache.views import tensors_of
 
     video = tensors_of(family.encode_video(torch.zeros(3, frames, high, wide)))
