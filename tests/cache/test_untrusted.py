@@ -244,6 +244,11 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
             assert known[0].facts is None or known[0].facts.path == str(clip)
             recall("look", known, {"until": 10.0}, index, None, workers)
             recall("scenes", known, {"until": 10.0}, index, None, workers)
+    for odd in ["../../../../tmp/x", "", *ODD]:
+        value = json.loads(text)
+        next(iter(value["files"].values()))["id"] = odd
+        index.write_text(json.dumps(value))
+        assert identify([clip], [tmp_path], index, None, workers)[0] == good
     value = json.loads(text)
     next(iter(value["contents"].values()))["facts"]["path"] = "/etc/hostname"
     index.write_text(json.dumps(value))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -151,6 +152,10 @@ def recall(
         if progress is not None:
             progress(len(clips), len(clips), "")
     return [None if item.facts is None else answers[_key(item.id, item.facts.path)] for item in known]
+
+
+_ID = re.compile("[0-9a-f]{32}")
+"""A content's hash, of which names of files are made."""
 
 
 def _name(path: Path) -> str:
@@ -342,8 +347,8 @@ def _read(index_path: Path | None) -> _Index:
         if (value["version"], value["av"]) != (INDEX_VERSION, version("av")):
             return _Index({}, {}, [], changed=True)
         for row in value["files"].values():
-            if not (isinstance(row["size"], int) and isinstance(row["mtime_ns"], int) and isinstance(row["id"], str)):
-                raise TypeError("a file's row lacks something")
+            if not (isinstance(row["size"], int) and isinstance(row["mtime_ns"], int) and _ID.fullmatch(row["id"])):
+                raise ValueError("a file's row lacks something")
         if not all(isinstance(row, dict) for row in value["contents"].values()):
             raise TypeError("a content is no object")
         return _Index(value["files"], value["contents"], [], changed=False)
