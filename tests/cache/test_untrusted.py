@@ -20,6 +20,10 @@ from videotune.data.untrusted import refuse_linked_folder
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.families.find import find, names
+from videotune.files import write_json
+from videotune.memory.measure import Reading
+from videotune.memory.planner import StepFacts
+from videotune.run import memory_plan
 from videotune.types import ClipShape
 
 
@@ -112,7 +116,8 @@ def test_odd_types_anywhere_in_a_manifest_are_damage_and_no_crash(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "link", ["lock", "manifest.jsonl", "index.json", "latents", "text", "archives", "latents/.part-1-k9.safetensors"]
+    "link",
+    ["lock", "manifest.jsonl", "index.json", "latents", "text", "archives", "plans", "latents/.part-1-k9.safetensors"],
 )
 def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, victim: Path, link: str) -> None:
     folder = tmp_path / "cache"
@@ -125,7 +130,7 @@ def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, victim: Pa
     else:
         place.unlink(missing_ok=True)
         place.symlink_to(victim)
-    if link == "text" or link == "archives":
+    if link in ("text", "archives", "plans"):
         place.unlink()
         place.symlink_to(victim.parent)
     with pytest.raises(VideotuneError):
@@ -188,7 +193,7 @@ def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
     side, frames = rules.side_multiple, rules.frame_step + rules.frame_rest if rules.most_frames != 1 else 1
     high, wide = rules.size or (side, 2 * side)
     shape = ClipShape(frames, high, wide, rules.fps)
-    fits = fits_of(family, [shape])
+    fits = fits_of(family, shape)
     from videotune.cache.views import tensors_of
 
     video = tensors_of(family.encode_video(torch.zeros(3, frames, high, wide)))
@@ -239,8 +244,28 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
             assert known[0].facts is None or known[0].facts.path == str(clip)
             recall("look", known, {"until": 10.0}, index, None, workers)
             recall("scenes", known, {"until": 10.0}, index, None, workers)
+    for odd in ["../../../../tmp/x", "", *ODD]:
+        value = json.loads(text)
+        next(iter(value["files"].values()))["id"] = odd
+        index.write_text(json.dumps(value))
+        assert identify([clip], [tmp_path], index, None, workers)[0] == good
     value = json.loads(text)
     next(iter(value["contents"].values()))["facts"]["path"] = "/etc/hostname"
     index.write_text(json.dumps(value))
     assert identify([clip], [tmp_path], index, None, workers)[0] == good
     assert recall("look", good, {"until": 10.0}, index, None, workers) == look
+
+
+def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Path) -> None:
+    reading = {mode: Reading({"forward": {"weights": 4}}, 1.0) for mode in ("OFF", "ON")}
+    facts = StepFacts(reading, reading, (4,), (0,), {"x": 1}, ((3, 2.0),))
+    good = memory_plan.to_json(facts)
+    place = tmp_path / "plan.json"
+    write_json(place, good)
+    assert memory_plan._remembered(place) == facts
+    for name in good:
+        for odd in (None, -1, 1e999, True, "x", ["x"], "9" * 4000):
+            place.write_text(json.dumps(good | {name: odd}))
+            assert memory_plan._remembered(place) is None
+    place.write_text("[" * 100_000)
+    assert memory_plan._remembered(place) is None

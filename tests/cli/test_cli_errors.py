@@ -432,7 +432,7 @@ def test_a_file_in_the_way_is_said(videotune: Command, clips: Path, model: Path,
     (tmp_path / "file").touch()
     answer = videotune("train", "--data", clips, "--out", tmp_path / "file", *small(model))
     assert (answer.code, "file is a file" in answer.sentence) == (1, True)
-    answer = videotune("check", clips, "--set", f"cache_dir={tmp_path / 'file'}")
+    answer = videotune("cache", "--data", clips, *small(model), "--set", f"cache_dir={tmp_path / 'file'}")
     assert (answer.code, "Set cache_dir elsewhere" in answer.sentence) == (1, True)
 
 

@@ -39,7 +39,8 @@ def write_hdr(path: Path, colours: np.ndarray, transfer: str | None, tag: str = 
     blue, red = (colours[:, 2] - luma) / 1.8814, (colours[:, 0] - luma) / 1.4746
     planes = [np.round(64 + 876 * luma), np.round(512 + 896 * blue), np.round(512 + 896 * red)]
     wide = 32 * len(colours)
-    rows = [np.repeat(plane, wide // scale // len(plane))[None].repeat(64 // scale, 0) for plane, scale in zip(planes, (1, 2, 2), strict=True)]  # fmt: skip
+    sides = [(64, 32), (32, 16), (32, 16)]  # of a patch, in luma and in chroma
+    rows = [plane.repeat(across)[None].repeat(high, 0) for plane, (high, across) in zip(planes, sides, strict=True)]
     flat = np.concatenate([row.ravel() for row in rows]).astype(np.uint16).reshape(-1, wide)
     params = f"lossless=1:log-level=none:colorprim=bt2020:colormatrix=bt2020nc:transfer={NAMES[transfer]}"
     with av.open(str(path), "w") as container:

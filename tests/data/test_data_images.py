@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clips import noise, write_clip, write_image
+from clips import noise, numbered, read_numbers, write_clip, write_image
 from PIL import Image, ImageCms
 
 from videotune.data.decode import decode
@@ -219,7 +219,20 @@ def test_a_profile_that_is_no_profile_is_passed_over(tmp_path: Path) -> None:
     assert np.abs(decode(probe(path), [0.0], 48, 64)[0].astype(int) - COLOUR).max() <= 1
 
 
-@pytest.mark.parametrize("suffix", [".gif", ".webp", ".png", ".tif"])
+def test_an_animated_gif_is_a_video_with_its_own_times(tmp_path: Path) -> None:
+    pages = [Image.fromarray(frame) for frame in numbered(8, 48, 48)]
+    pages[0].save(tmp_path / "a.gif", save_all=True, append_images=pages[1:], duration=[100, 200] * 4)
+    facts = probe(tmp_path / "a.gif")
+    assert (facts.still, facts.codec, facts.transparent, len(facts.timestamps)) == (False, "gif", False, 8)
+    assert facts.timestamps[:4] == pytest.approx((0, 0.1, 0.3, 0.4))
+    assert facts.seconds == pytest.approx(1.2)
+    assert read_numbers(decode(facts, [0.05, 0.2, 0.35, 1.1, 0.0], 48, 48)) == [0, 1, 2, 7, 0]
+    cut = tmp_path / "cut.gif"
+    cut.write_bytes((tmp_path / "a.gif").read_bytes()[:40])
+    assert problem_of(cut).reason in ("decode_error", "unreadable", "not_a_video")
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".png", ".tif"])
 def test_several_pictures_are_never_silently_one(tmp_path: Path, suffix: str) -> None:
     pages = [Image.fromarray(frame) for frame in noise(3, seed=1)]
     pages[0].save(tmp_path / f"a{suffix}", save_all=True, append_images=pages[1:])

@@ -137,19 +137,17 @@ def test_captions_of_no_clip_are_told(tmp_path: Path) -> None:
     assert read_folder(tmp_path)[1] == []
     touch(tmp_path, *(f"captions/{name}.txt" for name in "wxyz"))
     assert read_folder(tmp_path)[1] == [
-        "4 captions belong to no clip, since none bears their name: captions/w.txt, captions/x.txt, captions/y.txt "
-        "and 1 more"
+        "4 caption files have the name of no clip: captions/w.txt, captions/x.txt, captions/y.txt and 1 more"
     ]
     side = tmp_path / "side"
     touch(side, "a.mp4", "a.txt", "b.mp4", "typo.txt", "few/c.mp4", "few/d.mp4", "few/e.mp4", "few/c.txt", "few/f.txt")
-    assert read_folder(side)[1] == ["1 captions belong to no clip, since none bears their name: typo.txt"]
+    assert read_folder(side)[1] == ["1 caption file has the name of no clip: typo.txt"]
 
 
 def test_a_folder_without_clips_says_what_was_there(tmp_path: Path) -> None:
     touch(tmp_path, "a.txt", "b.txt", "c.psd", "d")
-    with pytest.raises(VideotuneError, match=r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 ") as caught:
+    with pytest.raises(VideotuneError, match=r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 "):
         find_clips(tmp_path)
-    assert ".gif" not in str(caught.value)
     with pytest.raises(VideotuneError, match="does not exist"):
         find_clips(tmp_path / "nowhere")
     with pytest.raises(VideotuneError, match="is a file"):

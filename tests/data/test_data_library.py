@@ -202,8 +202,10 @@ def test_too_few_sources_hold_nothing_out_and_say_so(many: Path, made: Path, tmp
 def test_notes_on_frames_and_rate(made: Path, tmp_path: Path) -> None:
     sources = dataset(made, tmp_path, {"a.mp4": "good0"})
     notes = scan(sources, RULES, replace(SETTINGS, windows=WindowSettings(target_fps=24))).notes
-    assert notes[0] == "max_frames 16 becomes 17: this model takes 4n+1 frames"
-    assert "0.67x as fast as filmed" in notes[1]
+    assert not any("becomes" in note for note in notes), "nobody asked for 16"
+    assert "0.67x as fast as filmed" in notes[0]
+    asked = scan(sources, RULES, replace(SETTINGS, windows=WindowSettings(max_frames=20))).notes
+    assert "max_frames 20 becomes 21: this model takes 4n+1 frames" in asked
     assert scan(sources, RULES, replace(SETTINGS, windows=WindowSettings(frames=17), validation_fraction=0)).notes == ()
 
 
@@ -246,12 +248,27 @@ def test_importing_the_room_imports_neither_torch_nor_pyav() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_look_that_the_index_has_lost_is_an_error_that_names_it(made: Path, tmp_path: Path) -> None:
+def test_a_look_that_the_index_has_lost_is_asked_again(made: Path, tmp_path: Path) -> None:
     sources, index = dataset(made, tmp_path / "set", {"a.mp4": "good0"}), tmp_path / "index.json"
-    scan(sources, RULES, SETTINGS, index)
+    good = scan(sources, RULES, SETTINGS, index)
     value = json.loads(index.read_text())
     for content in value["contents"].values():
         content["look"]["answer"] = {"until": 10.0}
     index.write_text(json.dumps(value))
-    with pytest.raises(VideotuneError, match=r"index\.json is damaged .*delete it"):
-        scan(sources, RULES, SETTINGS, index)
+    assert scan(sources, RULES, SETTINGS, index) == good
+
+
+def test_folders_that_begin_with_a_number_repeat_their_clips(tmp_path: Path) -> None:
+    wanted = {"10_ohwx horse/a": 20, "1_b/b": 2, "2024_holiday/c": 2, "02_intro/d": 2, "plain/e": 2, "10_x/2_y/g": 20}
+    wanted["f"] = 2
+    root = tmp_path / "set"
+    for i, name in enumerate(wanted):
+        write_clip(root / f"{name}.mp4", noise(17, seed=i), 16).with_suffix(".txt").write_text("a")
+    library = scan([Source(str(root), repeats=2)], RULES, SETTINGS)
+    found = {Path(clip.path).relative_to(root).with_suffix("").as_posix(): clip.repeats for clip in library.clips}
+    assert found == wanted
+    assert any("10_ohwx horse 10" in note and "2024" not in note for note in library.notes)
+    alone = scan([Source(str(root / "10_x" / "2_y"))], RULES, SETTINGS)
+    assert [clip.repeats for clip in alone.clips] == [2]
+    held = scan([Source(str(root / "10_x"), kind="validation"), Source(str(root / "1_b"))], RULES, SETTINGS)
+    assert {clip.repeats for clip in held.clips} == {1}

@@ -110,7 +110,7 @@ def test_the_same_shot_exported_again_is_one_source_and_a_near_duplicate(tmp_pat
     sources, notes = group(clips)
     folder = tmp_path.name
     assert sources == [f"{folder}/a"] * 4 + [f"{folder}/z"]
-    assert "4 source videos by name are 1" in notes[0]
+    assert "4 file names come from 1 source" in notes[0]
     assert near_duplicates(clips) == [(1, 0), (1, 2), (1, 3)]
 
 

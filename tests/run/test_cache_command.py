@@ -51,6 +51,9 @@ def test_a_cache_is_filled_listed_verified_and_pruned(
     clips = {str(path) for path in (data / "videos").iterdir()}
     assert {row["clip"] for row in listed["entries"] if row["kind"] == "latents"} == clips
     assert list_cache(data) == DONE
+    assert "6 windows of" in (short := capsys.readouterr().out)
+    assert len(short.splitlines()) == 3
+    assert list_cache(data, every=True) == DONE
     assert "13 entries" in capsys.readouterr().out
     assert verify_cache(data) == DONE
     assert "all 13 entries" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,38 @@ def test_nothing_that_a_dataset_says_steers_the_terminal(
     assert "\x1b" not in str(VideotuneError("\x1b[31m"))
     assert len(str(VideotuneError(f"unknown key '{'k' * 10**7}': why"))) < 1000
     assert len(str(VideotuneError("k " * 10**6))) < 100_000
+
+
+def test_a_dataset_that_cannot_be_written_is_checked_all_the_same(
+    data: Path, tiny_bases: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / ".videotune-cache").write_text("a file where the cache would be")
+    assert check(words(data, tiny_bases("wan"))) == 2
+    assert "cannot be written" in capsys.readouterr().out
+
+
+def test_many_clips_of_one_state_are_cut_short_and_numbers_sort_by_value(
+    tmp_path: Path,
+    tiny_bases: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for i in range(1, 24):
+        write_clip(tmp_path / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16).with_suffix(".txt").write_text("a")
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = words(tmp_path, tiny_bases("wan"), "validation_fraction=0")
+
+    def listed(**more: bool) -> list[int]:
+        assert check(asked, **more) == 0
+        out = capsys.readouterr().out
+        assert ("18 more (--all)" in out) != bool(more)
+        return [int(number) for number in re.findall(r"│ clip_(\d+)\.mp4", out)]
+
+    assert listed() == [1, 2, 3, 4, 5]
+    assert listed(every=True) == list(range(1, 24))
+
+
+def test_exchanged_sides_are_asked_about(data: Path, tiny_bases: Callable[[str], Path]) -> None:
+    asked = words(data, tiny_bases("wan"))
+    (data / "short.mp4").unlink()
+    assert check(replace(asked, sets=(asked.sets[0], "resolution=96x32", "video_config.frames=9"))) == 2

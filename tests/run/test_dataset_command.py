@@ -26,6 +26,20 @@ def test_the_table_says_what_became_of_each_file(tmp_path: Path, capsys: pytest.
     assert "1 scene is shorter than 1 s" in said
 
 
+def test_an_animated_gif_is_split_and_a_still_one_is_an_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    pages = [Image.fromarray(frame) for frame in shots([1, 2], 30)]
+    pages[0].save(tmp_path / "in" / "a.gif", save_all=True, append_images=pages[1:], duration=40)
+    pages[0].save(tmp_path / "in" / "b.gif")
+    assert run(tmp_path / "in", tmp_path / "out", 0.5) == DONE
+    said = capsys.readouterr().out
+    assert "1 image was not split" in said
+    assert f"videotune check {tmp_path / 'out'}" in said
+    assert len([*(tmp_path / "out").glob("a-scene-*")]) == 2
+
+
 def test_a_broken_file_ends_in_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_clip(tmp_path / "in" / "film.mp4", shots([1, 2], 30))
     (tmp_path / "in" / "bad.mp4").write_bytes(b"")

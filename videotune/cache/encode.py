@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from videotune.cache.keys import text_key
@@ -94,17 +95,19 @@ def missing(
     )
 
 
-def fits_of(family: Family, shapes: Iterable[ClipShape]) -> Fits:
-    """Whether an entry, as it says of itself, can be what this family made of a window of one of these shapes, or of a
-    caption (None): its tensors have the family's names, dtypes and sizes. A dataset may bring a cache that others made."""
-    spec, forms = family.spec, {}
-    for shape in shapes:
-        told = {name: (x.dtype, tuple(x.shape)) for name, x in family.blank_states(shape).items()}
-        forms[shape] = {name: (str(dtype).removeprefix("torch."), size) for name, (dtype, size) in told.items()}
-    captions = next(iter(forms.values()), {})
+def fits_of(family: Family, some: ClipShape) -> Fits:
+    """Whether an entry, as it says of itself, can be what this family made of a window of this shape, or of a caption
+    (None): its tensors have the family's names, dtypes and sizes. ``some`` shape will do for captions. A dataset may bring a
+    cache that others made."""
+    spec = family.spec
+
+    @cache
+    def form_of(shape: ClipShape) -> dict[str, tuple[str, tuple[int, ...]]]:
+        blank = family.blank_states(shape)
+        return {name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in blank.items()}
 
     def fits(entry: Entry, shape: ClipShape | None) -> bool:
-        own, form = dict(entry.tensors), captions if shape is None else forms[shape]
+        own, form = dict(entry.tensors), form_of(shape or some)
         if shape is not None:
             size = (spec.latent_channels, *spec.rules.latent_size(shape))
             moments = ("mean", "logvar") if spec.keeps_variance else ("mean",)

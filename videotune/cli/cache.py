@@ -34,11 +34,15 @@ def cache(
 
 
 @cache_app.command("ls")
-def cache_ls(place: CachePlace, as_json: AsJson = False) -> None:
+def cache_ls(
+    place: CachePlace,
+    as_json: AsJson = False,
+    every: Annotated[bool, typer.Option("--all", help="a row for each entry")] = False,
+) -> None:
     """List what a cache holds: clips, captions, sizes, and what made them."""
     from videotune.run.cache import list_cache
 
-    raise typer.Exit(list_cache(place, as_json=as_json))
+    raise typer.Exit(list_cache(place, as_json=as_json, every=every))
 
 
 @cache_app.command("verify")

@@ -62,13 +62,14 @@ def check(
         Path | None,
         typer.Option("--contact-sheet", help="folder for pictures of each clip as it is trained, and a page"),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="a line for each clip, also where there are many")] = False,
     offline: Offline = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
     from videotune.run.check import check as run
 
     words = words_of(preset, config, family, one_of(folder, data), sets, base)
-    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet))
+    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet, every=every))
 
 
 @app.command()

@@ -110,7 +110,7 @@ def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
 
     Raises VideotuneError where one of them is alone, or a resolution is there too.
     """
-    sides = {name: layer[name] for name in ("height", "width") if name in layer}
+    sides: dict[str, Any] = {name: layer[name] for name in ("height", "width") if name in layer}
     if not sides:
         return layer
     if len(sides) < 2 or "resolution" in layer:

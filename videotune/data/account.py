@@ -15,6 +15,7 @@ from .buckets import kept_share, suits, upscale_factor
 from .captions import lint, lint_all
 from .facts import Facts
 from .look import Look
+from .windows import WindowSettings, planned_frames
 
 if TYPE_CHECKING:
     from .drafts import Draft
@@ -218,9 +219,18 @@ def _hints(draft: Draft) -> list[str]:
     return list(dict.fromkeys(hint for caption in draft.written for hint in lint(caption, name)))
 
 
-def dataset_notes(drafts: Sequence[Draft], planned: int) -> list[str]:
-    """What is to be said of the clips as a whole: windows that none fills, frame rates, captions that do not differ."""
-    notes = []
+def dataset_notes(drafts: Sequence[Draft], settings: WindowSettings, rules: VideoRules) -> list[str]:
+    """What is to be said of the clips as a whole: repeats by folders' names, a number of frames that is not the one that was
+    asked for, windows that none fills, frame rates, captions that do not differ."""
+    folders = dict(sorted({draft.repeats for draft in drafts if draft.repeats[0]}))
+    shown = ", ".join(f"{name} {count}" for name, count in list(folders.items())[:5]) + (
+        ", …" if len(folders) > 5 else ""
+    )
+    notes = [f"repeats, as the names of folders say: {shown}; rename a folder to switch that off"] if folders else []
+    planned, changed = planned_frames(settings, rules)
+    asked = settings.frames is not None or settings.max_frames != WindowSettings.max_frames or settings.keep_every > 1
+    if changed and asked and not all(draft.facts.still for draft in drafts):
+        notes.append(changed)
     moving = [draft for draft in drafts if not draft.facts.still]
     longest = max((window.frames for draft in moving for window in draft.laid.windows), default=planned)
     if longest < planned:

@@ -270,7 +270,7 @@ class _Reshape:
         if self.padded:
             out[first] = 0
         place = out[first, down : down + height, right : right + width]
-        shown = np.empty(place.shape, np.uint16) if self.hdr else place
+        shown: Any = np.empty(place.shape, np.uint16) if self.hdr else place
         for channel, plane in enumerate((planes[2], planes[0], planes[1])):
             pixels: Any = np.frombuffer(memoryview(plane), dtype).reshape(high, -1)[:, :wide]
             upright = np.rot90(np.flipud(pixels) if self.mirrored else pixels, self.turns)

@@ -15,7 +15,7 @@ from videotune.types import VideoRules
 from .buckets import Resolution, Size, check_resolution, choose_size, parse_resolution
 from .captions import read_caption, with_trigger
 from .facts import ClipProblem, Facts
-from .folders import ClipFile
+from .folders import ClipFile, repeats_of
 from .hdr import VERSION as TONE_MAPPING
 from .index import Known, Progress, identify, recall
 from .laying import LaidClip, lay, plain
@@ -102,6 +102,13 @@ class Draft:
         return str(self.found.file.path)
 
     @property
+    def repeats(self) -> tuple[str, int]:
+        """The folder that says by its name how often the clip is repeated, and the number, as ``repeats_of`` does."""
+        found = self.found
+        trains = found.dataset.source.kind != "validation"
+        return repeats_of(found.dataset.layout.root, found.file.path) if trains else ("", 1)
+
+    @property
     def id(self) -> str:
         """Names the clip's pixels: the hash of its bytes, and where they are tone-mapped how."""
         own = self.found.known.id
@@ -140,9 +147,9 @@ def check(sources: Sequence[Source], settings: LibrarySettings) -> None:
 
 
 def notes_on_settings(settings: WindowSettings, shrink: int, rules: VideoRules) -> list[str]:
-    """Sentences on a frame count, a frame rate or a size that is not what one would expect."""
-    _, changed = planned_frames(settings, rules)
-    notes = [changed] if changed else []
+    """Sentences on a frame rate or a size that is not what one would expect."""
+    planned_frames(settings, rules)
+    notes = []
     fps = fps_of(settings, rules)
     if abs(math.log(fps / rules.fps)) > math.log(1.2):
         notes.append(

@@ -35,6 +35,10 @@ PARTS = ("videos", "images")
 """Folders whose clips have their captions in a folder ``captions`` beside them."""
 
 
+MOST_REPEATS = 1000
+"""A greater number at the beginning of a folder's name is a year, or the like."""
+
+
 @dataclass(frozen=True)
 class ClipFile:
     """A clip of a dataset and its caption.
@@ -62,6 +66,19 @@ class _Row:
     table: str
 
 
+def repeats_of(root: Path, path: Path) -> tuple[str, int]:
+    """The folder of a clip whose name says how often it stands in a pass, as kohya's scripts have it (10_ohwx_horse: 10),
+    and that number; ("", 1) where none does.
+
+    It is the one in ``root``, or ``root`` itself for clips that lie there. Numbers that begin with 0 or are greater than
+    1000 name something else: a place in an order, a year.
+    """
+    inside = path.relative_to(root).parts
+    folder = inside[0] if len(inside) > 1 else root.absolute().name
+    found = re.fullmatch(r"([1-9][0-9]{0,3})_.+", folder)
+    return (folder, int(found[1])) if found and int(found[1]) <= MOST_REPEATS else ("", 1)
+
+
 def find_clips(root: Path) -> list[ClipFile]:
     """All clips below ``root`` in path order, each with its caption, as ``read_folder`` finds them."""
     return read_folder(root)[0]
@@ -78,7 +95,9 @@ def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile],
     """
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
-        raise VideotuneError(f"The dataset folder {root} {what}. Give the folder that holds the clips.")
+        film = root.exists() and root.name.lower().endswith(CLIP_SUFFIXES)
+        cut = f" A long video becomes one by: videotune dataset split {root} --out FOLDER" if film else ""
+        raise VideotuneError(f"The dataset folder {root} {what}. Give the folder that holds the clips.{cut}")
     runs: list[str] = []
     try:
         files = {
@@ -168,9 +187,8 @@ def _nothing_found(root: Path, files: Mapping[str, bool]) -> str:
         hint = "Clips within Parquet files are not read: they are needed as files of their own."
     elif unread := sorted(there.keys() & set(_UNREAD)):
         hint = f"Pictures and videos of the kind {', '.join(unread)} are not read: convert them to .png or .mp4."
-    suffixes = " ".join(suffix for suffix in CLIP_SUFFIXES if suffix != ".gif")  # nearly all are animations: refused
     return (
-        f"No video files in {root}, nor images: looked for {suffixes} in it and all folders below; "
+        f"No video files in {root}, nor images: looked for {' '.join(CLIP_SUFFIXES)} in it and all folders below; "
         f"found {listing}. {hint}"
     )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-"""What counts as an image in a dataset folder (compared in lower case). A GIF may be one still picture."""
+"""What counts as an image in a dataset folder (compared in lower case). A GIF of several pictures is a video."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 """Pillow's readers that may look at a file: others (PostScript) run programs."""
@@ -41,6 +41,17 @@ def probe_image(path: str | os.PathLike[str]) -> Facts:
         still=True,
         transparent=transparent,
     )
+
+
+def is_animated(path: Path) -> bool:
+    """Whether a GIF has more than one picture: it is a video then."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=("GIF",)) as picture:
+            return bool(getattr(picture, "is_animated", False))
+    except Exception:  # as in ``_read``: what it is, the reader of images says
+        return False
 
 
 def still_frame(facts: Facts) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -90,7 +91,7 @@ def identify(
     The index is written anew, whole, when something changed: at the end, every minute, and when the scan is interrupted.
     Entries of files below ``roots`` that are gone are dropped; others stay. What may be otherwise next time (rights, a
     decoder that crashed or hung) is told, not remembered. No worker is started when everything is known. Also returns
-    notes: an index that was damaged is said.
+    notes: an index that was damaged, or cannot be written, is said.
     """
     index = _read(index_path)
     remembered = [_remembered(path, index, index_path) for path in paths]
@@ -151,6 +152,10 @@ def recall(
         if progress is not None:
             progress(len(clips), len(clips), "")
     return [None if item.facts is None else answers[_key(item.id, item.facts.path)] for item in known]
+
+
+_ID = re.compile("[0-9a-f]{32}")
+"""A content's hash, of which names of files are made."""
 
 
 def _name(path: Path) -> str:
@@ -320,7 +325,11 @@ def _write(index: _Index, index_path: Path | None) -> None:
     used = {_key(row["id"], name) for name, row in index.files.items()}
     contents = {key: row for key, row in index.contents.items() if key in used}
     head = json.dumps({"version": INDEX_VERSION, "av": version("av")})[:-1]
-    files.write_text(index_path, f'{head}, "files": {_lines(index.files)}, "contents": {_lines(contents)}}}\n')
+    try:
+        files.write_text(index_path, f'{head}, "files": {_lines(index.files)}, "contents": {_lines(contents)}}}\n')
+    except OSError as error:
+        note = f"{index_path.parent} cannot be written ({error.strerror}): the clips are read again next time"
+        index.notes += [note] if note not in index.notes else []
     index.changed = False
 
 
@@ -338,8 +347,8 @@ def _read(index_path: Path | None) -> _Index:
         if (value["version"], value["av"]) != (INDEX_VERSION, version("av")):
             return _Index({}, {}, [], changed=True)
         for row in value["files"].values():
-            if not (isinstance(row["size"], int) and isinstance(row["mtime_ns"], int) and isinstance(row["id"], str)):
-                raise TypeError("a file's row lacks something")
+            if not (isinstance(row["size"], int) and isinstance(row["mtime_ns"], int) and _ID.fullmatch(row["id"])):
+                raise ValueError("a file's row lacks something")
         if not all(isinstance(row, dict) for row in value["contents"].values()):
             raise TypeError("a content is no object")
         return _Index(value["files"], value["contents"], [], changed=False)

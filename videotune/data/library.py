@@ -28,7 +28,6 @@ from .holdout import hold_out
 from .index import Progress
 from .sources import NamedClip, group, near_duplicates
 from .untrusted import refuse_links
-from .windows import planned_frames
 
 if TYPE_CHECKING:
     from .workers import Workers
@@ -93,7 +92,7 @@ def scan(
         *index_notes,
         *source_notes,
         *split_notes,
-        *dataset_notes(drafts, planned_frames(settings.windows, rules)[0]),
+        *dataset_notes(drafts, settings.windows, rules),
     ]
     return _assemble(outcomes, names, held, _twins(named), notes, settings, datasets)
 
@@ -180,7 +179,7 @@ def _clip(draft: Draft, name: str, held_out: bool) -> Clip:
         captions=draft.captions,
         held_out=held_out,
         kind=source.kind,
-        repeats=source.repeats,
+        repeats=source.repeats * draft.repeats[1],
         loss_weight=source.loss_weight,
         target=source.target if source.kind == "regularization" else "clip",
         still=draft.facts.still,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .facts import MOST_PIXELS, REASONS, ClipProblem, Facts, seconds_of, shown_at
 from .hdr import TRANSFERS
-from .images import IMAGE_SUFFIXES, probe_image
+from .images import IMAGE_SUFFIXES, is_animated, probe_image
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -36,7 +36,7 @@ VIDEO_SUFFIXES = (
 )
 """What counts as a video in a dataset folder (compared in lower case)."""
 
-OPEN_OPTIONS = {"format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg", "protocol_whitelist": "file"}
+OPEN_OPTIONS = {"format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif", "protocol_whitelist": "file"}
 """Only containers that hold the video themselves: a playlist renamed .mp4 must not make the reader open other files."""
 
 _WOVEN = (2, 3, 4, 5)
@@ -72,7 +72,7 @@ def probe(path: str | os.PathLike[str]) -> Facts:
     file = Path(path)
     stat_of(file)
     head = _head(file)
-    if file.suffix.lower() in IMAGE_SUFFIXES:
+    if file.suffix.lower() in IMAGE_SUFFIXES and not (head.startswith(b"GIF8") and is_animated(file)):
         return probe_image(file)
     try:
         # an absolute path, since "a:b.mp4" would be taken for a protocol
@@ -164,7 +164,7 @@ def _read(path: str, container: Any) -> Facts:
         unusable=placed.unusable,
         interlaced=frame.interlaced_frame or context.field_order in _WOVEN,
         hdr=hdr,
-        transparent=any(part.is_alpha for part in frame.format.components) or stream.metadata.get("alpha_mode") == "1",
+        transparent=_is_transparent(frame, context.name) or stream.metadata.get("alpha_mode") == "1",
     )
 
 
@@ -296,6 +296,13 @@ def _orientation(frame: Any) -> tuple[int, bool]:
         return 0, False
     a, b, _, c, d = np.frombuffer(bytes(frame.side_data[kind]), dtype=np.int32)[:5].astype(np.float64)
     return round(frame.rotation / 90) % 4 * 90, bool(a * d - b * c < 0)
+
+
+def _is_transparent(frame: Any, codec: str) -> bool:
+    """Whether the frame has an alpha channel; of a GIF, which always has one, whether a pixel is not opaque."""
+    if codec == "gif":
+        return bool(frame.to_ndarray()[..., 3].min() < 255)
+    return any(part.is_alpha for part in frame.format.components)
 
 
 def _shown_size(frame: Any, aspect: Fraction | None, rotation: int) -> tuple[int, int]:

@@ -13,17 +13,21 @@ from videotune.errors import VideotuneError
 
 def refuse_links(folder: Path) -> None:
     """VideotuneError where a cache folder holds a link: what is written or deleted through one lies elsewhere."""
-    for place in (folder, *(folder / name for name in ("latents", "text", "archives"))):
+    places = [folder]
+    for place in places:
         try:
             with os.scandir(place) as entries:
-                link = next((entry.path for entry in entries if entry.is_symlink()), None)
+                found = list(entries)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        link = next((entry.path for entry in found if entry.is_symlink()), None)
         if link is not None:
             raise VideotuneError(
                 f"{link} is a link, and a cache holds none: something else may be overwritten through it. Delete the "
                 "link, or set cache_dir to another folder."
             )
+        if place is folder:  # an archive's own files lie deeper
+            places += [Path(entry.path) for entry in found if entry.is_dir()]
 
 
 def refuse_linked_folder(folder: Path) -> Path:

@@ -26,6 +26,7 @@ from videotune.data.decode import Reader
 from videotune.data.facts import ClipProblem, Facts
 from videotune.data.film import SAME_BITS
 from videotune.data.folders import ClipFile, find_clips
+from videotune.data.images import is_animated
 from videotune.data.probe import IMAGE_SUFFIXES, VIDEO_SUFFIXES, probe
 from videotune.data.scenes import THRESHOLD, scenes
 from videotune.errors import VideotuneError
@@ -151,8 +152,8 @@ def _find(source: Path) -> tuple[list[ClipFile], list[ClipFile]]:
         if any(name.endswith((*VIDEO_SUFFIXES, *IMAGE_SUFFIXES, *METADATA_NAMES)) for name in names):
             raise
         found = []  # what find_clips says of an empty folder names images too, which are of no use here
-    videos = [file for file in found if file.path.suffix.lower() in VIDEO_SUFFIXES]
-    images = [file for file in found if file.path.suffix.lower() not in VIDEO_SUFFIXES]
+    videos = [file for file in found if _is_video(file.path)]
+    images = [file for file in found if not _is_video(file.path)]
     if not videos:
         hint = f" Images, of which it has {len(images)}, have no scenes to split." if images else ""
         raise VideotuneError(f"No video files in {source}: looked for {' '.join(VIDEO_SUFFIXES)}.{hint}")
@@ -183,9 +184,14 @@ def _tasks(videos: Sequence[ClipFile], root: Path, out: Path) -> list[_Task]:
     return tasks
 
 
+def _is_video(path: Path) -> bool:
+    suffix = path.suffix.lower()
+    return suffix in VIDEO_SUFFIXES or (suffix == ".gif" and is_animated(path))
+
+
 def _single(path: Path) -> ClipFile:
     """One video, with the caption that it has below captions/ or beside it."""
-    if path.suffix.lower() not in VIDEO_SUFFIXES:
+    if not _is_video(path):
         raise VideotuneError(f"{path} is no video file: its name ends in none of {' '.join(VIDEO_SUFFIXES)}.")
     beside = path.with_suffix(".txt")
     videos = next((folder for folder in path.parents if folder.name == "videos"), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from videotune.cache import care
@@ -11,6 +12,7 @@ from videotune.cache.lock import LOCK
 from videotune.cache.store import Store
 from videotune.data.untrusted import refuse_linked_folder
 from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.report.markup import counted
 from videotune.run.console import bar, out, print_table, say, size
 from videotune.run.dealt import fill_together
 from videotune.run.job import CACHE_NAME, Job, open_job, refuse_skips
@@ -123,8 +125,8 @@ def prune_cache(words: Words, *, yes: bool = False) -> int:
     return DONE
 
 
-def list_cache(place: Path, *, as_json: bool = False) -> int:
-    """What a cache holds, an entry a row.
+def list_cache(place: Path, *, as_json: bool = False, every: bool = False) -> int:
+    """What a cache holds: a line for each encoder's entries, with ``every`` a row for each entry.
 
     Raises VideotuneError where ``place`` holds no cache.
     """
@@ -132,6 +134,11 @@ def list_cache(place: Path, *, as_json: bool = False) -> int:
     rows = care.listing(store)
     if as_json:
         print(json.dumps({"folder": str(store.folder), "entries": [row.to_json() for row in rows]}, indent=2))
+        return DONE
+    if not every:
+        for line in by_encoder(rows):
+            out(line)
+        out(f"{len(rows)} entries, {size(sum(row.bytes for row in rows))} in {store.folder} (--all lists them)")
         return DONE
     cells = [
         [
@@ -151,3 +158,22 @@ def list_cache(place: Path, *, as_json: bool = False) -> int:
     )
     out(f"{len(rows)} entries, {size(sum(row.bytes for row in rows))}")
     return DONE
+
+
+def by_encoder(rows: Sequence[care.Row]) -> list[str]:
+    """A line for what each encoder made: how much of what, its size, and when the last of it was made."""
+    groups: dict[tuple[str, str], list[care.Row]] = {}
+    for row in rows:
+        groups.setdefault((row.kind, row.encoder or ""), []).append(row)
+    lines = []
+    for (kind, encoder), own in groups.items():
+        clips = len({row.clip for row in own})
+        what = f"{counted(len(own), 'caption')}"
+        if kind == "latents":
+            what = f"{counted(len(own), 'window')} of {counted(clips, 'clip')}"
+        made = max((row.made for row in own if row.made), default="")[:16].replace("T", " ")
+        damaged = sum(not row.whole for row in own)
+        parts = [what, size(sum(row.bytes for row in own)), made, f"{damaged} damaged" if damaged else ""]
+        by = f"{'VAE' if kind == 'latents' else 'text encoder'} {encoder[:8]}"
+        lines.append(f"{by}: {', '.join(part for part in parts if part)}")
+    return lines

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +30,20 @@ ALIKE = 4
 """So many clips with one and the same note share a line."""
 
 
+MANY, FEW = 20, 5
+"""Of more clips of one state than MANY, FEW are listed, and how many more there are."""
+
+
 def check(
-    words: Words, *, as_json: bool = False, allow_skips: str | None = None, contact_sheet: Path | None = None
+    words: Words,
+    *,
+    as_json: bool = False,
+    allow_skips: str | None = None,
+    contact_sheet: Path | None = None,
+    every: bool = False,
 ) -> int:
-    """Print the account of the dataset; exit code 2 where clips are skipped that the person has not allowed."""
+    """Print the account of the dataset, with ``every`` a line for each clip; exit code 2 where clips are skipped that the
+    person has not allowed."""
     named = layers(words)[0]
     assumed = not (words.preset or words.config or named.get("family") or named.get("base_model_name"))
     if assumed:
@@ -44,7 +57,7 @@ def check(
     else:
         rules = f"the rules of {spec.title}, {base.name if base else 'no base model'}"
         out(f"Checked by {'the toy preset, since none was named: ' if assumed else ''}{rules}.")
-        show(job, account)
+        show(job, account, every=every)
     if contact_sheet is not None:
         draw_contact_sheet(job, account, contact_sheet)
     return verdict(job, account, allow_skips)
@@ -108,12 +121,14 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
     return account | {"clips": rows}
 
 
-def show(job: Job, account: dict[str, Any]) -> None:
-    """The account as a person reads it: a line a clip, then the sums."""
-    rows = [table_row(job, clip) for clip in account["clips"]]
+def show(job: Job, account: dict[str, Any], *, every: bool = False) -> None:
+    """The account as a person reads it: a line a clip (many of one state are cut short but for ``every``), then the sums."""
+    clips = sorted(account["clips"], key=lambda clip: natural(clip["path"]))
+    rows = [table_row(job, clip) for clip in clips]
+    listed = rows if every else few(rows)
     columns = ["clip", "state", "source", "pixels", "frames", "bucket", "windows", "frames used", "views", "notes"]
     shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
-    cells = [[row[i] for i in shown] for row in rows]
+    cells = [[row[i] for i in shown] for row in listed]
     numbers = [place for place, i in enumerate(shown) if i in (4, 6, 7, 8)]
     print_table("clips", [columns[i] for i in shown], cells, right=numbers)
     if width() < WIDE:  # a column of notes would be a few letters wide
@@ -132,6 +147,25 @@ def show(job: Job, account: dict[str, Any]) -> None:
     )
     for note in (*job.notes, *(note for note in account["notes"] if note not in job.notes)):
         out(f"note: {note}")
+
+
+def natural(path: str) -> list[Any]:
+    """A key that sorts numbers in names by their value: clip_2 before clip_10."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"([0-9]{1,18})", path)]
+
+
+def few(rows: Sequence[list[Any]]) -> list[list[Any]]:
+    """The table's rows; of a state that more than MANY clips have, the first FEW, and a row that says how many more."""
+    count = Counter(row[1] for row in rows)
+    met: Counter[str] = Counter()
+    kept = []
+    for row in rows:
+        met[row[1]] += 1
+        if count[row[1]] <= MANY or met[row[1]] <= FEW:
+            kept.append(row)
+        elif met[row[1]] == FEW + 1:
+            kept.append([f"… {count[row[1]] - FEW} more (--all)", row[1], *[""] * (len(row) - 2)])
+    return kept
 
 
 def print_notes(notes: dict[str, str]) -> None:

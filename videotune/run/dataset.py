@@ -7,15 +7,15 @@ from pathlib import Path
 from videotune.errors import DONE, SKIPPED
 from videotune.prepare.split import SplitFile, split
 from videotune.report.markup import counted
-from videotune.run.console import bar, print_table, say
+from videotune.run.console import bar, out, print_table, say
 
 
-def split_dataset(source: Path, out: Path, *, min_seconds: float, threshold: float | None, overwrite: bool) -> int:
+def split_dataset(source: Path, folder: Path, *, min_seconds: float, threshold: float | None, overwrite: bool) -> int:
     """Split into scenes and print what became of each file; exit code 2 where a file could not be read."""
     with bar("splitting (seconds)") as progress:
         results = split(
             source,
-            out,
+            folder,
             min_seconds=min_seconds,
             threshold=threshold,
             overwrite=overwrite,
@@ -28,12 +28,14 @@ def split_dataset(source: Path, out: Path, *, min_seconds: float, threshold: flo
     dropped = sum(part.path is None for result in results for part in result.scenes)
     images = sum(result.image for result in results)
     broken = sum(result.problem is not None for result in results)
-    out(f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {out}")
+    out(f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {folder}")
     if dropped:
         are = "is" if dropped == 1 else "are"
         out(f"{counted(dropped, 'scene')} {are} shorter than {min_seconds:g} s and left out (--min-seconds)")
     if images:
         out(f"{images} {'image was' if images == 1 else 'images were'} not split or copied")
+    if written:
+        out(f"next: write a caption beside each scene (NAME.txt), then: videotune check {folder}")
     if not broken:
         return DONE
     say(f"{broken} files could not be split (exit code 2); the table says why")

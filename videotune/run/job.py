@@ -180,8 +180,10 @@ def open_job(
 
 def sizes_as_read(resolved: Resolved) -> list[str]:
     """How the person's resolution "HxW" was understood, since most programs name the width first."""
-    asked = resolved.config.resolution if resolved.origins.get("resolution") == "user" else None
-    pairs = [str(one).split("x") for one in (asked if isinstance(asked, list) else [asked]) if "x" in str(one)]
+    asked = [resolved.config.resolution] if resolved.origins.get("resolution") == "user" else []
+    asked += [dataset.resolution for dataset in resolved.config.datasets]
+    each = [one for some in asked for one in (some if isinstance(some, list) else [some])]
+    pairs = [str(one).split("x") for one in dict.fromkeys(each) if "x" in str(one)]
     return [f"resolution {high}x{wide} is read as {high} high, {wide} wide" for high, wide in pairs]
 
 

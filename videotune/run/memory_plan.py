@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -63,8 +64,8 @@ def step_facts(job: Job, dtype: str) -> StepFacts:
     """What the run's dearest step and its encoders hold, read under tensors without memory and remembered in the cache."""
     wanted = wanted_of(job)
     place = job.cache / "plans" / f"{wanted.key(dtype)}.json"
-    if place.is_file():
-        return from_json(read_json(place))
+    if (remembered := _remembered(place)) is not None:
+        return remembered
     facts = read_facts(wanted, dtype)
     write_json(place, to_json(facts))
     return facts
@@ -90,7 +91,27 @@ def tiled_too(job: Job, dtype: str, facts: StepFacts) -> StepFacts:
 def known_facts(job: Job, dtype: str) -> StepFacts | None:
     """``step_facts`` where they were read before; None where not."""
     place = job.cache / "plans" / f"{wanted_of(job).key(dtype)}.json" if job.base is not None else None
-    return from_json(read_json(place)) if place is not None and place.is_file() else None
+    return None if place is None else _remembered(place)
+
+
+def _remembered(place: Path) -> StepFacts | None:
+    """The facts in a file of the cache; None where there is none, and where it says what no reading gives: a dataset may
+    bring its cache."""
+    try:
+        facts = from_json(read_json(place))
+        modes = facts.one.keys() == facts.two.keys() and {"OFF", "ON"} <= facts.one.keys()
+        return facts if modes and facts.blocks and _are_numbers(to_json(facts)) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether there are only finite numbers from 0 on in it."""
+    if isinstance(value, Mapping):
+        return all(map(_are_numbers, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_are_numbers, value))
+    return type(value) in (int, float) and 0 <= value < math.inf
 
 
 def wanted_of(job: Job) -> Wanted:

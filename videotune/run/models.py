@@ -145,7 +145,7 @@ def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()
 def lacks(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> Todo:
     """What the cache does not have of what a run reads: every caption, the empty one, ``extra`` prompts, every take."""
     prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
-    fits = fits_of(family, {window.shape for window in (*job.library.windows, *job.library.held_out_windows)})
+    fits = fits_of(family, job.shapes[0])
     return missing(store, prints, tokens, captions_of(job, extra), takes_of(job), seed, job.spec.image_noise, fits)
 
 
