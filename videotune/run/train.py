@@ -13,7 +13,7 @@ from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
 from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.run.beside import due
-from videotune.run.console import bar, clock, guard_stderr, say, size
+from videotune.run.console import bar, clock, guard_stderr, say, size, warn
 from videotune.run.export import exactly, export_run
 from videotune.run.fitting import peak
 from videotune.run.folder import hangup_is_termination, look, only_process, signals
@@ -283,13 +283,19 @@ def step_of(trainer: Trainer) -> int:
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """The run's result in its formats: of its last step, or with early_stopping of the checkpoint that is to be taken."""
     run, job, step = trainer.run, trainer.job, trainer.job.steps
+
+    def write(state: Mapping[str, Any], at: int) -> list[Exported]:
+        return export_run(
+            run, trainer.family, state, at, job.resolved, tell=lambda text: warn(trainer.journal, at, text)
+        )
+
     if job.config.early_stopping is not None:
         best = take(trainer, step)["step"]
         if best != step or why == "early":
-            return export_run(run, trainer.family, result_of(pick(run, best)), best, job.resolved)
+            return write(result_of(pick(run, best)), best)
     if trainer.rows:  # gathered where all have written their parts
-        return export_run(run, trainer.family, result_of(pick(run, step)), step, job.resolved)
-    return export_run(run, trainer.family, trainer.result, step, job.resolved)
+        return write(result_of(pick(run, step)), step)
+    return write(trainer.result, step)
 
 
 def result_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
