@@ -126,7 +126,7 @@ def loop(trainer: Trainer) -> str:
     if crew.agree(asked.stop)[0]:
         return "interrupted"
     records, late, step = make_records(trainer), None, trainer.first - 1
-    with bar("training") as progress:
+    with bar("training", lambda: BETWEEN_STEPS.get(trainer.pulse.state, "")) as progress:
         trainer.pulse.tell("training", step)
         while True:
             try:
@@ -228,18 +228,28 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
         flush_or_wait(trainer, record.step)
     tell_pace(trainer, record.step, line)
     if trainer.crew.first:  # the others may not see the run folder
-        told, left = progress_text(trainer, record.step, line), seconds_left(trainer, record.step)
+        told, left = progress_parts(trainer, record.step, line), seconds_left(trainer, record.step)
         progress.update(record.step, trainer.job.steps, told, left)
 
 
-def progress_text(trainer: Trainer, step: int, line: Mapping[str, Any]) -> str:
-    """What stands beside the bar: the loss, the views so far, the verdict, and whether the run waits for data."""
-    parts = [f"loss {line['loss']:.4f}", f"{trainer.job.views_at(step):.1f} views a window, {trainer.band_at(step)}"]
-    if trainer.verdict is not None and trainer.verdict.word:
-        parts.append(trainer.verdict.word)
+BETWEEN_STEPS = {
+    "measuring": "reading the ruler",
+    "sampling": "drawing previews",
+    "probing": "measuring samples",
+    "saving": "saving",
+    "paused": "waiting for room on the disk",
+}
+"""What the bar says, in the place of the time left, of the heartbeat's states."""
+
+
+def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list[str]:
+    """What stands beside the bar, the most important first; of what does not fit the end is left out."""
+    parts = [f"loss {line['loss']:.4f}", f"{trainer.pace.seconds_a_step:.3g} s a step"]
     if waits := trainer.pace.waiting():
         parts.append(f"waiting for data {waits:.0%}")
-    return "  ".join(parts)
+    if trainer.verdict is not None and trainer.verdict.word:
+        parts.append(trainer.verdict.word)
+    return [*parts, f"{trainer.job.views_at(step):.1f} views a window, {trainer.band_at(step)}"]
 
 
 def clips_of(trainer: Trainer, window_ids: tuple[str, ...]) -> str:
