@@ -132,7 +132,6 @@ class Bar:
             self._said = now
             say("  ".join([f"{self._title}: {done}/{total}", *parts, f"{clock(left)} left"]))
 
-
     def close(self) -> None:
         """Nothing is left to be done: the line that stays says no time."""
         if self._progress is not None and self._task is not None:
