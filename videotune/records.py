@@ -303,11 +303,15 @@ def parse_line(line: bytes) -> dict[str, Any]:
     Raises ValueError, in words, where it is none.
     """
     from pydantic import ValidationError
+    from pydantic_core import from_json
 
     try:
-        value = json.loads(line)
-    except RecursionError as error:
-        raise ValueError(str(error)) from error
+        value = from_json(line, cache_strings="all")  # keys and names of windows are the same objects in all lines
+    except ValueError:
+        try:
+            value = json.loads(line)  # which also takes half of a letter (a lone surrogate)
+        except RecursionError as error:
+            raise ValueError(str(error)) from error
     kind = value.get("kind") if isinstance(value, dict) else None
     try:
         _adapter(LINES.get(kind, Line) if isinstance(kind, str) else Line).validate_python(value, strict=True)

@@ -147,6 +147,15 @@ def test_pictures_and_captions_of_clips_stand_in_the_table(tmp_path: Path) -> No
     assert "…" in part(page, "clips")
 
 
+def test_previews_that_stand_side_by_side_already_are_not_shown_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_journal(run, [start(), sample(0, "a"), sample(60, "a")])
+    assert "All previews so far stand above" in part(report(run), "samples")
+    write_journal(run, [start(), sample(0, "a"), sample(60, "a"), sample(90, "a")])
+    assert "All previews so far stand above" not in part(report(run), "samples")
+    assert "<title>Run " + tmp_path.name in report(run), "a folder that is called run is named after its own"
+
+
 def test_a_comparison_is_shown_where_there_is_one(tmp_path: Path) -> None:
     run = drawn_run(tmp_path)
     assert 'id="compare"' not in report(run)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from videotune.report.svg import Line, line_chart, smooth, smoothing_width, thin, ticks
+from videotune.report.svg import Line, line_chart, named, smooth, smoothing_width, thin, ticks
 
 finite = st.floats(-1e6, 1e6)
 
@@ -59,6 +59,13 @@ def test_ticks_are_round_numbers() -> None:
     assert ticks(1, 5) == [1, 2, 3, 4, 5]
     assert ticks(0.17, 0.47) == pytest.approx([0.2, 0.3, 0.4])
     assert ticks(7, 7) == [7]
+
+
+@given(st.floats(-1e3, 1e3), st.floats(1e-6, 1e3))
+def test_labels_of_an_axis_tell_its_values_apart(low: float, width: float) -> None:
+    values = ticks(low, low + width)
+    assert len(set(named(values))) == len(set(values))
+    assert named([1.54, 1.535, 1.53]) == ["1.54", "1.535", "1.53"]
 
 
 def test_points_are_drawn_where_they_belong() -> None:

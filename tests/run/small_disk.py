@@ -124,11 +124,11 @@ def before_the_export(fill: Callable[[], None]) -> None:
 
     export, begun = train.export_run, []
 
-    def fill_and_export(*given: Any) -> Any:
+    def fill_and_export(*given: Any, **named: Any) -> Any:
         if not begun:
             begun.append(True)
             fill()
-        return export(*given)
+        return export(*given, **named)
 
     train.export_run = fill_and_export
 

@@ -22,7 +22,7 @@ from videotune.run.probe_plan import probe_plan, share_of_run
 from videotune.run.readings import measure, preview
 from videotune.run.resume import Resume, open_run, restore
 from videotune.run.settle import Words
-from videotune.run.train import loop, progress_text
+from videotune.run.train import loop, progress_parts
 from videotune.run.trainer import Trainer, announce, prepare
 
 OFTEN = ("steps=5", "ruler_after=2", "sample_after=3", "samples=1", "sample.steps=2", "save_every=2", "probe_budget=0")
@@ -125,7 +125,7 @@ def test_the_bar_says_views_with_their_band(said: Say, tmp_path: Path) -> None:
     told = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
     assert len(set(told.values())) == 4
     assert {step: trainer.band_at(step) for step in told} == told
-    assert f"views a window, {told[120]}" in progress_text(trainer, 120, {"loss": 0.1})
+    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"views a window, {told[120]}")
 
 
 def test_the_time_left_counts_what_is_done_between_steps(said: Say, tmp_path: Path) -> None:

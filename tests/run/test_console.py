@@ -1,8 +1,13 @@
 """What is printed never ends a run: a full disk, a closed standard error, a reader that has gone."""
 
+import fcntl
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -83,3 +88,45 @@ def test_closed_descriptors_are_not_given_to_files_of_the_run() -> None:
     )
     assert ended.returncode == DONE
     assert int(ended.stdout) > 2
+
+
+# ---- the bar in a terminal
+
+
+def in_a_terminal(code: str, columns: int) -> list[str]:
+    """The lines that a process draws in a terminal of so many columns, without their colours."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    more = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=follower, env=more)
+    os.close(follower)
+    drawn = b""
+    with suppress(OSError):  # the terminal's other end is closed
+        while part := os.read(leader, 1 << 16):
+            drawn += part
+    os.close(leader)
+    assert process.wait() == 0
+    return [line.strip() for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode()))]
+
+
+BAR = """
+import time
+from videotune.run.console import bar
+now = []
+with bar("training", lambda: "".join(now)) as progress:
+    progress.update(0, 2000)
+    progress.update(1234, 2000, ["loss 1.5840", "0.613 s a step", "LEARNING", "72.5 views a window, high"], 4321)
+    time.sleep(0.6)
+    now.append("drawing previews")
+    time.sleep(0.6)
+"""
+
+
+def test_at_80_columns_the_bar_says_what_matters_whole() -> None:
+    lines = in_a_terminal(BAR, 80)
+    assert all(len(line) <= 80 for line in lines)
+    (step,) = {line.split(" ━")[0] for line in lines if "loss" in line and "left" in line}
+    assert step.split("  ") == ["training 1234/2000", "1:12:01 left", "loss 1.5840", "0.613 s a step"]
+    assert any(line.startswith("training 1234/2000  drawing previews  loss 1.5840") for line in lines)
+    assert any("72.5 views a window, high" in line for line in in_a_terminal(BAR, 120))
+    assert any(line.startswith("training 1234/2000") for line in in_a_terminal(BAR, 30))

@@ -222,3 +222,14 @@ def test_the_plan_says_what_each_expert_trains(sets: tuple[str, ...], high: int,
     assert abs(each["high"] - high) <= 50
     assert sum(each.values()) == 1000
     assert [(e["from"], e["to"]) for e in plan["experts"]["each"]] == [(0.875, 1.0), (0.0, 0.875)]
+
+
+def test_an_expert_that_has_had_no_step_gets_no_file_and_is_told(
+    words: Callable[..., Words], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(words(*QUIET, "probe_budget=0", "steps=2"), tmp_path / "run") == DONE
+    assert len(list((tmp_path / "run" / "export").iterdir())) == 1
+    (warning,) = [line["text"] for line in read_journal(tmp_path / "run") if line["kind"] == "warning"]
+    assert "has had no step" in warning
+    assert warning in capsys.readouterr().err
+    assert "has had no step" in (tmp_path / "run" / "report.html").read_text()

@@ -56,6 +56,11 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
     raise VideotuneError(f"output_model_format: {what} has {', '.join(known)}, not {name!r}{why}")
 
 
+def changes_nothing(state: Mapping[str, Tensor]) -> bool:
+    """Whether an adapter is as it was before its first step."""
+    return not any(bool(value.any()) for name, value in state.items() if (place := split(name)) and place[1] in ZERO)
+
+
 def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """The adapter under the format's names, the scale multiplied into it.
 
@@ -67,7 +72,7 @@ def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float
     if any(not bool(value.isfinite().all()) for value in state.values()):
         raise VideotuneError("the adapter holds NaN or infinite weights: it is not exported")
     places = {name: place for name in state if (place := split(name))}
-    if not any(bool(state[name].any()) for name, (_, part) in places.items() if part in ZERO):
+    if changes_nothing(state):
         raise VideotuneError(
             "the adapter is zero, so it changes nothing: it is not exported (did the run train any step?)"
         )

@@ -10,8 +10,8 @@ from typing import Any
 RECENT = 20
 """So many of the latest steps, of each bucket, say how fast it is."""
 
-WAITING = 0.1
-"""Share of the steps' time above which they are said to wait for data."""
+WAITING = 0.2
+"""Share of the steps' time above which they are said to wait for data; below it, it is not what costs."""
 
 
 LOOKS = ("ruler", "sample", "probe", "save")
@@ -52,6 +52,12 @@ class Pace:
     def by_bucket(self) -> dict[int, float]:
         """The mean seconds of the latest steps of each bucket that was met."""
         return {bucket: sum(kept) / len(kept) for bucket, kept in self._steps.items()}
+
+    @property
+    def seconds_a_step(self) -> float:
+        """The mean of the latest steps; 0 before the first."""
+        kept = [whole for _, whole in self._phases] or [whole for each in self._steps.values() for whole in each]
+        return sum(kept) / len(kept) if kept else 0.0
 
     def waiting(self) -> float | None:
         """The share of the latest steps' time that went into waiting for data, where it is too much."""

@@ -75,7 +75,8 @@ def write_report(folder: Path) -> Path:
 def page(run: Run) -> str:
     """The whole page."""
     media = gather(run)
-    title = f"Run {run.folder.resolve().name}"
+    place = run.folder.resolve()
+    title = f"Run {place.name if place.name != 'run' else place.parent.name}"
     policy = {
         "http-equiv": "Content-Security-Policy",
         "content": "script-src 'none'; object-src 'none'; base-uri 'none'",

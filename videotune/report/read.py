@@ -19,6 +19,10 @@ OF_A_STEP = ("step", "ruler", "verdict", "sample", "probe")
 """Kinds that a resume from an earlier step supersedes; saves and warnings stay, since their files and causes do."""
 
 
+READ = ("kind", "step", "loss", "mse", "by_t", "grad_norm", "window_ids", "seconds", "skipped")
+"""What is kept of a step's record: of a million steps the rest would take a gigabyte."""
+
+
 @dataclass(frozen=True)
 class Run:
     """What a run folder says. A file that is not there (yet) is None.
@@ -55,8 +59,7 @@ def read_run(folder: Path) -> Run:
             "name the folder that a training run wrote"
         )
     now = time.time()
-    lines = journal_file.read_bytes() if journal_file.is_file() else b""
-    records, torn = _parse(lines)
+    records, torn = _parse(journal_file) if journal_file.is_file() else ([], [])
     journal, left = _without_left_branches(records)
     exports = _read_json(folder / "exports.json", list)
     compared = _read_json(folder / "compare" / "compare.json", list) or []
@@ -126,23 +129,22 @@ def regularization_clips(run: Run) -> dict[str, Record]:
     }
 
 
-def _parse(content: bytes) -> tuple[list[Record], list[str]]:
+def _parse(journal: Path) -> tuple[list[Record], list[str]]:
     """The journal's records, and a note for each line that is none."""
-    lines = content.split(b"\n")
     records: list[Record] = []
     notes: list[str] = []
-    for place, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            records.append(parse_line(line))
-        except ValueError as error:
-            if place == len(lines):
-                notes.append(
-                    f"the journal's last line ({place}) is torn and was left out: the run ended while writing it"
-                )
-            else:
-                notes.append(f"line {place} of the journal is not a record and was left out: {error}")
+    with journal.open("rb") as file:
+        for place, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = parse_line(line)
+            except ValueError as error:
+                note = f"line {place} of the journal is not a record and was left out: {error}"
+                torn = f"the journal's last line ({place}) is torn and was left out: the run ended while writing it"
+                notes.append(note if line.endswith(b"\n") else torn)
+                continue
+            records.append(record if record["kind"] != "step" else {key: record[key] for key in READ if key in record})
     return records, notes
 
 

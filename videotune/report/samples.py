@@ -76,8 +76,8 @@ def prompt_kind(run: Run, prompt: str) -> tuple[str, str]:
     if not shown:
         return "", ""
     if kinds - {"regularization"}:
-        return "caption of training clips", "good"
-    return ("caption of regularization clips", "calm") if kinds else ("caption of no clip", "quiet")
+        return "caption of training clips", "care"  # what is drawn may be copied
+    return ("caption of regularization clips", "calm") if kinds else ("caption of no clip", "good")
 
 
 def video_of(run: Run, media: Media, path: str) -> Html:
@@ -101,6 +101,9 @@ def samples_section(run: Run, media: Media) -> Html:
         return section("samples", "Samples", switched_off("sample_after"))
     if not rows:
         return section("samples", "Samples", missing("previews appear as the run draws them"))
+    above = {compared.row: {str(path) for path in compared.paths} for compared in media.compared}
+    if all({str(cell.get("path")) for cell in cells.values()} <= above.get(row, set()) for row, cells in rows.items()):
+        return section("samples", "Samples", paragraph(text("All previews so far stand above, side by side.")))
     steps = sorted({step for cells in rows.values() for step in cells})
     parts: list[Html] = []
     for (prompt, seed), cells in rows.items():

@@ -31,6 +31,7 @@ table{border-collapse:collapse;width:100%;font-size:.9em;font-variant-numeric:ta
 th,td{text-align:left;vertical-align:top;padding:5px 12px 5px 0;border-bottom:1px solid var(--rule)}
 td:first-child,td:last-child{overflow-wrap:anywhere}
 table.cards td:first-child{min-width:170px}
+td:first-child code{overflow-wrap:normal}
 th{color:var(--soft);font-weight:500;white-space:nowrap}
 td p,td ul{margin:0}
 code{font:.92em ui-monospace,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}

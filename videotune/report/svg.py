@@ -84,6 +84,12 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     return [step * place for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
+def named(values: Sequence[float]) -> list[str]:
+    """The values of an axis in words, with as many digits as tell them apart, three or more."""
+    words = [[plain(value, digits) for value in values] for digits in range(3, 16)]
+    return next((each for each in words if len(set(each)) == len(values)), words[-1])
+
+
 def line_chart(
     lines: Sequence[Line],
     *,
@@ -114,8 +120,8 @@ def line_chart(
         *feet,
         attributes={"viewBox": f"0 0 {SIZE} {SIZE}", "preserveAspectRatio": "none", "role": "img", "aria-label": says},
     )
-    ys = join(_label(plain(value, 3), f"top:{frame.y(value) / SIZE:.2%}") for value in down)
-    xs = join(_label(plain(value, 3), _across(frame.x(value) / SIZE)) for value in across)
+    ys = join(_label(word, f"top:{frame.y(value) / SIZE:.2%}") for word, value in zip(named(down), down, strict=True))
+    xs = join(_label(word, _across(frame.x(value) / SIZE)) for word, value in zip(named(across), across, strict=True))
     return element(
         "div",
         _legend(lines),

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -117,52 +117,75 @@ class Bar:
         self._said = self._begun = time.monotonic()
         self._first: int | None = None
 
-    def update(self, done: int, total: int, text: str = "", seconds_left: float | None = None) -> None:
-        """``done`` of ``total`` are done; ``text`` is shown beside. ``seconds_left``: None, by those done so far."""
+    def update(self, done: int, total: int, text: str | Sequence[str] = "", seconds_left: float | None = None) -> None:
+        """``done`` of ``total`` are done; ``text`` is shown beside, of several parts as many as there is room for.
+
+        ``seconds_left``: None, by those done so far.
+        """
         now = time.monotonic()
         if self._first is None:
             self._first = done
         left = seconds_left
         if left is None:
             left = (now - self._begun) / max(1, done - self._first) * (total - done)
+        parts = [text] if isinstance(text, str) else list(text)
         if self._progress is not None:
             told = clock(left) if seconds_left is not None or done > self._first else "-:--"
             if self._task is None:
-                self._task = self._progress.add_task(
-                    self._title, total=total, text=text, left=told, start=True, completed=done
-                )
-            self._progress.update(self._task, completed=done, total=total, text=_escape(text), left=told)
+                self._task = self._progress.add_task(self._title, total=total, parts=parts, left="")
+            self._progress.update(self._task, completed=done, total=total, parts=parts, left=f"{told} left")
             return
         if now - self._said >= QUIET_SECONDS or (done == total and now - self._begun > 2):
             self._said = now
-            say(f"{self._title}: {done}/{total}  {text}  {clock(left)} left")
+            say("  ".join([f"{self._title}: {done}/{total}", *parts, f"{clock(left)} left"]))
+
+    def close(self) -> None:
+        """Nothing is left to be done: the line that stays says no time."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, left="")
+
+
+def fitting(first: str, parts: Sequence[str], room: int) -> str:
+    """As many of the parts, from the first on, as so many columns hold."""
+    line = first
+    for part in filter(None, parts):
+        if len(line) + 2 + len(part) > room:
+            break
+        line += f"  {part}"
+    return line
+
+
+SHORTEST = 12
+"""Columns that the bar itself has at least, with the space before it."""
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Bar]:
-    """A progress bar on standard error for the length of a block."""
+def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
+    """A progress bar on standard error for the length of a block.
+
+    ``doing``: asked at each refresh what is done meanwhile, which stands in the place of the time left; empty for nothing.
+    """
     if quiet() or not sys.stderr.isatty():
         yield Bar(title, None)
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task
+    from rich.table import Column
+    from rich.text import Text
 
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]} left"),
-        TextColumn("{task.fields[text]}"),
-    ]
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
-        yield Bar(title, progress)
+    console = Console(stderr=True)
+
+    class Line(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            first = f"{task.description} {task.completed:.0f}/{task.total:.0f}"
+            now = (doing() if doing else "") or task.fields["left"]
+            return Text(fitting(first, [now, *task.fields["parts"]], console.width - SHORTEST), no_wrap=True)
+
+    columns = (Line(Column(no_wrap=True)), BarColumn(None, table_column=Column(ratio=1)))  # the bar has what is left
+    with Progress(*columns, console=console, refresh_per_second=4, expand=True) as progress:
+        shown = Bar(title, progress)
+        yield shown
+        shown.close()
 
 
 def clock(seconds: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from videotune.config.load import flatten
 from videotune.errors import DONE
 from videotune.monitor.journal import repair
+from videotune.monitor.speed import WAITING
 from videotune.monitor.verdict import OVERFITTING, judge
 from videotune.records import read_record
 from videotune.report.read import Record, Run, read_run
@@ -27,9 +28,6 @@ class Finding:
     found: str
     do: str
 
-
-WAITING = 0.2
-"""Share of the time that a run may wait for data."""
 
 FLAT = 0.98
 """A ruler that has not come below this share of its first reading has learnt next to nothing."""

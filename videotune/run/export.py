@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from videotune import __version__
 from videotune.config.resolve import Resolved, resolve
 from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import export_embedding
-from videotune.export.formats import CONFIG, refuse_format
+from videotune.export.formats import CONFIG, changes_nothing, refuse_format
 from videotune.export.full import export_full
 from videotune.export.lora import Exported, export_lora
 from videotune.export.merge import export_merged
@@ -19,6 +19,7 @@ from videotune.families.find import expert_part, part_files, place, spec_for
 from videotune.files import hash_path, write_json
 from videotune.records import read_record
 from videotune.report.html import write_report
+from videotune.run.console import say
 from videotune.run.experts import of_expert, prefix, trained
 from videotune.run.folder import read_run_config, run_settings
 from videotune.run.models import lora_settings, open_models
@@ -102,15 +103,17 @@ def export_run(
     resolved: Resolved,
     formats: Sequence[str] = (),
     out: Path | None = None,
+    tell: Callable[[str], None] = say,
 ) -> list[Exported]:
     """Write each format, a file for each expert that was trained, and the list of them into ``exports.json``.
 
+    An expert that has had no step, in a run so short that all of them fell to the other, has no file; ``tell`` hears of it.
     What trained of the text encoders alone has one, whatever the experts are.
     """
     config = resolved.config
     wanted = list(formats) or named_formats(config.output_model_format)
     folder, name = _place(run, config, out)
-    done = []
+    done, experts = [], experts_of(family, config, state, tell)
     for format in wanted:
         if config.training_method == "EMBEDDING":
             path = folder / f"{name}-step-{step}{'' if format == 'diffusers' else f'-{format}'}"
@@ -118,7 +121,7 @@ def export_run(
             files = export_embedding(family, format, of_expert(state, ROWS), config.embedding.token, path, facts)
             done += [replace(file, use=facts["use"]) for file in files]
             continue
-        for expert in trained(family.spec, config) if config.transformer.train else (None,):
+        for expert in experts:
             own = of_expert(state, prefix(family.spec, expert) if expert else "")
             ending = ("" if format == "diffusers" else f"-{format}") + (family.export_suffix(expert) if expert else "")
             path = folder / f"{name}-step-{step}{ending}"
@@ -135,6 +138,22 @@ def export_run(
             done.append(replace(export_lora(family, format, own, scale, file, facts, expert), use=facts["use"]))
     _list(run, done)
     return done
+
+
+def experts_of(
+    family: Family, config: Config, state: Mapping[str, Tensor], tell: Callable[[str], None]
+) -> tuple[str | None, ...]:
+    """The experts that get a file each; None where what trained is no expert's."""
+    if not config.transformer.train:
+        return (None,)
+    names = trained(family.spec, config)
+    if config.training_method != "LORA" or len(names) == 1:
+        return names
+    idle = [name for name in names if changes_nothing(of_expert(state, prefix(family.spec, name)))]
+    if not idle or len(idle) == len(names):  # where all are, the export says that there is nothing to write
+        return names
+    tell(f"the expert {idle[0]} has had no step, so no file is written for it: more steps, or a shorter expert_period")
+    return tuple(name for name in names if name not in idle)
 
 
 def merge_run(

@@ -159,8 +159,8 @@ def with_words(
     Words that say what the run was begun with are no change, so its first command goes on with --resume added.
     """
     kept = read_run_config(run) if kept is None else kept
-    user, preset = layers(words)
-    user = merge(preset, user)
+    own, preset = layers(words)
+    user = merge(preset, own)
     for name, other in (("epochs", "steps"), ("steps", "epochs")):
         if name in user and other not in user:
             user = {**user, other: None}
@@ -168,7 +168,7 @@ def with_words(
     base = place(settings["base_model_name"], weights=False)
     spec = spec_for(settings["family"], base)
     asked = {key: value for key, value in kept.get("asked", {}).items() if key in user}
-    said = resolve(merge({**kept["settings"], **asked}, user), {}, spec).to_json()["settings"]
+    said = resolve(own, merge({**kept["settings"], **asked}, preset), spec).to_json()["settings"]
     if all(said[key] == value for key, value in asked.items()):  # then they stay what they were frozen to
         settings |= {key: kept["settings"][key] for key in asked}
     resolved = resolve(settings, {}, spec)

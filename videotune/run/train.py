@@ -13,7 +13,7 @@ from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
 from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.run.beside import due
-from videotune.run.console import bar, clock, guard_stderr, say, size
+from videotune.run.console import bar, clock, guard_stderr, say, size, warn
 from videotune.run.export import exactly, export_run
 from videotune.run.fitting import peak
 from videotune.run.folder import hangup_is_termination, look, only_process, signals
@@ -126,7 +126,7 @@ def loop(trainer: Trainer) -> str:
     if crew.agree(asked.stop)[0]:
         return "interrupted"
     records, late, step = make_records(trainer), None, trainer.first - 1
-    with bar("training") as progress:
+    with bar("training", lambda: BETWEEN_STEPS.get(trainer.pulse.state, "")) as progress:
         trainer.pulse.tell("training", step)
         while True:
             try:
@@ -228,18 +228,28 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
         flush_or_wait(trainer, record.step)
     tell_pace(trainer, record.step, line)
     if trainer.crew.first:  # the others may not see the run folder
-        told, left = progress_text(trainer, record.step, line), seconds_left(trainer, record.step)
+        told, left = progress_parts(trainer, record.step, line), seconds_left(trainer, record.step)
         progress.update(record.step, trainer.job.steps, told, left)
 
 
-def progress_text(trainer: Trainer, step: int, line: Mapping[str, Any]) -> str:
-    """What stands beside the bar: the loss, the views so far, the verdict, and whether the run waits for data."""
-    parts = [f"loss {line['loss']:.4f}", f"{trainer.job.views_at(step):.1f} views a window, {trainer.band_at(step)}"]
-    if trainer.verdict is not None and trainer.verdict.word:
-        parts.append(trainer.verdict.word)
+BETWEEN_STEPS = {
+    "measuring": "reading the ruler",
+    "sampling": "drawing previews",
+    "probing": "measuring samples",
+    "saving": "saving",
+    "paused": "waiting for room on the disk",
+}
+"""What the bar says, in the place of the time left, of the heartbeat's states."""
+
+
+def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list[str]:
+    """What stands beside the bar, the most important first; of what does not fit the end is left out."""
+    parts = [f"loss {line['loss']:.4f}", f"{trainer.pace.seconds_a_step:.3g} s a step"]
     if waits := trainer.pace.waiting():
         parts.append(f"waiting for data {waits:.0%}")
-    return "  ".join(parts)
+    if trainer.verdict is not None and trainer.verdict.word:
+        parts.append(trainer.verdict.word)
+    return [*parts, f"{trainer.job.views_at(step):.1f} views a window, {trainer.band_at(step)}"]
 
 
 def clips_of(trainer: Trainer, window_ids: tuple[str, ...]) -> str:
@@ -283,13 +293,19 @@ def step_of(trainer: Trainer) -> int:
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """The run's result in its formats: of its last step, or with early_stopping of the checkpoint that is to be taken."""
     run, job, step = trainer.run, trainer.job, trainer.job.steps
+
+    def write(state: Mapping[str, Any], at: int) -> list[Exported]:
+        return export_run(
+            run, trainer.family, state, at, job.resolved, tell=lambda text: warn(trainer.journal, at, text)
+        )
+
     if job.config.early_stopping is not None:
         best = take(trainer, step)["step"]
         if best != step or why == "early":
-            return export_run(run, trainer.family, result_of(pick(run, best)), best, job.resolved)
+            return write(result_of(pick(run, best)), best)
     if trainer.rows:  # gathered where all have written their parts
-        return export_run(run, trainer.family, result_of(pick(run, step)), step, job.resolved)
-    return export_run(run, trainer.family, trainer.result, step, job.resolved)
+        return write(result_of(pick(run, step)), step)
+    return write(trainer.result, step)
 
 
 def result_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
