@@ -65,7 +65,7 @@ def export(
     return DONE
 
 
-def named_formats(value: str | list[str]) -> list[str]:
+def named_formats(value: str | Sequence[str]) -> list[str]:
     """The formats that ``output_model_format`` names."""
     return [value] if isinstance(value, str) else value
 
