@@ -498,7 +498,7 @@ def test_sample_draws_with_the_config_s_seed_where_none_is_given(
 ) -> None:
     words = ("--prompt", "a cat", "--set", "sample.steps=1", "--set", "sample.seed=7")
     assert videotune("sample", a_run, *words, "--out", tmp_path).code == 0
-    assert [path.name.rsplit("-", 1)[1] for path in tmp_path.glob("*.mp4")] == ["seed7.mp4"]
+    assert ["-seed7-" in path.name for path in tmp_path.glob("*.mp4")] == [True]
 
 
 def test_the_page_of_a_run_is_written_when_it_is_asked_for(videotune: Command, tmp_path: Path) -> None:

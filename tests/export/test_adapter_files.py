@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from videotune.adapters.effect import updates
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import ADAPTER, LoraSettings, add_lora
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
-from videotune.export.read import read_parts
+from videotune.export.read import read_file, read_parts
 
 Open = Callable[..., Any]
 State = dict[str, torch.Tensor]
@@ -209,6 +209,13 @@ DAMAGE: dict[str, Callable[[State], Any]] = {
     "alpha NaN": lambda s: s.update({ALPHA: torch.tensor(float("nan"))}),
     "alpha as a list": lambda s: s.update({ALPHA: torch.ones(3)}),
     "a module that is not there": lambda s: s.update(pair(s, "transformer.blocks.99.attn1.to_q")),
+    "a module twice": lambda s: s.update(pair(s, "diffusion_model.blocks.0.self_attn.q")),
+    "two adapters": lambda s: s.update({A.replace("lora_A", "lora_A.other"): s[A].clone()}),
+    "B is zero everywhere": lambda s: [x.zero_() for key, x in s.items() if "lora_B" in key],
+    "a bias of unknown use": lambda s: s.update({"transformer.blocks.9.attn1.to_q.lora_B.bias": torch.zeros(3)}),
+    "a DoRA of modules that are not there": lambda s: s.update(
+        pair(s, "transformer.foo") | {"transformer.foo.lora_magnitude_vector": torch.ones(3)}
+    ),
     "a tensor that nobody knows": lambda s: s.update({"foo": torch.zeros(3)}),
     "weights of a text encoder": lambda s: s.update(pair(s, "text_encoder.q")),
     "nothing": lambda s: s.clear(),
@@ -235,6 +242,21 @@ def test_a_file_of_ours_is_held_against_its_own_digest(tiny_family: Open, tmp_pa
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(VideotuneError, match="damaged"):
+        effect(family, path)
+
+
+def test_biases_are_sampled_with_and_no_run_begins_with_them(tiny_family: Open, tmp_path: Path) -> None:
+    """diffusers' converter takes a distilled LoRA's ``diff_b`` for biases; in ours there is no place for them."""
+    family = tiny_family("wan")
+    name, path = "diffusion_model.blocks.0.self_attn.q", tmp_path / "x.safetensors"
+    tensors = {f"{name}.lora_down.weight": torch.ones(2, 24), f"{name}.lora_up.weight": torch.ones(24, 2)}
+    save_file(tensors | {f"{name}.diff_b": torch.full((24,), 3.0), f"{name}.alpha": torch.tensor(1.0)}, path)
+    net = family.denoiser()
+    read_file(family, net, path, ADAPTER)
+    layer = net.get_submodule("blocks.0.attn1.to_q")
+    off = layer(torch.ones(1, 24)) - layer.base_layer(torch.ones(1, 24))
+    torch.testing.assert_close(off, torch.full((1, 24), 0.5 * 48 + 3.0))
+    with pytest.raises(VideotuneError, match="bias"):
         effect(family, path)
 
 

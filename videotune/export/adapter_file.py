@@ -25,7 +25,8 @@ READS = (
 """The forms of a LoRA file that are read."""
 
 _PARTS = {"lora_down": "lora_A", "lora_up": "lora_B"}
-_KEY = re.compile(r"(.+)\.(?:(lora_A|lora_B|lora_down|lora_up|lora_magnitude_vector)(?:\.\w+)??(?:\.weight)?|(alpha))")
+_NAMES = "lora_A|lora_B|lora_down|lora_up|lora_magnitude_vector"
+_KEY = re.compile(rf"(.+)\.(?:({_NAMES})(?:\.(?!bias$|weight$)\w+)??(?:\.weight)?|(alpha))")
 _PREFIX = re.compile(r"(base_model\.model\.|model\.|diffusion_model\.|transformer\.)+|lora_unet_|lora_transformer_")
 _NAME = re.compile(r"[\w.]+")
 _MOST = 1000.0
@@ -98,28 +99,33 @@ def lora_of(
     rest: dict[str, Tensor] = {}
     for key, value in tensors.items():
         found = _KEY.fullmatch(key)
+        part = "" if found is None else _PARTS.get(found[2], found[2]) or found[3]
         if found is None:
             rest[key] = value
+        elif part in modules.setdefault(found[1], {}):
+            raise refuse(family, path, [key], "it holds several adapters")
         else:
-            modules.setdefault(found[1], {})[_PARTS.get(found[2], found[2]) or found[3]] = value
+            modules[found[1]][part] = value
     modules = {name: parts for name, parts in modules.items() if set(parts) != {"alpha"}}
-    if not modules:
+    if not any(bool(parts["lora_B"].any()) for parts in modules.values() if "lora_B" in parts):
         raise refuse(family, path, list(tensors), "it changes none of its modules")
     settings = _settings(header, path)
-    alphas = any("alpha" in parts for parts in modules.values())
-    if not alphas and settings is None and "videotune" not in header:
+    alphas = any("alpha" in parts for parts in modules.values()) or "lora_alpha" in (settings or {})
+    if not alphas and "videotune" not in header:
         say(f"note: {path.name} does not say its alpha: the rank is taken for it, which is a scale of 1")
     table = _places(family, net)
     places = {name: table[_bare(name)] for name in modules if _bare(name) in table}
+    known = len(places) == len(modules) and not rest
     state: dict[str, Tensor] = {}
     for name, parts in modules.items():
         paths = places.get(name, [name])
         scale = _scale(parts, settings, paths[0], f"{path}: {name}")
         parts["lora_B"] = parts["lora_B"].float() * scale if scale != 1.0 else parts["lora_B"]
-        state |= _laid(net, parts, paths, path) if name in places else _kept(name, parts)
-    if len(places) == len(modules) and not rest:
-        return state
-    return _by_diffusers(family, net, path, state | rest, list(tensors))
+        laid = _laid(net, parts, paths, path) if known else _kept(name, parts)
+        if not state.keys().isdisjoint(laid) or (not known and "lora_magnitude_vector" in parts):
+            raise refuse(family, path, [name], "it names a module twice, or in a way that is not read")
+        state |= laid
+    return state if known else _by_diffusers(family, net, path, state | rest, list(tensors))
 
 
 def _places(family: Family, net: nn.Module) -> dict[str, list[str]]:

@@ -148,7 +148,11 @@ def read_parts(
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
     """The tensors of each module by PEFT's names, of a file of any program, and what their update is scaled by."""
     net = read_empty(family, path, expert, read_file)
-    parts = by_module({name: value.detach() for name, value in lora_parameters(net, READ).items()})
+    state = {name: value.detach() for name, value in lora_parameters(net, READ).items()}
+    odd = [name for name in state if split(name) is None]
+    if odd:
+        raise refuse(family, path, odd, "a run cannot begin with such tensors")
+    parts = by_module(state)
     scales = {module: _scale(net.get_submodule(module)) for module in parts}
     return parts, scales
 
