@@ -140,7 +140,7 @@ def _row(clip: Mapping[str, Any], pictures: Sequence[str], roots: Sequence[Path]
         used = [shape_words(clip["shape"]), counted(clip["windows"], "window")]
         used += [f"{counted(clip['views'], 'view')} by the end"] if clip["used"] else []
         used += [f"{clip['seconds_cut']:.2f} s cut"] if clip["seconds_cut"] > 0.005 else []
-    notes = [*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip["notes"]]
+    notes = [*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip.get("notes", ())]
     name = element("b", text(short_path(clip["path"], roots)), attributes={"title": clip["path"]})
     return [
         join([name, _captions(clip["captions"])]),
