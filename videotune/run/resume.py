@@ -252,7 +252,7 @@ def newest_or(run: Path, step: int | None, history: History) -> Checkpoint | Non
     last = found[-1].step if found else 0
     if saved and max(saved) > last:
         wrong = damaged.get(max(saved), "its folder is missing")
-        other = f"Continue from one of them: --from {last}" if found else "Go back to the beginning: --from 0"
+        other = f"Go on from one of them: --from {last}" if found else "Go back to the beginning: --from 0"
         raise VideotuneError(
             f"the newest checkpoint of {run}, step {max(saved)}, is not whole: {wrong}; {listed(run)}. {other}"
         )
@@ -324,13 +324,8 @@ def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
     trainer.journal.cut(step)
     if opened.rewrite:
         _write_anew(trainer)
-    redone = max(0, done - step)
-    again = (
-        f"; {redone} step{'s' * (redone != 1)} after it {'were' if redone > 1 else 'was'} not saved" if redone else ""
-    )
-    again += (
-        f" and {'are' if redone > 1 else 'is'} trained again, with the same result" if redone and not branch else ""
-    )
+    lost = 0 if branch else max(0, done - step)
+    again = f"; {lost} step{'s' * (lost != 1)} after it, not saved, will be trained again" if lost else ""
     say(f"resuming from step {step}{again}" if checkpoint else "nothing was saved yet: starting from step 0")
     trainer.skipped_in_a_row = trainer.journal.history.skipped_at_the_end
 
