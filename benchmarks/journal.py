@@ -1,6 +1,6 @@
 """What a journal of a million steps costs: CPU seconds and memory of reading it, cutting it, and writing the page.
 
-``python benchmarks/journal.py [STEPS]``
+``python benchmarks/journal.py [STEPS] [--tiny]``
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def measured(what: str, work: Callable[[], Any]) -> Any:
 
 def main() -> None:
     """Measure a journal of so many steps."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    named = [word for word in sys.argv[1:] if word != "--tiny"]
+    steps = int(named[0]) if named else 1_000_000 if "--tiny" not in sys.argv else 200
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
         write(run, steps)

@@ -27,7 +27,7 @@ def rehearse(tmp_path: Path, name: str, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, str(HOME / f"{name}.py"), *words, "--tiny"],
         capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "PYTHONPATH": str(HOME.parent)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HOME.parent)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "pip install" not in done.stderr

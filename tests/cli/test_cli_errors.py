@@ -436,7 +436,10 @@ def test_a_file_in_the_way_is_said(videotune: Command, clips: Path, model: Path,
     assert (answer.code, "Set cache_dir elsewhere" in answer.sentence) == (1, True)
 
 
-def test_presets_are_listed_and_shown_as_configs(videotune: Command, clips: Path, tmp_path: Path) -> None:
+def test_presets_are_listed_and_shown_as_configs(
+    videotune: Command, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     listed = videotune("presets", "list")
     assert listed.code == 0
     for name in preset_names():
@@ -509,7 +512,7 @@ def test_the_page_of_a_run_is_written_when_it_is_asked_for(videotune: Command, t
     answer = videotune("report", str(run))
     assert answer.code == 0, answer.err
     assert answer.out.strip() == str(run / "report.html")
-    assert "<title>Run run</title>" in (run / "report.html").read_text()
+    assert f"<title>Run {tmp_path.name}</title>" in (run / "report.html").read_text()
     none = videotune("report", str(tmp_path / "nothing"))
     assert none.code == 1
     assert "is not a run folder" in none.err

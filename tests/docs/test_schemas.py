@@ -165,7 +165,7 @@ def test_plan_without_a_base_model(small_clips: Path, capsys: pytest.CaptureFixt
     facts = json.loads(capsys.readouterr().out)
     assert faults("plan", facts) == []
     assert facts["adapter"] is None
-    assert set(facts["disk"]) == {"latent_bytes", "text_bytes_at_most"}
+    assert set(facts["disk"]) == {"latent_bytes", "text_bytes_at_most", "free_bytes", "short_bytes"}
 
 
 def test_check_of_a_file_that_is_skipped(words: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

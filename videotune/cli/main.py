@@ -336,7 +336,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, _interrupted)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a console that has no letters for a file's name shows their codes
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # a stream that cannot be flushed stays as it is
+                stream.reconfigure(errors="backslashreplace")
     try:
         sys.exit(app(standalone_mode=False) or DONE)
     except TyperException as error:  # a word that the command does not know; 2 would say that something was skipped

@@ -67,7 +67,7 @@ def export(
 
 def named_formats(value: str | Sequence[str]) -> list[str]:
     """The formats that ``output_model_format`` names."""
-    return [value] if isinstance(value, str) else value
+    return [value] if isinstance(value, str) else list(value)
 
 
 def check_formats(config: Config, family: Family) -> None:

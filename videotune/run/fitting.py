@@ -124,8 +124,8 @@ def pass_samples(job: Job) -> list[int]:
 def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None = None) -> Fit:
     """Choose what is left open so that the run fits into ``vram`` bytes and is fastest.
 
-    Without a limit: what a training on this machine's processor takes, and nothing on the host. ``host``: bytes of host memory
-    that are free (None: not known, as of another machine).
+    Without a limit: what a training on this machine's processor takes, and nothing on the host. ``host``: bytes of host
+    memory that are free (None: not known, as of another machine).
     """
     facts, config = own_facts(job, step_facts(job, dtype)), job.config
     batch = max(pass_samples(job))

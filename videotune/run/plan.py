@@ -40,7 +40,9 @@ def plan(
     card: str | None = None,
     views: Sequence[int] = (),
 ) -> int:
-    """Print the plan of a run, its verdict first, on a card with ``vram`` GB of memory, or of that name (neither: this machine's, if any).
+    """Print the plan of a run, its verdict first, on a card with ``vram`` GB of memory, or of that name.
+
+    With neither it is this machine's, if there is one.
 
     ``views``: for how many views of a window the steps are said, instead of the usual ones. Exit code 2 where it does not
     fit.

@@ -1,0 +1,96 @@
+"""The sections of the config that say which clips are used, and which of their frames."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from videotune.config.words import Frames, Kind, Layout, Resolution
+
+
+class Section(BaseModel):
+    """A part of the config: unknown keys are errors, and so are NaN and infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class Dataset(Section):
+    """One source of clips."""
+
+    path: str = Field(
+        description="a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car .txt, metadata"
+    )
+    kind: Kind = Field("train", description="train, validation (measured, never trained) or regularization")
+    repeats: int = Field(1, ge=1, le=1_000_000, description="so often each window of it stands in a pass")
+    trigger: str | None = Field(None, description="a word added once to every caption that does not have it")
+    resolution: Resolution | None = Field(None, description="its own resolution instead of the run's")
+    windows: Layout | None = Field(None, description="its own video_config.windows")
+    loss_weight: float = Field(1.0, ge=0, description="its samples' loss is multiplied by this; 0: it is left out")
+    target: Literal["base", "clip"] | None = Field(
+        None,
+        description="regularization: learn what the base model predicts (base, the default), or the clips themselves",
+    )
+
+
+class VideoConfig(Section):
+    """Which frames of a clip are used."""
+
+    max_frames: Frames = Field(16, description="pixel frames of a window; snapped to the nearest count the model takes")
+    frames: Frames | None = Field(None, description="pixel frames of a window, as max_frames, which it wins over")
+    strict_frames: bool = Field(False, description="a frame count that the model cannot take is an error, not snapped")
+    min_frames: int | None = Field(
+        None, ge=1, le=100_000, description="shorter clips are skipped (default: the model's smallest count from 5 up)"
+    )
+    pad_short: Literal["freeze"] | None = Field(
+        None, description="freeze: clips shorter than a window hold their last frame (default: shorter windows)"
+    )
+    frame_sample_strategy: Literal["uniform", "random", "keyframe"] = Field(
+        "uniform",
+        description="windows evenly laid, from random starts, or from keyframes; frames always evenly in time",
+    )
+    keyframe_source: Literal["container", "scenes"] = Field(
+        "container", description="what a keyframe is: the file's own, or a scene cut found by PySceneDetect"
+    )
+    windows: Layout = Field("chunks", description="chunks: side by side; head: the first only; slide: overlapping")
+    window_stride: int | None = Field(
+        None, ge=1, le=100_000, description="slide: frames from one window's start to the next (default: half a window)"
+    )
+    stretch: bool = Field(False, description="the whole clip is squeezed into one window; motion plays faster")
+    target_fps: float | None = Field(
+        None, gt=0, le=240, description="clips are resampled to this rate (default: the model's own)"
+    )
+    max_duration: float = Field(10.0, gt=0, description="at most so many seconds of each clip are used")
+    spatial_compression_ratio: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="pixels per latent cell; k times the VAE's own shrinks clips by k (default: the VAE's)",
+    )
+    temporal_compression_ratio: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="frames per latent frame; k times the VAE's own keeps every k-th (default: the VAE's)",
+    )
+    video_batch_size_multiplier: float = Field(
+        0.5, gt=0, le=10**6, description="where images and videos are mixed, video steps take batch_size times this"
+    )
+    temporal_augmentation: bool = Field(
+        False, description="windows begin up to half their length off, and neighbouring frames swap (p = 0.1)"
+    )
+    variants: int = Field(
+        4,
+        ge=0,
+        le=10_000,
+        description="draws kept of each window that varies; 0: the VAE stays and encodes each view anew",
+    )
+    use_temporal_attention: bool = Field(
+        True, description="false: while training, frames attend to themselves and the text alone; less time a step"
+    )
+    frame_dropout_probability: float = Field(
+        0.0, ge=0, le=0.3, description="share of latent frames, never the first, fed as noise and left out of the loss"
+    )
+    temporal_consistency_weight: float = Field(
+        0.0, ge=0, le=2, description="weight of the error's change from frame to frame in the loss"
+    )
