@@ -1,4 +1,4 @@
-"""Print the table of families that the README holds, from their specs alone; no torch, no weights.
+"""Print the table of families that docs/families.md holds, from their specs alone; no torch, no weights.
 
 python scripts/write_families.py
 """
