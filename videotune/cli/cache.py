@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from videotune.cli.words import AsJson, CachePlace, ConfigFile, Data, FamilyName, Offline, Preset, Sets, Skips, words_of
+from videotune.cli.words import (
+    AsJson,
+    Base,
+    CachePlace,
+    ConfigFile,
+    Data,
+    FamilyName,
+    Offline,
+    Preset,
+    Sets,
+    Skips,
+    words_of,
+)
 from videotune.errors import VideotuneError
 
 cache_app = typer.Typer(help="Encode clips and captions ahead of a training; list, verify, prune what is encoded.")
@@ -18,6 +30,7 @@ def cache(
     preset: Preset = None,
     config: ConfigFile = None,
     family: FamilyName = None,
+    base: Base = None,
     data: Data = None,
     sets: Sets = None,
     allow_skips: Skips = None,
@@ -25,12 +38,12 @@ def cache(
 ) -> None:
     """Encode clips and captions ahead of a training; or look after what was encoded."""
     if context.invoked_subcommand is not None:
-        if preset or config or family or data or sets or allow_skips or offline:
+        if preset or config or family or base or data or sets or allow_skips or offline:
             raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
         return
     from videotune.run.cache import cache as run
 
-    raise typer.Exit(run(words_of(preset, config, family, data, sets), allow_skips=allow_skips))
+    raise typer.Exit(run(words_of(preset, config, family, data, sets, base), allow_skips=allow_skips))
 
 
 @cache_app.command("ls")
@@ -58,6 +71,7 @@ def cache_prune(
     preset: Preset = None,
     config: ConfigFile = None,
     family: FamilyName = None,
+    base: Base = None,
     data: Data = None,
     sets: Sets = None,
     yes: Annotated[bool, typer.Option("--yes", help="do it; without this it is only said what would go")] = False,
@@ -66,4 +80,4 @@ def cache_prune(
     """Remove what a run of these words would not read."""
     from videotune.run.cache import prune_cache
 
-    raise typer.Exit(prune_cache(words_of(preset, config, family, data, sets), yes=yes))
+    raise typer.Exit(prune_cache(words_of(preset, config, family, data, sets, base), yes=yes))
