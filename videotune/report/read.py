@@ -11,7 +11,7 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import life
-from videotune.records import load_json, parse_line
+from videotune.records import parse_line, read_record
 
 Record = Mapping[str, Any]
 
@@ -49,8 +49,8 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read a run folder.
 
-    A torn or foreign line of the journal is left out and noted. Raises VideotuneError where the folder is not a run's,
-    or one of its files that are written whole is not JSON.
+    What is damaged, a line of the journal or a whole file, is left out and noted. Raises VideotuneError where the folder is
+    not a run's.
     """
     journal_file = folder / "journal.jsonl"
     if not journal_file.is_file() and not (folder / "config.json").is_file():
@@ -61,21 +61,22 @@ def read_run(folder: Path) -> Run:
     now = time.time()
     records, torn = _parse(journal_file) if journal_file.is_file() else ([], [])
     journal, left = _without_left_branches(records)
-    exports = _read_json(folder / "exports.json", list)
-    compared = _read_json(folder / "compare" / "compare.json", list) or []
+    notes = [*torn, *left]
+    names = ("config", "check", "plan", "demo", "exports", "compare/compare")
+    config, check, plan, demo, exports, compared = (_read_json(folder / f"{name}.json", notes) for name in names)
     return Run(
         folder=folder,
         journal=journal,
-        notes=(*torn, *left),
         written=journal_file.stat().st_mtime if journal_file.is_file() else None,
         read=now,
         life=life(folder, now),
-        config=_read_json(folder / "config.json", dict),
-        check=_read_json(folder / "check.json", dict),
-        plan=_read_json(folder / "plan.json", dict),
-        demo=_read_json(folder / "demo.json", dict),
-        exports=None if exports is None else tuple(entry for entry in exports if isinstance(entry, Mapping)),
-        compared=tuple(entry for entry in compared if isinstance(entry, Mapping)),
+        config=config,
+        check=check,
+        plan=plan,
+        demo=demo,
+        exports=None if exports is None else tuple(exports),
+        compared=tuple(compared or ()),
+        notes=tuple(notes),
     )
 
 
@@ -165,12 +166,10 @@ def _without_left_branches(records: list[Record]) -> tuple[tuple[Record, ...], l
     return tuple(kept), notes
 
 
-def _read_json(path: Path, kind: type) -> Any:
-    """The file's content, or None where there is no such file."""
-    if not path.is_file():
+def _read_json(path: Path, notes: list[str]) -> Any:
+    """The file's content, of which keys may be missing; None, with a note, where it is damaged, and where there is none."""
+    try:
+        return read_record(path, partial=True) if path.is_file() else None
+    except VideotuneError as error:
+        notes.append(f"left out: {error}")
         return None
-    value = load_json(path, "write it anew, or remove it to report without")
-    if not isinstance(value, kind):
-        wanted = "a list" if kind is list else "an object"
-        raise VideotuneError(f"{path} should hold {wanted}; write it anew, or remove it to report without")
-    return value

@@ -10,11 +10,13 @@ from statistics import median
 from typing import Any
 
 from videotune.config.load import flatten
+from videotune.config.resolve import parse
 from videotune.errors import DONE
 from videotune.monitor.journal import repair
 from videotune.monitor.speed import WAITING
 from videotune.monitor.verdict import OVERFITTING, judge
 from videotune.records import read_record
+from videotune.report.markup import value_text
 from videotune.report.read import Record, Run, read_run
 from videotune.run.folder import only_process, read_run_config
 from videotune.train.state import complete_checkpoints
@@ -71,7 +73,7 @@ def findings(run: Run) -> list[Finding]:
 
 def settings(run: Run) -> dict[str, Any]:
     """The run's config by dotted keys; of a folder without one nothing."""
-    return flatten(run.config["settings"]) if run.config else {}
+    return flatten(parse(run.config["settings"]).model_dump(mode="json")) if run.config else {}
 
 
 def _lines(run: Run, kind: str) -> list[Record]:
@@ -88,7 +90,6 @@ def _where(run: Run) -> str:
 def _out_of_memory(run: Run) -> Iterator[Finding]:
     told = [line["text"] for line in _lines(run, "warning") if line["text"].startswith("out of memory")]
     if told:
-        from videotune.config.resolve import parse
         from videotune.run.remedies import remedies
 
         helps = remedies(parse(run.config["settings"])) if run.config else ["a smaller resolution or fewer frames"]
@@ -130,13 +131,13 @@ def _learning(run: Run) -> Iterator[Finding]:
         yield Finding(
             "Poor quality: the rate is too high",
             f"the error on training clips is {last:.2f} of what it was before training (step {read[-1][0]})",
-            f"lower learning_rate (now {rate:g}) to a third, from an earlier checkpoint: --resume --from STEP --override",
+            f"lower learning_rate (now {value_text(rate)}) to a third, from an earlier checkpoint: --resume --from STEP --override",
         )
     elif last > FLAT:
         yield Finding(
             "Poor quality: nothing is learnt",
             f"after {read[-1][0]} steps the error on training clips is {last:.3f} of what it was",
-            f"raise learning_rate (now {rate:g}) threefold (--override), or train longer; look at the captions",
+            f"raise learning_rate (now {value_text(rate)}) threefold (--override), or train longer; look at the captions",
         )
 
 
@@ -150,7 +151,7 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
         yield Finding(
             "Poor quality: the rate is too high",
             f"the median error of the last {fifth} steps is {after / before:.2f} times that of the first {fifth}",
-            f"lower learning_rate (now {rate:g}); set ruler_after, which measures without the noise of single steps",
+            f"lower learning_rate (now {value_text(rate)}); set ruler_after, which measures without the noise of single steps",
         )
 
 
@@ -222,7 +223,7 @@ def _clips(run: Run) -> Iterator[Finding]:
         slowest = min(clip["source_fps"] or 0 for clip in repeating)
         yield Finding(
             "Poor quality: frame rates do not fit",
-            f"{len(repeating)} of {len(clips)} clips are slower ({slowest:g} fps and up) than the {wanted:g} fps of "
+            f"{len(repeating)} of {len(clips)} clips are slower ({slowest:g} fps and up) than the {value_text(wanted)} fps of "
             "training: more than a fifth of their frames are repeated",
             "clips of a higher rate, or video_config.target_fps near theirs",
         )
