@@ -111,9 +111,7 @@ def test_a_config_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
         ("journal.jsonl", {"kind": "resume", "from_step": -1}),
     ],
 )
-def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(
-    tmp_path: Path, name: str, damage: object
-) -> None:
+def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(tmp_path: Path, name: str, damage: object) -> None:
     run = full_run(tmp_path / "run")
     (run / name).write_text((damage if isinstance(damage, str) else json.dumps(damage)) + "\n")
     assert write_report(run).is_file()

@@ -131,7 +131,8 @@ def _learning(run: Run) -> Iterator[Finding]:
         yield Finding(
             "Poor quality: the rate is too high",
             f"the error on training clips is {last:.2f} of what it was before training (step {read[-1][0]})",
-            f"lower learning_rate (now {value_text(rate)}) to a third, from an earlier checkpoint: --resume --from STEP --override",
+            f"lower learning_rate (now {value_text(rate)}) to a third, from an earlier checkpoint: "
+            "--resume --from STEP --override",
         )
     elif last > FLAT:
         yield Finding(
@@ -151,7 +152,7 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
         yield Finding(
             "Poor quality: the rate is too high",
             f"the median error of the last {fifth} steps is {after / before:.2f} times that of the first {fifth}",
-            f"lower learning_rate (now {value_text(rate)}); set ruler_after, which measures without the noise of single steps",
+            f"lower learning_rate (now {value_text(rate)}); set ruler_after, which measures without single steps' noise",
         )
 
 
@@ -223,8 +224,8 @@ def _clips(run: Run) -> Iterator[Finding]:
         slowest = min(clip["source_fps"] or 0 for clip in repeating)
         yield Finding(
             "Poor quality: frame rates do not fit",
-            f"{len(repeating)} of {len(clips)} clips are slower ({slowest:g} fps and up) than the {value_text(wanted)} fps of "
-            "training: more than a fifth of their frames are repeated",
+            f"{len(repeating)} of {len(clips)} clips are slower ({slowest:g} fps and up) than the {value_text(wanted)} fps "
+            "of training: more than a fifth of their frames are repeated",
             "clips of a higher rate, or video_config.target_fps near theirs",
         )
     hints = [clip for clip in clips if clip.get("warnings")]
