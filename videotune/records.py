@@ -16,7 +16,7 @@ from videotune.errors import VideotuneError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
-Count = Annotated[int, Interval(ge=0, le=2**53)]
+Count = Annotated[int, Interval(ge=0, lt=2**32)]
 """A step, or how many there are of something."""
 
 Seconds = Annotated[float, Interval(ge=0, le=2.5e11)]

@@ -10,12 +10,12 @@ from videotune.report.read import last_of_kind, number, of_kind, read_run
 
 
 def steps_of(folder: Path) -> list[int]:
-    return [record["step"] for record in of_kind(read_run(folder), "step")]
+    return list(read_run(folder).steps.at)
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:
     run = read_run(full_run(tmp_path / "run"))
-    assert len(of_kind(run, "step")) == 120
+    assert len(run.steps.at) == 120
     assert last_of_kind(run, "end")["why"] == "done"
     assert run.notes == ()
     assert run.check is not None
@@ -71,7 +71,7 @@ def test_a_resume_leaves_behind_what_came_after_its_step(tmp_path: Path) -> None
     write_journal(tmp_path, [*records, resume, step(5, mse=0.125), step(6)])
     run = read_run(tmp_path)
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 6]
-    assert of_kind(run, "step")[4]["mse"] == 0.125
+    assert run.steps.mse[1][4] == 0.125
     assert [record["step"] for record in of_kind(run, "ruler")] == [0]
     assert not of_kind(run, "sample")
     assert not of_kind(run, "end")

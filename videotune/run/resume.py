@@ -263,7 +263,7 @@ def newest_or(run: Path, step: int | None, history: History) -> Checkpoint | Non
 
 def seen(history: History, step: int) -> dict[str, int]:
     """Views of each window until a step, counted in the journal."""
-    return dict(Counter(name for line in history.steps(step) for name in line["window_ids"]))
+    return dict(Counter(name for line in history.read_steps(step) for name in line["window_ids"]))
 
 
 def told_change(account: Path, job: Job) -> str:

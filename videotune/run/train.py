@@ -332,7 +332,7 @@ def finish(trainer: Trainer, why: str) -> None:
     """Export what was trained, write the report, and say where everything is."""
     from videotune.report.html import write_report
 
-    run, job = trainer.run, trainer.job
+    run, job, history = trainer.run, trainer.job, trainer.journal.history
     flush_or_wait(trainer, job.steps if why == "done" else step_of(trainer))
     if job.config.ruler_after:
         write_verdict(trainer, step_of(trainer), at_the_end=True)
@@ -353,5 +353,5 @@ def finish(trainer: Trainer, why: str) -> None:
     more = {"memory": held} if held else {}
     trainer.journal.event("end", step=step, why=why, take=taken, seconds=spent, **more)
     when_there_is_room(trainer, step, trainer.journal.sync)
-    report = when_there_is_room(trainer, step, lambda: write_report(run))
+    report = when_there_is_room(trainer, step, lambda: write_report(run, (history.events, history.steps)))
     say(f"report: {report}  ({clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all)")
