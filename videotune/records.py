@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
@@ -319,14 +319,20 @@ LINES: Mapping[str, Any] = {
 }
 
 
+@cache  # an import statement in each line's reading takes a tenth of it
+def _reader() -> tuple[Callable[..., Any], type[ValidationError]]:
+    from pydantic import ValidationError
+    from pydantic_core import from_json
+
+    return from_json, ValidationError
+
+
 def parse_line(line: bytes) -> dict[str, Any]:
     """A line of the journal, checked.
 
     Raises ValueError, in words, where it is none.
     """
-    from pydantic import ValidationError
-    from pydantic_core import from_json
-
+    from_json, ValidationError = _reader()
     try:
         value = from_json(line, cache_strings="all")  # keys and names of windows are the same objects in all lines
     except ValueError:

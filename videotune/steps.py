@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
+from math import inf
 from typing import Any
 
 Curve = tuple["array[int]", "array[float]"]
@@ -49,7 +50,7 @@ class Steps:
         self.mse, self.norms = _curve(), _curve()
         self.by_noise = [_curve() for _ in range(NINTHS)]
         self.skipped: dict[int, tuple[str, ...]] = {}
-        self.windows, self.seconds = Counter[str](), Counter[str]()
+        self.windows, self.seconds = Counter[str](), dict[str, float]()
         self.first: Mapping[str, Any] | None = None
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
 
@@ -60,11 +61,12 @@ class Steps:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take in a step's line of the journal, as ``records.parse_line`` checks it."""
-        step, windows, seconds = line["step"], line["window_ids"], self.seconds
+        step, windows, shown, seconds = line["step"], line["window_ids"], self.windows, self.seconds
         self.at.append(step)
-        self.windows.update(windows)
+        for name in windows:  # Counter.update asks first what it was given, which takes longer
+            shown[name] = shown.get(name, 0) + 1
         for name, spent in line["seconds"].items():
-            seconds[name] += spent
+            seconds[name] = seconds.get(name, 0.0) + spent
         if line.get("skipped"):
             self.skipped[step] = tuple(windows)
         _put(self.norms, step, line["grad_norm"])
@@ -72,10 +74,11 @@ class Steps:
             self.alone.append(step)
         else:
             _put(self.mse, step, line["mse"])
-            for curve, value in zip(self.by_noise, line["by_t"], strict=False):
+            for place, value in enumerate(line["by_t"][:NINTHS]):
                 if value is not None:
-                    _put(curve, step, value)
-        self.first = self.first or line
+                    _put(self.by_noise[place], step, value)
+        if self.first is None:
+            self.first = line
         self.recent.append(line)
 
     def cut(self, step: int, gone: Steps) -> None:
@@ -85,7 +88,8 @@ class Steps:
             for part in (steps, *values):
                 del part[stay:]
         self.skipped = {number: windows for number, windows in self.skipped.items() if number <= step}
-        self.windows, self.seconds = self.windows - gone.windows, self.seconds - gone.seconds
+        self.windows -= gone.windows
+        self.seconds = {name: round(spent - gone.seconds.get(name, 0.0), 6) for name, spent in self.seconds.items()}
         self.first = self.first if self.at else None
         self.recent = deque((line for line in self.recent if line["step"] <= step), maxlen=RECENT)
 
@@ -95,6 +99,6 @@ def _curve() -> Curve:
 
 
 def _put(curve: Curve, step: int, value: float | None) -> None:
-    if value is not None and abs(value) < float("inf"):
+    if value is not None and -inf < value < inf:
         curve[0].append(step)
         curve[1].append(value)

@@ -79,7 +79,8 @@ class History:
         """Take in the next line."""
         step = line.get("step", 0)
         self.lines += 1
-        self.newest = max(self.newest, step)
+        if step > self.newest:
+            self.newest = step
         if line["kind"] == "step":
             self.last = step
             self.steps.add(line)
@@ -98,7 +99,7 @@ class History:
     @property
     def seconds(self) -> float:
         """What all steps took together."""
-        return float(sum(self.steps.seconds.values()))
+        return sum(self.steps.seconds.values())
 
     @property
     def skipped_at_the_end(self) -> int:
