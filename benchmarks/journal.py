@@ -55,7 +55,7 @@ def main() -> None:
         measured("nothing", lambda: None)
         history = measured("reading", lambda: History(run))
         measured("cutting 500 steps off", lambda: history.cut(steps - 500))
-        measured("the page", lambda: write_report(run))
+        measured("the page that ends a resume", lambda: write_report(run, (history.events, history.steps)))
 
 
 if __name__ == "__main__":

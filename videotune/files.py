@@ -179,6 +179,10 @@ def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
         path = run / "heartbeat.json"
         facts = read_json(path)
         heard = max(facts["time"], path.stat().st_mtime)
+        if not all(
+            0 <= when <= 2.5e11 for when in (heard, *(facts.get(key, 0) for key in ("time", "started", "since")))
+        ):
+            return None  # a time that no calendar has
         age = (time.time() if now is None else now) - heard
         here = facts["host"] == socket.gethostname()
         alive = facts["state"] != "ended" and age < LATE and (not here or _there(facts["pid"]))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
+from annotated_types import Interval
 from typing_extensions import TypedDict
 
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
+
+Count = Annotated[int, Interval(ge=0, lt=2**32)]
+"""A step, or how many there are of something."""
+
+Seconds = Annotated[float, Interval(ge=0, le=2.5e11)]
+"""A time since 1970, before the year 9999."""
 
 # ---- files that are written whole
 
@@ -28,7 +35,7 @@ class FileEntry(TypedDict):
 class Marker(TypedDict):
     """COMPLETE of a checkpoint."""
 
-    step: int
+    step: Count
     kind: Literal["save", "backup"]
     files: dict[str, FileEntry]
 
@@ -36,7 +43,7 @@ class Marker(TypedDict):
 class State(TypedDict):
     """state.json of a checkpoint."""
 
-    step: int
+    step: Count
     without_state: NotRequired[list[str]]
 
 
@@ -58,7 +65,7 @@ class Base(TypedDict):
 class PastViews(TypedDict):
     """What was shown before the data last changed."""
 
-    step: int
+    step: Count
     views: dict[str, int]
 
 
@@ -69,8 +76,8 @@ class RunConfig(TypedDict):
     origins: dict[str, str]
     base: Base
     data: str
-    steps: int
-    processes: NotRequired[int]
+    steps: Count
+    processes: NotRequired[Count]
     past: NotRequired[PastViews]
     versions: NotRequired[dict[str, str]]
     asked: NotRequired[dict[str, Any]]
@@ -80,16 +87,16 @@ class RunConfig(TypedDict):
 class PerWindow(TypedDict):
     """Views of a window by the end."""
 
-    min: int
+    min: Count
     mean: float
-    max: int
+    max: Count
 
 
 class PlannedViews(TypedDict):
     """Views by the end, and the step at which each number of views is reached."""
 
     per_window: PerWindow
-    steps_for: dict[str, int]
+    steps_for: dict[str, Count]
     advice: str
 
 
@@ -97,7 +104,7 @@ class Bucket(TypedDict):
     """Windows of one shape."""
 
     shape: str
-    windows: int
+    windows: Count
 
 
 class Plan(TypedDict):
@@ -105,7 +112,7 @@ class Plan(TypedDict):
 
     views: PlannedViews
     buckets: list[Bucket]
-    effective_batch: int
+    effective_batch: Count
 
 
 class CheckedClip(TypedDict):
@@ -116,12 +123,18 @@ class CheckedClip(TypedDict):
     used: bool
     held_out: bool
     captions: NotRequired[list[str] | None]
+    shape: NotRequired[str | None]
+    source_fps: NotRequired[float | None]
+    repeats_share: NotRequired[float | None]
+    warnings: NotRequired[list[str]]
+    notes: NotRequired[list[str]]
 
 
 class Check(TypedDict):
     """check.json."""
 
     clips: list[CheckedClip]
+    skipped: NotRequired[Count]
 
 
 class ExportEntry(TypedDict):
@@ -149,6 +162,7 @@ SHAPES: Mapping[str, Any] = {
     "check": Check,
     "exports": list[ExportEntry],
     "compare": list[Comparison],
+    "demo": dict[str, Any],
 }
 
 REMEDIES = {
@@ -156,6 +170,7 @@ REMEDIES = {
     "plan": "put back a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out",
     "check": "put back a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out",
     "exports": "remove it, and `videotune export RUN` writes it again",
+    "demo": "remove it, and `videotune demo` writes it again",
     "compare": "remove it, and `videotune compare RUN` writes it again",
     "COMPLETE": "use another checkpoint",
     "state": "use another checkpoint",
@@ -169,8 +184,10 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
     return TypeAdapter(shape)
 
 
-def read_record(path: Path, name: str | None = None) -> Any:
+def read_record(path: Path, name: str | None = None, *, partial: bool = False) -> Any:
     """The content of a run's JSON file, checked; ``name``: which of SHAPES, where the file's own name does not say it.
+
+    ``partial``: keys may be missing; those that are there must be of their shape.
 
     Raises VideotuneError that names the file, the key and what to do; OSError where the file cannot be opened.
     """
@@ -181,7 +198,8 @@ def read_record(path: Path, name: str | None = None) -> Any:
     try:
         _adapter(SHAPES[name]).validate_python(value, strict=True)
     except ValidationError as error:
-        raise VideotuneError(f"{path}: {told(error)}: {REMEDIES[name]}") from error
+        if not partial or any(one["type"] != "missing" for one in error.errors(include_url=False, include_input=False)):
+            raise VideotuneError(f"{path}: {told(error)}: {REMEDIES[name]}") from error
     return value
 
 
@@ -195,7 +213,7 @@ def load_json(path: Path, remedy: str) -> Any:
 
 def told(error: ValidationError) -> str:
     """The first key that is wrong, and why."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = sorted(error.errors(include_url=False, include_input=False), key=lambda one: one["type"] == "missing")[0]
     key = ".".join(str(part) for part in first["loc"])
     return f"{key}: {first['msg']}" if key else str(first["msg"])
 
@@ -207,15 +225,17 @@ class Line(TypedDict):
     """Any line of the journal."""
 
     kind: str
-    step: NotRequired[int]
-    from_step: NotRequired[int]
+    step: NotRequired[Count]
+    from_step: NotRequired[Count]
+    time: NotRequired[Seconds]
 
 
 class AtStep(TypedDict):
     """A line about a step."""
 
     kind: str
-    step: int
+    step: Count
+    time: NotRequired[Seconds]
 
 
 class StepLine(AtStep):
@@ -266,8 +286,9 @@ class WarningLine(TypedDict):
     """A warning."""
 
     kind: str
-    step: NotRequired[int]
+    step: NotRequired[Count]
     text: str
+    time: NotRequired[Seconds]
 
 
 class EndLine(AtStep):
@@ -280,7 +301,8 @@ class ResumeLine(TypedDict):
     """The begin of a process that continues the run."""
 
     kind: str
-    from_step: int
+    from_step: Count
+    time: NotRequired[Seconds]
 
 
 LINES: Mapping[str, Any] = {
@@ -297,14 +319,20 @@ LINES: Mapping[str, Any] = {
 }
 
 
+@cache  # an import statement in each line's reading takes a tenth of it
+def _reader() -> tuple[Callable[..., Any], type[ValidationError]]:
+    from pydantic import ValidationError
+    from pydantic_core import from_json
+
+    return from_json, ValidationError
+
+
 def parse_line(line: bytes) -> dict[str, Any]:
     """A line of the journal, checked.
 
     Raises ValueError, in words, where it is none.
     """
-    from pydantic import ValidationError
-    from pydantic_core import from_json
-
+    from_json, ValidationError = _reader()
     try:
         value = from_json(line, cache_strings="all")  # keys and names of windows are the same objects in all lines
     except ValueError:

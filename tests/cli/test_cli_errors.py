@@ -395,7 +395,7 @@ def test_resume_needs_a_run_and_takes_no_other_words(
     assert (answer.code, "holds no run" in answer.sentence) == (1, True)
     for words, said in (
         (("--preset", "toy"), "cannot be resumed with another"),
-        (("--init-from", "x.safetensors"), "which?"),
+        (("--init-from", "x.safetensors"), "cannot be resumed with another"),
         (("--from", "7"), "no complete checkpoint of step 7"),
         (("--set", "lora.rank=3"), "cannot be resumed with another"),
         (("--set", "learning_rate=0.5"), "add --override"),

@@ -12,7 +12,7 @@ from report_kit import EVIL, WINDOWS, account, clip, config, full_run, put, read
 
 from videotune.errors import VideotuneError
 from videotune.report.html import write_report
-from videotune.report.read import of_kind, read_run
+from videotune.report.read import read_run
 
 SECTIONS = [
     "verdict",
@@ -136,13 +136,13 @@ def test_letters_that_utf8_cannot_carry_are_shown_as_question_marks(tmp_path: Pa
 
 
 def test_the_loss_shown_is_the_journals(run: Path) -> None:
-    mses = [record["mse"] for record in of_kind(read_run(run), "step")]
+    mses = list(read_run(run).steps.mse[1])
     said = part(report(run), "loss")
     first, last = sum(mses[:12]) / 12, sum(mses[-12:]) / 12
     assert f"at 120 steps: over the first 12 of them {first:.4g}, over the last 12 {last:.4g}." in said
     assert "mean of 7 steps" in said
     assert said.count("→") == 9
-    low = [record["by_t"][0] for record in of_kind(read_run(run), "step") if record["by_t"][0] is not None]
+    low = list(read_run(run).steps.by_noise[0][1])
     num = len(low) // 10
     assert f"t 0.00–0.11 {sum(low[:num]) / num:.3g} → {sum(low[-num:]) / num:.3g}, {len(low)} steps" in said
 
@@ -180,8 +180,7 @@ def test_a_demo_shows_what_the_detector_saw(run: Path) -> None:
 
 
 def test_views_are_counted_from_the_journal(run: Path) -> None:
-    seen = [window for record in of_kind(read_run(run), "step") for window in record["window_ids"]]
-    assert [seen.count(window) for window in WINDOWS] == [60] * 4
+    assert read_run(run).steps.windows == dict.fromkeys(WINDOWS, 60)
     said = part(report(run), "exposure")
     assert "high 240 samples drawn so far from 4 windows: each shown 60 to 60 times." in said
     order = ["two windows.mov 120 in 2 windows", "b <i>bold.webm 60", "zorble left.mp4 60"]

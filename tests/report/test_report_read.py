@@ -1,19 +1,21 @@
+import json
 from pathlib import Path
 
 import pytest
 from report_kit import full_run, put, reading, sample, start, step, write_journal
 
 from videotune.errors import VideotuneError
+from videotune.report.html import write_report
 from videotune.report.read import last_of_kind, number, of_kind, read_run
 
 
 def steps_of(folder: Path) -> list[int]:
-    return [record["step"] for record in of_kind(read_run(folder), "step")]
+    return list(read_run(folder).steps.at)
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:
     run = read_run(full_run(tmp_path / "run"))
-    assert len(of_kind(run, "step")) == 120
+    assert len(run.steps.at) == 120
     assert last_of_kind(run, "end")["why"] == "done"
     assert run.notes == ()
     assert run.check is not None
@@ -69,7 +71,7 @@ def test_a_resume_leaves_behind_what_came_after_its_step(tmp_path: Path) -> None
     write_journal(tmp_path, [*records, resume, step(5, mse=0.125), step(6)])
     run = read_run(tmp_path)
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 6]
-    assert of_kind(run, "step")[4]["mse"] == 0.125
+    assert run.steps.mse[1][4] == 0.125
     assert [record["step"] for record in of_kind(run, "ruler")] == [0]
     assert not of_kind(run, "sample")
     assert not of_kind(run, "end")
@@ -91,12 +93,42 @@ def test_a_config_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
     assert (run.journal, run.written, run.check) == ((), None, None)
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "not JSON"), ("[]", "an object")])
-def test_a_damaged_file_is_named(tmp_path: Path, content: str, said: str) -> None:
-    write_journal(tmp_path, [start()])
-    (tmp_path / "plan.json").write_text(content)
-    with pytest.raises(VideotuneError, match=rf"plan\.json.*{said}.*remove it"):
-        read_run(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("plan.json", "{"),
+        ("plan.json", "[]"),
+        ("plan.json", {"effective_batch": 10**30}),
+        ("check.json", {"clips": [{"shape": {"x": []}}]}),
+        ("check.json", {"clips": [{"source_fps": "x"}]}),
+        ("check.json", {"clips": [{"warnings": {"": None}}]}),
+        ("check.json", {"skipped": []}),
+        ("config.json", {"settings": {"base_model_name": "asset:toy"}, "steps": 2**63}),
+        ("exports.json", {"format": 1}),
+        ("demo.json", []),
+        ("journal.jsonl", {"kind": "step", "step": 10**30}),
+        ("journal.jsonl", {"kind": "end", "step": 1, "why": "done", "time": 1e308}),
+        ("journal.jsonl", {"kind": "resume", "from_step": -1}),
+    ],
+)
+def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(tmp_path: Path, name: str, damage: object) -> None:
+    run = full_run(tmp_path / "run")
+    (run / name).write_text((damage if isinstance(damage, str) else json.dumps(damage)) + "\n")
+    assert write_report(run).is_file()
+    if name == "journal.jsonl":
+        assert read_run(run).notes[0].startswith("line 1 of the journal")
+    else:
+        assert name in " ".join(read_run(run).notes)
+
+
+@pytest.mark.parametrize("when", [1e308, -1, 10**400, "x", None, []])
+def test_a_heartbeat_with_a_time_that_is_none_counts_as_none(tmp_path: Path, when: object) -> None:
+    run = full_run(tmp_path / "run")
+    for key in ("time", "started", "since"):
+        beat = {"pid": 1, "host": "x", "started": 1.0, "state": "training", "since": 1.0, "time": 2.0} | {key: when}
+        put(run, "heartbeat.json", beat)
+        assert read_run(run).life is None
+        assert write_report(run).is_file()
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,19 @@ def strokes(chart: str, css: str) -> list[tuple[float, float]]:
 
 
 def test_smoothing_is_the_mean_of_the_neighbours() -> None:
-    points = [(x, float(y)) for x, y in enumerate([3, 0, 3, 6, 9])]
-    assert smooth(points, 3) == [(0, 1.5), (1, 2.0), (2, 3.0), (3, 6.0), (4, 7.5)]
-    assert smooth(points, 1) == points
-    assert smooth([], 5) == []
+    xs, ys = [0, 1, 2, 3, 4], [3.0, 0.0, 3.0, 6.0, 9.0]
+    assert smooth(xs, ys, 3) == [(0, 1.5), (1, 2.0), (2, 3.0), (3, 6.0), (4, 7.5)]
+    assert smooth(xs, ys, 1) == list(zip(xs, ys, strict=True))
+    assert smooth([], [], 5) == []
+    assert smooth(range(1000), [float(x) for x in range(1000)], 5, 10) == [
+        (25.0 + 50 * i, 25.0 + 50 * i) for i in range(20)
+    ]
 
 
 @given(st.lists(finite, min_size=1, max_size=300))
 def test_smoothing_stays_within_the_range_and_keeps_every_x(values: list[float]) -> None:
-    points = [(float(x), y) for x, y in enumerate(values)]
-    smoothed = smooth(points, smoothing_width(len(points)))
-    assert [x for x, _ in smoothed] == [x for x, _ in points]
+    smoothed = smooth(range(len(values)), values, smoothing_width(len(values)))
+    assert [x for x, _ in smoothed] == list(range(len(values)))
     room = 1e-6 * max(1.0, *map(abs, values))
     assert all(min(values) - room <= y <= max(values) + room for _, y in smoothed)
 
@@ -39,7 +41,7 @@ def test_the_width_of_smoothing_is_odd_and_grows() -> None:
 @given(st.lists(finite, min_size=1, max_size=2000))
 def test_thinning_keeps_the_extremes_and_the_order(values: list[float]) -> None:
     points = [(float(x), y) for x, y in enumerate(values)]
-    thinned = thin(points, columns=50)
+    thinned = thin([x for x, _ in points], values, columns=50)
     assert len(thinned) <= 100
     assert thinned == sorted(thinned)
     assert set(thinned) <= set(points)

@@ -18,6 +18,7 @@ from videotune.monitor.heartbeat import Heartbeat, heartbeat
 from videotune.monitor.journal import read_journal
 from videotune.report.html import page
 from videotune.report.read import read_run
+from videotune.run import trainer
 from videotune.run.folder import Interrupted, signals
 from videotune.run.resume import Resume
 from videotune.run.settle import Words
@@ -67,6 +68,36 @@ def test_a_signal_in_a_step_lets_it_finish_and_saves_it(number: int, said: Say, 
     assert train(Words(), run, resume=Resume()) == DONE
     assert facts_of(run) == facts_of(tmp_path / "straight")
     assert equal(state(run, 4), state(tmp_path / "straight", 4))
+
+
+def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step_saved(
+    said: Say, tmp_path: Path
+) -> None:
+    run, cache = tmp_path / "run", tmp_path / "cache"
+    words = said("steps=8", "save_every=0", f"cache_dir={cache}")
+    running = start(words, run, first=in_short_step_from_disk)
+    running.until_said("at: step")
+    files = {path: path.read_bytes() for path in cache.rglob("*.safetensors")}
+    for path, content in files.items():
+        begin = 8 + int.from_bytes(content[:8], "little")
+        path.write_bytes(content[:begin] + b"\1" * (len(content) - begin))
+    assert running.ended() == FAILED
+    assert "missing or damaged" in running.said
+    assert "Traceback" not in running.said
+    last = steps_of(run)[-1]["step"]
+    assert last >= 3
+    assert complete(run) == [last]
+    for path, content in files.items():
+        path.write_bytes(content)
+    assert train(Words(), run, resume=Resume()) == DONE
+    assert train(words, tmp_path / "straight") == DONE
+    assert equal(state(run, 8), state(tmp_path / "straight", 8))
+
+
+def in_short_step_from_disk() -> None:
+    """Nothing of the cache stays in memory."""
+    trainer.KEPT_IN_MEMORY = 0
+    in_short_step()
 
 
 def in_short_step() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safety_kit import equal, facts_of, furthest, of_kind, state, steps_of, warnings_of
+from safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_of, warnings_of
 
-from videotune.errors import DONE, VideotuneError
+from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json, write_json
 from videotune.run.folder import read_run_config
 from videotune.run.resume import Resume, open_run
@@ -465,3 +465,23 @@ def test_the_first_command_goes_on_with_resume_added(
     assert (run / "config.json").read_bytes() == before
     with pytest.raises(VideotuneError, match="cannot be resumed with another"):
         train(Words(preset="toy"), run, resume=Resume())
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("there", [True, False])
+def test_the_first_command_goes_on_although_it_began_with_a_file(there: bool, said: Say, tmp_path: Path) -> None:
+    """The file is not read again, so it need not be there; another one is refused."""
+    assert train(said("steps=1"), tmp_path / "first") == DONE
+    file = next((tmp_path / "first" / "export").glob("*.safetensors"))
+    words = ("--init-from", str(file))
+    assert start(said("steps=2"), tmp_path / "run", *words).ended() == DONE
+    before = state(tmp_path / "run", 2)
+    if not there:
+        file.unlink()
+    running = start(said("steps=2"), tmp_path / "run", *words, "--resume")
+    assert running.ended() == DONE, running.said
+    assert "init_from is not read again" in running.said
+    assert "changed:" not in running.said
+    assert equal(state(tmp_path / "run", 2), before)
+    other = start(said("steps=2"), tmp_path / "run", "--init-from", str(tmp_path / "other.safetensors"), "--resume")
+    assert other.ended() == FAILED

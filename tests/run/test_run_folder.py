@@ -6,12 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kills import kill_points, killed_at
 
 from videotune.errors import DONE, VideotuneError
 from videotune.monitor.journal import read_journal
+from videotune.records import read_record
 from videotune.run.check import check
-from videotune.run.folder import OWN
-from videotune.run.resume import Resume
+from videotune.run.folder import OWN, begin, only_process
+from videotune.run.going_back import FACTS
+from videotune.run.pictures import keep_pictures
+from videotune.run.plan import make_plan
+from videotune.run.resume import Resume, open_run
 from videotune.run.settle import Words
 from videotune.run.train import train
 
@@ -49,6 +54,27 @@ def test_an_older_run_without_its_config_is_not_trained_over(said: Say, tmp_path
     with pytest.raises(VideotuneError, match=r"holds .*journal\.jsonl.*checkpoints"):
         train(said("steps=1", "seed=9"), run)
     assert listing(run) == before
+
+
+def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(said: Say, tmp_path: Path) -> None:
+    job = open_run(said("steps=1"), tmp_path / "run", None).job
+    keep_pictures(job)
+
+    def work(run: Path) -> None:
+        with only_process(run):
+            begin(run, job, {}, make_plan(job), "FLOAT_32")
+
+    ours = ("run/folder.py", "run/pictures.py", "videotune/files.py")
+    points = kill_points(work, tmp_path / "dry", ours)
+    assert len(points) > 10
+    for point in points:
+        run = tmp_path / str(point)
+        killed = killed_at(point, work, run, ours)
+        if killed and not (run / "config.json").is_file():
+            work(run)
+            assert not list(run.glob(".part-*"))
+        assert all(read_record(run / f"{name}.json") for name in FACTS)
+        assert len(list((run / "pictures").iterdir())) == len(job.library.clips)
 
 
 def test_an_out_that_cannot_be_used_is_refused_before_any_clip_is_read(said: Say, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from journal_lines import step_line
 
 from videotune.errors import VideotuneError
 from videotune.files import write_json
@@ -120,32 +121,32 @@ def test_a_run_is_stopped_at_once_before_it_trains_and_saves_first_after(tmp_pat
 def steps(run: Path, numbers: range, mode: str = "a") -> None:
     run.mkdir(parents=True, exist_ok=True)
     with (run / "journal.jsonl").open(mode) as file:
+        if not file.tell():
+            file.write('{"kind": "start"}\n')
         for number in numbers:
-            line = {
-                "kind": "step",
-                "step": number,
-                "mse": 1.0 / number,
-                "seconds": {"step": 0.5},
-                "window_ids": ["a@0"],
-            }
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(step_line(number, mse=1.0 / number, seconds={"step": 0.5})) + "\n")
+
+
+def shown(run: Path) -> list[int]:
+    return list(status.follow(run)[1].at)
 
 
 def test_a_journal_is_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert status.follow(run) == []
+    assert shown(run) == []
     steps(run, range(1, 4))
-    assert [line["step"] for line in status.follow(run)] == [1, 2, 3]
+    assert shown(run) == [1, 2, 3]
+    line = json.dumps(step_line(4))
     with (run / "journal.jsonl").open("a") as file:
-        file.write('{"kind": "step", "st')
+        file.write(line[:20])
         file.flush()
-        assert len(status.follow(run)) == 3, "half a line waits"
-        file.write('ep": 4}\n')
-    assert [line["step"] for line in status.follow(run)] == [1, 2, 3, 4]
+        assert shown(run) == [1, 2, 3], "half a line waits"
+        file.write(line[20:] + "\n")
+    assert shown(run) == [1, 2, 3, 4]
     aside = tmp_path / "aside"
     steps(aside, range(1, 3))
     os.replace(aside / "journal.jsonl", run / "journal.jsonl")
-    assert [line["step"] for line in status.follow(run)] == [1, 2], "a journal written anew is read anew"
+    assert shown(run) == [1, 2], "a journal written anew is read anew"
 
 
 def test_progress_and_time_left(tmp_path: Path) -> None:

@@ -167,10 +167,6 @@ def train(
     words = words_of(preset, config, family, data, sets, base)
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
-    if resume and init_from:
-        raise VideotuneError(
-            "--init-from begins a new run with a fresh optimizer; --resume goes on with an old one: which?"
-        )
     how = Resume(step, override, allow_data_change, replan) if resume else None
     raise typer.Exit(run(words, out, resume=how, allow_skips=allow_skips, begun=BEGUN))
 

@@ -17,17 +17,18 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import append_whole, out_of_room, read_lines, write_bytes, write_whole
-from videotune.records import parse_line
+from videotune.records import parse_line, read_record
+from videotune.steps import Steps, regularization
 
 NAME = "journal.jsonl"
 
 
 class History:
-    """What a run's journal says, in little memory: 16 bytes a step, and every other line.
+    """What a run's journal says, in little memory: some 90 bytes a step, and every other line.
 
-    ``events``: the lines that are no step's, in order; of a ``views`` line the step alone. ``lines``: how many lines there
-    are in all; ``newest``: the largest step that a line names; ``last``: that of the last step's line; ``seconds``: what
-    all steps took together.
+    ``events``: the lines that are no step's, in order; of a ``views`` line the step alone. ``steps``: what the others say.
+    ``lines``: how many lines there are in all; ``newest``: the largest step that a line names; ``last``: that of the last
+    step's line.
     """
 
     def __init__(self, run: Path | None) -> None:
@@ -38,8 +39,7 @@ class History:
         self._path = run / NAME if run else None
         self.events: list[Mapping[str, Any]] = []
         self.lines = self.newest = self.last = 0
-        self.seconds = 0.0
-        self._skipped: set[int] = set()
+        self.steps = Steps(_regularization(run))
         self._steps, self._begins = (
             array("q"),
             array("q"),
@@ -79,12 +79,11 @@ class History:
         """Take in the next line."""
         step = line.get("step", 0)
         self.lines += 1
-        self.newest = max(self.newest, step)
+        if step > self.newest:
+            self.newest = step
         if line["kind"] == "step":
             self.last = step
-            self.seconds += sum(line["seconds"].values())
-            if line.get("skipped"):
-                self._skipped.add(step)
+            self.steps.add(line)
         else:
             self.events.append({"kind": "views", "step": step} if line["kind"] == "views" else line)
 
@@ -98,14 +97,19 @@ class History:
         return [line for line in self.events if line["kind"] == kind]
 
     @property
+    def seconds(self) -> float:
+        """What all steps took together."""
+        return sum(self.steps.seconds.values())
+
+    @property
     def skipped_at_the_end(self) -> int:
         """How many of the last steps were not applied."""
         step = self.last
-        while step in self._skipped:
+        while step in self.steps.skipped:
             step -= 1
         return self.last - step
 
-    def steps(self, until: int) -> Iterator[Mapping[str, Any]]:
+    def read_steps(self, until: int) -> Iterator[Mapping[str, Any]]:
         """The lines of the steps up to one, read from the file once more."""
         return (line for _, line in self._read(0) if line["kind"] == "step" and line["step"] <= until)
 
@@ -119,20 +123,23 @@ class History:
         if self._path is None or (begin == self._size and not self._torn):
             return 0
         kept: list[Mapping[str, Any]] = []
-        gone: list[Mapping[str, Any]] = []
+        lines, gone = 0, Steps()
         for _, line in self._read(begin):
-            (kept if stays(line, step) else gone).append(line)
+            if stays(line, step):
+                kept.append(line)
+                continue
+            lines += 1
+            if line["kind"] == "step":
+                gone.add(line)
         tail = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in kept)
         write_whole(self._path, lambda aside: self._put(aside, begin, tail))
         self._size, self._torn, self._first_end = begin + len(tail), False, None
         del self._steps[stay:], self._begins[stay:]
         self.events = [line for line in self.events if stays(line, step)]
-        self.lines -= len(gone)
+        self.lines -= lines
         self.newest, self.last = self._steps[-1] if self._steps else 0, min(self.last, step)
-        self._skipped = {number for number in self._skipped if number <= step}
-        for one in gone:
-            self.seconds -= sum(one["seconds"].values()) if one["kind"] == "step" else 0.0
-        return len(gone)
+        self.steps.cut(step, gone)
+        return lines
 
     def _put(self, aside: Path, size: int, tail: bytes) -> None:
         assert self._path is not None
@@ -189,7 +196,7 @@ class Journal:
             line = _finite(line)
             text = json.dumps(line, ensure_ascii=False)
         self._waiting.append(f"{text}\n".encode())
-        self.history.add(line)
+        self.history.add(line if line["kind"] == "step" else json.loads(text))
         try:
             self.flush()
         except OSError as error:
@@ -221,6 +228,14 @@ class Journal:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _regularization(run: Path | None) -> frozenset[str]:
+    """The regularization clips of a run; none where check.json does not say them, which others refuse."""
+    try:
+        return frozenset(regularization(read_record(run / "check.json", partial=True)) if run else ())
+    except (OSError, VideotuneError):
+        return frozenset()
 
 
 def read_journal(run: Path) -> list[dict[str, Any]]:

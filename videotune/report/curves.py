@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from videotune.report.markup import (
     NOTHING,
@@ -19,10 +19,9 @@ from videotune.report.markup import (
     table,
     text,
 )
-from videotune.report.read import Record, Run, clip_of, items, mapping, number, of_kind, regularization_clips, setting
+from videotune.report.read import Record, Run, items, mapping, number, of_kind, setting
 from videotune.report.svg import Line, Point, line_chart, smooth, smoothing_width, thin
-
-NINTHS = 9
+from videotune.steps import NINTHS
 
 
 def loss_section(run: Run) -> Html:
@@ -31,25 +30,20 @@ def loss_section(run: Run) -> Html:
     Steps that showed regularization clips alone are left out: their error says how the model is kept as it is.
     """
     title = "Loss"
-    steps = of_kind(run, "step")
-    others = [record for record in steps if not _keeps_only(record, regularization_clips(run))]
-    points = _points(others, lambda record: number(record.get("mse")))
-    left_out = _left_out(len(steps) - len(others))
-    not_applied = [
-        step for record in steps if record.get("skipped") and (step := number(record.get("step"))) is not None
-    ]
-    if not points:
+    steps = run.steps
+    xs, ys = steps.mse
+    left_out, not_applied = _left_out(len(steps.alone)), list(steps.skipped)
+    if not xs:
         return section("loss", title, missing("the curve appears with the first step"), left_out)
-    width = smoothing_width(len(points))
-    mean = smooth(points, width)
-    lines = [Line("each step", thin(points), "faint", dots=len(points) < 60)]
+    width = smoothing_width(len(xs))
+    lines = [Line("each step", thin(xs, ys), "faint", dots=len(xs) < 60)]
     if width > 1:
-        lines.append(Line(f"mean of {width} steps", thin(mean), "one"))
+        lines.append(Line(f"mean of {width} steps", smooth(xs, ys, width), "one"))
     else:
-        lines = [Line("each step", points, "one", dots=True)]
-    first, last, num = _ends(points)
+        lines = [Line("each step", thin(xs, ys), "one", dots=True)]
+    first, last, num = _ends(ys)
     over = f"the first {num} of them {plain(first)}, over the last {num} {plain(last)}"
-    said = f"Mean squared error of the prediction at {counted(len(points), 'step')}: over {over}."
+    said = f"Mean squared error of the prediction at {counted(len(xs), 'step')}: over {over}."
     if num < 2:
         said = f"Mean squared error of the prediction: {plain(first)} at the first step, {plain(last)} at the last."
     return section(
@@ -59,14 +53,8 @@ def loss_section(run: Run) -> Html:
         left_out,
         line_chart(lines, says=said, x_label="step", marks=not_applied),
         _not_applied(not_applied),
-        _by_noise(others, (points[0][0], points[-1][0])),
+        _by_noise(run, (xs[0], xs[-1])),
     )
-
-
-def _keeps_only(record: Record, regularization: Mapping[str, Record]) -> bool:
-    """Whether all samples of a step were of regularization clips."""
-    windows = items(record.get("window_ids"))
-    return bool(windows) and all(clip_of(str(window)) in regularization for window in windows)
 
 
 def _left_out(num: int) -> Html:
@@ -83,10 +71,10 @@ def _points(records: Sequence[Record], value: Callable[[Record], float | None]) 
     return sorted((x, y) for x, y in pairs if x is not None and y is not None)
 
 
-def _ends(points: Sequence[Point]) -> tuple[float, float, int]:
-    """The mean over the first tenth of the points, over the last, and how many these are."""
-    num = max(1, len(points) // 10)
-    return sum(y for _, y in points[:num]) / num, sum(y for _, y in points[-num:]) / num, num
+def _ends(ys: Sequence[float]) -> tuple[float, float, int]:
+    """The mean over the first tenth of the values, over the last, and how many these are."""
+    num = max(1, len(ys) // 10)
+    return sum(ys[:num]) / num, sum(ys[-num:]) / num, num
 
 
 def _not_applied(steps: Sequence[float]) -> Html:
@@ -98,23 +86,17 @@ def _not_applied(steps: Sequence[float]) -> Html:
     return paragraph(text(line), css="bad")
 
 
-def _by_noise(steps: Sequence[Record], span: Point) -> Html:
+def _by_noise(run: Run, span: Point) -> Html:
     """Nine small charts: the samples whose noise level fell into each ninth of [0, 1]."""
     charts = []
-    for ninth in range(NINTHS):
-
-        def value(record: Record, ninth: int = ninth) -> float | None:
-            bands = items(record.get("by_t"))
-            return number(bands[ninth]) if ninth < len(bands) else None
-
-        points = _points(steps, value)
-        if not points:
+    for ninth, (xs, ys) in enumerate(run.steps.by_noise):
+        if not xs:
             continue
-        mean = smooth(points, smoothing_width(len(points)))
         name = f"t {ninth / NINTHS:.2f}–{(ninth + 1) / NINTHS:.2f}"
-        first, last, _ = _ends(points)
-        change = f"{plain(first, 3)} → {plain(last, 3)}, {counted(len(points), 'step')}"
-        lines = [Line("", thin(points, 150), "faint"), Line("", thin(mean, 150), "one")]
+        first, last, _ = _ends(ys)
+        change = f"{plain(first, 3)} → {plain(last, 3)}, {counted(len(xs), 'step')}"
+        mean = smooth(xs, ys, smoothing_width(len(xs)), 150)
+        lines = [Line("", thin(xs, ys, 150), "faint"), Line("", mean, "one")]
         chart = line_chart(lines, says=f"mean squared error, {name}: {change}", height=84, num_ticks=2, span=span)
         charts.append(element("div", element("h4", text(f"{name} "), element("span", text(change))), chart))
     if not charts:

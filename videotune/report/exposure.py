@@ -20,7 +20,8 @@ from videotune.report.markup import (
     section,
     text,
 )
-from videotune.report.read import Run, clip_of, items, last_of_kind, mapping, number, of_kind, regularization_clips
+from videotune.report.read import Run, items, last_of_kind, mapping, number, regularization_clips
+from videotune.steps import clip_of
 
 BANDS = (
     (10.0, "conservative", "calm"),
@@ -58,7 +59,7 @@ def band(views: float) -> tuple[str, str]:
 
 def window_views(run: Run) -> Counter[str]:
     """How often each window has been drawn so far."""
-    return Counter(str(window) for record in of_kind(run, "step") for window in items(record.get("window_ids")))
+    return run.steps.windows
 
 
 def clip_views(run: Run) -> list[ClipViews]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from videotune.files import write_text
@@ -42,6 +43,7 @@ from videotune.report.style import CSS
 from videotune.report.tables import clips_section, files_section, settings_section
 from videotune.report.usage import time_section, use_section
 from videotune.report.verdict import verdict_section
+from videotune.steps import Steps
 
 PARTS = {
     "verdict": "How it went",
@@ -61,14 +63,14 @@ PARTS = {
 }
 
 
-def write_report(folder: Path) -> Path:
-    """Write ``report.html`` into a run folder and return its path.
+def write_report(folder: Path, known: tuple[Sequence[Record], Steps] | None = None) -> Path:
+    """Write ``report.html`` into a run folder and return its path. ``known`` as in ``read_run``.
 
     The page needs neither a network nor a script, and carries its videos and pictures as far as ``BUDGET`` goes; others are
     referred to where they lie. Raises VideotuneError where the folder is not a run's.
     """
     path = folder / "report.html"
-    write_text(path, page(read_run(folder)))
+    write_text(path, page(read_run(folder, known)))
     return path
 
 
@@ -120,7 +122,7 @@ def state(run: Run) -> Html:
     total = next(
         (n for part in (config, start, mapping(run.plan)) if (n := number(part.get("steps"))) is not None), None
     )
-    done = max((number(record.get("step")) or 0 for record in of_kind(run, "step")), default=0)
+    done = run.steps.last
     settings = mapping(config.get("settings"))
     base = mapping(config.get("base")).get("name") or settings.get("base_model_name") or "a base that is not named"
     method = settings.get("training_method") or "run"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import life
-from videotune.records import load_json, parse_line
+from videotune.records import parse_line, read_record
+from videotune.steps import Steps, regularization
 
 Record = Mapping[str, Any]
 
@@ -19,21 +21,19 @@ OF_A_STEP = ("step", "ruler", "verdict", "sample", "probe")
 """Kinds that a resume from an earlier step supersedes; saves and warnings stay, since their files and causes do."""
 
 
-READ = ("kind", "step", "loss", "mse", "by_t", "grad_norm", "window_ids", "seconds", "skipped")
-"""What is kept of a step's record: of a million steps the rest would take a gigabyte."""
-
-
 @dataclass(frozen=True)
 class Run:
     """What a run folder says. A file that is not there (yet) is None.
 
-    ``journal`` holds the records in order, without those that a resume left behind; ``notes`` says in words what could
+    ``journal`` holds its events, the records that are no step's, in order, and ``steps`` what the others say together, both
+    without those that a resume left behind; ``notes`` says in words what could
     not be read or was left out; ``written`` is when the journal last grew and ``read`` when all this was read, in seconds
     since 1970; ``life`` is the last heartbeat (``videotune.files.life``).
     """
 
     folder: Path
     journal: tuple[Record, ...]
+    steps: Steps
     notes: tuple[str, ...]
     written: float | None
     read: float
@@ -46,11 +46,11 @@ class Run:
     compared: tuple[Record, ...] = ()
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run folder.
+def read_run(folder: Path, known: tuple[Sequence[Record], Steps] | None = None) -> Run:
+    """Read a run folder. ``known``: the journal's events and steps, where they were read already.
 
-    A torn or foreign line of the journal is left out and noted. Raises VideotuneError where the folder is not a run's,
-    or one of its files that are written whole is not JSON.
+    What is damaged, a line of the journal or a whole file, is left out and noted. Raises VideotuneError where the folder is
+    not a run's.
     """
     journal_file = folder / "journal.jsonl"
     if not journal_file.is_file() and not (folder / "config.json").is_file():
@@ -58,24 +58,27 @@ def read_run(folder: Path) -> Run:
             f"{folder} is not a run folder: it holds neither config.json nor journal.jsonl; "
             "name the folder that a training run wrote"
         )
-    now = time.time()
-    records, torn = _parse(journal_file) if journal_file.is_file() else ([], [])
-    journal, left = _without_left_branches(records)
-    exports = _read_json(folder / "exports.json", list)
-    compared = _read_json(folder / "compare" / "compare.json", list) or []
+    now, notes = time.time(), list[str]()
+    names = ("config", "check", "plan", "demo", "exports", "compare/compare")
+    config, check, plan, demo, exports, compared = (_read_json(folder / f"{name}.json", notes) for name in names)
+    events, steps = known or ((), Steps(regularization(check)))
+    if known is None and journal_file.is_file():
+        events, damaged = _parse(journal_file, steps)
+        notes = [*damaged, *notes]
     return Run(
         folder=folder,
-        journal=journal,
-        notes=(*torn, *left),
+        journal=tuple(events),
+        steps=steps,
         written=journal_file.stat().st_mtime if journal_file.is_file() else None,
         read=now,
         life=life(folder, now),
-        config=_read_json(folder / "config.json", dict),
-        check=_read_json(folder / "check.json", dict),
-        plan=_read_json(folder / "plan.json", dict),
-        demo=_read_json(folder / "demo.json", dict),
-        exports=None if exports is None else tuple(entry for entry in exports if isinstance(entry, Mapping)),
-        compared=tuple(entry for entry in compared if isinstance(entry, Mapping)),
+        config=config,
+        check=check,
+        plan=plan,
+        demo=demo,
+        exports=None if exports is None else tuple(exports),
+        compared=tuple(compared or ()),
+        notes=tuple(notes),
     )
 
 
@@ -111,28 +114,21 @@ def setting(run: Run, key: str) -> Any:
     return mapping(mapping(run.config).get("settings")).get(key)
 
 
-def clip_of(window: str) -> str:
-    """The beginning of a window's id is its clip's."""
-    return window.partition("@")[0]
-
-
 def regularization_clips(run: Run) -> dict[str, Record]:
-    """The account's rows of regularization clips that are used, by the beginning of the clip's id, as windows name it.
+    """The account's rows of regularization clips that are used, by the beginning of the clip's id, as windows name it."""
+    return regularization(run.check)
 
-    Empty where the account gives no kinds: then all clips count as training clips.
+
+def _parse(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
+    """The journal's events, its steps into ``steps``, and a note for each line that is none.
+
+    What happened after the step from which a later resume went on is left out.
     """
-    rows = (mapping(clip) for clip in items(mapping(run.check).get("clips")))
-    return {
-        str(row["id"])[:12]: row
-        for row in rows
-        if row.get("used") and row.get("kind") == "regularization" and row.get("id")
-    }
-
-
-def _parse(journal: Path) -> tuple[list[Record], list[str]]:
-    """The journal's records, and a note for each line that is none."""
-    records: list[Record] = []
+    events: list[Record] = []
     notes: list[str] = []
+    resumes = _resumes(journal)
+    least = [min((start for _, start in resumes[i:]), default=None) for i in range(len(resumes) + 1)]
+    left = Counter[int]()
     with journal.open("rb") as file:
         for place, line in enumerate(file, start=1):
             if not line.strip():
@@ -144,33 +140,41 @@ def _parse(journal: Path) -> tuple[list[Record], list[str]]:
                 torn = f"the journal's last line ({place}) is torn and was left out: the run ended while writing it"
                 notes.append(note if line.endswith(b"\n") else torn)
                 continue
-            records.append(record if record["kind"] != "step" else {key: record[key] for key in READ if key in record})
-    return records, notes
+            kind, step = record["kind"], record.get("step", 0)
+            later = sum(at <= place for at, _ in resumes) if resumes else 0
+            start = least[later]
+            if start is not None and (kind == "end" or (kind in OF_A_STEP and step > start)):
+                if kind == "step":
+                    left[next(start for _, start in resumes[later:] if step > start)] += 1
+            elif kind == "step":
+                steps.add(record)
+            else:
+                events.append(record)
+    for start, num in sorted(left.items()):
+        count = "1 step" if num == 1 else f"{num} steps"
+        notes.append(f"{count} after step {start} left behind when the run went on from there")
+    return events, notes
 
 
-def _without_left_branches(records: list[Record]) -> tuple[tuple[Record, ...], list[str]]:
-    """Take out what happened after the step from which a later resume went on."""
-    kept: list[Record] = []
-    notes = []
-    for record in records:
-        start = number(record.get("from_step")) if record["kind"] == "resume" else None
-        if start is not None:
-            before = [old for old in kept if old["kind"] != "end"]
-            kept = [old for old in before if old["kind"] not in OF_A_STEP or (number(old.get("step")) or 0) <= start]
-            num = sum(old["kind"] == "step" for old in before) - sum(old["kind"] == "step" for old in kept)
-            if num:
-                steps = "1 step" if num == 1 else f"{num} steps"
-                notes.append(f"{steps} after step {start:g} left behind when the run went on from there")
-        kept.append(record)
-    return tuple(kept), notes
+def _resumes(journal: Path) -> list[tuple[int, int]]:
+    """The line of each resume, and the step from which it went on."""
+    found = []
+    with journal.open("rb") as file:
+        for place, line in enumerate(file, start=1):
+            if b'"resume"' in line:
+                try:
+                    record = parse_line(line)
+                except ValueError:
+                    continue
+                if record["kind"] == "resume":
+                    found.append((place, record["from_step"]))
+    return found
 
 
-def _read_json(path: Path, kind: type) -> Any:
-    """The file's content, or None where there is no such file."""
-    if not path.is_file():
+def _read_json(path: Path, notes: list[str]) -> Any:
+    """The file's content, of which keys may be missing; None, with a note, where it is damaged, and where there is none."""
+    try:
+        return read_record(path, partial=True) if path.is_file() else None
+    except VideotuneError as error:
+        notes.append(f"left out: {error}")
         return None
-    value = load_json(path, "write it anew, or remove it to report without")
-    if not isinstance(value, kind):
-        wanted = "a list" if kind is list else "an object"
-        raise VideotuneError(f"{path} should hold {wanted}; write it anew, or remove it to report without")
-    return value

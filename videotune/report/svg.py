@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from videotune.report.markup import Html, element, join, plain, text
 
@@ -46,17 +47,15 @@ class _Frame:
         return SIZE - (min(max(value, self.low), self.high) - self.low) / ((self.high - self.low) or 1) * SIZE
 
 
-def smooth(points: Sequence[Point], width: int) -> list[Point]:
-    """Each y replaced by the mean of the ``width`` (odd) around it, or of those among them that there are."""
-    reach = width // 2
-    sums = [0.0]
-    for _, y in points:
-        sums.append(sums[-1] + y)
-    smoothed = []
-    for place, (x, _) in enumerate(points):
-        first, last = max(0, place - reach), min(len(points), place + reach + 1)
-        smoothed.append((x, (sums[last] - sums[first]) / (last - first)))
-    return smoothed
+def smooth(xs: Sequence[float], ys: Sequence[float], width: int, columns: int = 400) -> list[Point]:
+    """The mean of the ``width`` (odd) values around each point, or of those among them that there are.
+
+    At all points, or at twice as many as columns, evenly spread.
+    """
+    num, most, reach = len(xs), 2 * columns, width // 2
+    places = range(num) if num <= most else [(2 * i + 1) * num // (2 * most) for i in range(most)]
+    parts = ((xs[place], ys[max(0, place - reach) : place + reach + 1]) for place in places)
+    return [(x, fsum(part) / len(part)) for x, part in parts]
 
 
 def smoothing_width(num_points: int) -> int:
@@ -64,14 +63,15 @@ def smoothing_width(num_points: int) -> int:
     return 1 if num_points < 10 else min(201, max(3, num_points // 20) | 1)
 
 
-def thin(points: Sequence[Point], columns: int = 400) -> list[Point]:
+def thin(xs: Sequence[float], ys: Sequence[float], columns: int = 400) -> list[Point]:
     """The same curve in at most twice as many points as columns: the lowest and the highest of each stay."""
-    if len(points) <= 2 * columns:
-        return list(points)
+    num = len(xs)
+    if num <= 2 * columns:
+        return list(zip(xs, ys, strict=True))
     kept: list[Point] = []
     for column in range(columns):
-        part = points[len(points) * column // columns : len(points) * (column + 1) // columns]
-        kept.extend(sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}))
+        begin, part = num * column // columns, ys[num * column // columns : num * (column + 1) // columns]
+        kept.extend((xs[begin + i], part[i]) for i in sorted({part.index(min(part)), part.index(max(part))}))
     return kept
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
@@ -49,7 +48,7 @@ def time_section(run: Run) -> Html:
     """The wall time by phase, over all processes of the run; the parts of a step are the journal's."""
     title = "Time"
     spent = _spent(run)
-    steps = _steps(run)
+    steps = run.steps.seconds
     if not spent:
         return section("time", title, _steps_alone(steps))
     whole = sum(spent.values())
@@ -68,14 +67,6 @@ def _spent(run: Run) -> dict[str, float]:
     end = last_of_kind(run, "end") if run.journal and run.journal[-1]["kind"] == "end" else {}
     told = mapping(end.get("seconds")) or mapping(mapping(run.life).get("seconds"))
     return {str(key): n for key, value in told.items() if (n := number(value)) is not None and n > 0}
-
-
-def _steps(run: Run) -> Counter[str]:
-    """Seconds of all steps by what was done."""
-    seconds: Counter[str] = Counter()
-    for record in of_kind(run, "step"):
-        seconds.update({str(k): n for k, v in mapping(record.get("seconds")).items() if (n := number(v)) is not None})
-    return seconds
 
 
 def _between(run: Run) -> str:

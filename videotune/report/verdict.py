@@ -22,8 +22,9 @@ from videotune.report.markup import (
     table,
     text,
 )
-from videotune.report.read import Record, Run, clip_of, items, last_of_kind, mapping, number, of_kind, setting
+from videotune.report.read import Record, Run, items, last_of_kind, mapping, number, of_kind, setting
 from videotune.report.svg import Line, Point, line_chart
+from videotune.steps import clip_of
 
 COLOURS = {"LEARNING": "good", "PLATEAU": "calm", "OVERFITTING": "bad"}
 

@@ -10,11 +10,13 @@ from statistics import median
 from typing import Any
 
 from videotune.config.load import flatten
+from videotune.config.resolve import parse
 from videotune.errors import DONE
 from videotune.monitor.journal import repair
 from videotune.monitor.speed import WAITING
 from videotune.monitor.verdict import OVERFITTING, judge
 from videotune.records import read_record
+from videotune.report.markup import value_text
 from videotune.report.read import Record, Run, read_run
 from videotune.run.folder import only_process, read_run_config
 from videotune.train.state import complete_checkpoints
@@ -71,7 +73,7 @@ def findings(run: Run) -> list[Finding]:
 
 def settings(run: Run) -> dict[str, Any]:
     """The run's config by dotted keys; of a folder without one nothing."""
-    return flatten(run.config["settings"]) if run.config else {}
+    return flatten(parse(run.config["settings"]).model_dump(mode="json")) if run.config else {}
 
 
 def _lines(run: Run, kind: str) -> list[Record]:
@@ -79,16 +81,15 @@ def _lines(run: Run, kind: str) -> list[Record]:
 
 
 def _where(run: Run) -> str:
-    steps, ended = _lines(run, "step"), _lines(run, "end")
+    ended = _lines(run, "end")
     total = (run.config or {}).get("steps", "?")
     why = f"ended: {ended[-1]['why']}" if ended else "not ended"
-    return f"{len(steps)} of {total} steps, {why}"
+    return f"{len(run.steps.at)} of {total} steps, {why}"
 
 
 def _out_of_memory(run: Run) -> Iterator[Finding]:
     told = [line["text"] for line in _lines(run, "warning") if line["text"].startswith("out of memory")]
     if told:
-        from videotune.config.resolve import parse
         from videotune.run.remedies import remedies
 
         helps = remedies(parse(run.config["settings"])) if run.config else ["a smaller resolution or fewer frames"]
@@ -96,15 +97,14 @@ def _out_of_memory(run: Run) -> Iterator[Finding]:
 
 
 def _not_finite(run: Run) -> Iterator[Finding]:
-    skipped = [line for line in _lines(run, "step") if line.get("skipped")]
+    skipped = run.steps.skipped
     if not skipped:
         return
-    met = {name for line in skipped for name in line["window_ids"]}
-    always = [name for name in met if all(name in line["window_ids"] for line in skipped)]
+    always = list(set.intersection(*map(set, skipped.values())))
     one = f" A window that is in all of them: {always[0]}." if len(always) == 1 and len(skipped) > 1 else ""
     yield Finding(
         "Loss or gradient not finite",
-        f"{len(skipped)} steps, the first {skipped[0]['step']}, were not applied.{one}",
+        f"{len(skipped)} steps, the first {min(skipped)}, were not applied.{one}",
         "look at the clips that the warnings name; if they are others each time, lower learning_rate (--override), or "
         "train_dtype FLOAT_32 in a new run",
     )
@@ -130,18 +130,19 @@ def _learning(run: Run) -> Iterator[Finding]:
         yield Finding(
             "Poor quality: the rate is too high",
             f"the error on training clips is {last:.2f} of what it was before training (step {read[-1][0]})",
-            f"lower learning_rate (now {rate:g}) to a third, from an earlier checkpoint: --resume --from STEP --override",
+            f"lower learning_rate (now {value_text(rate)}) to a third, from an earlier checkpoint: "
+            "--resume --from STEP --override",
         )
     elif last > FLAT:
         yield Finding(
             "Poor quality: nothing is learnt",
             f"after {read[-1][0]} steps the error on training clips is {last:.3f} of what it was",
-            f"raise learning_rate (now {rate:g}) threefold (--override), or train longer; look at the captions",
+            f"raise learning_rate (now {value_text(rate)}) threefold (--override), or train longer; look at the captions",
         )
 
 
 def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
-    errors = [line["mse"] for line in _lines(run, "step") if line["mse"] is not None and not line.get("skipped")]
+    errors = [error for step, error in zip(*run.steps.mse, strict=True) if step not in run.steps.skipped]
     if len(errors) < 100:
         return
     fifth = len(errors) // 5
@@ -150,7 +151,7 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
         yield Finding(
             "Poor quality: the rate is too high",
             f"the median error of the last {fifth} steps is {after / before:.2f} times that of the first {fifth}",
-            f"lower learning_rate (now {rate:g}); set ruler_after, which measures without the noise of single steps",
+            f"lower learning_rate (now {value_text(rate)}); set ruler_after, which measures without single steps' noise",
         )
 
 
@@ -169,13 +170,10 @@ def _overfitting(run: Run) -> Iterator[Finding]:
 
 
 def _slow(run: Run) -> Iterator[Finding]:
-    steps = _lines(run, "step")[1:]  # the first one waits for everything to begin
-    spent: dict[str, float] = {}
-    for line in steps:
-        for phase, seconds in line["seconds"].items():
-            spent[phase] = spent.get(phase, 0.0) + seconds
+    begun = run.steps.first["seconds"] if run.steps.first else {}  # the first one waits for everything to begin
+    spent = {phase: seconds - begun.get(phase, 0.0) for phase, seconds in run.steps.seconds.items()}
     whole = sum(spent.values())
-    if not whole:
+    if whole <= 0:
         return
     waiting, said = spent.get("data", 0.0) / whole, settings(run)
     if waiting > WAITING:
@@ -222,8 +220,8 @@ def _clips(run: Run) -> Iterator[Finding]:
         slowest = min(clip["source_fps"] or 0 for clip in repeating)
         yield Finding(
             "Poor quality: frame rates do not fit",
-            f"{len(repeating)} of {len(clips)} clips are slower ({slowest:g} fps and up) than the {wanted:g} fps of "
-            "training: more than a fifth of their frames are repeated",
+            f"{len(repeating)} of {len(clips)} clips are slower ({slowest:g} fps and up) than the {value_text(wanted)} fps "
+            "of training: more than a fifth of their frames are repeated",
             "clips of a higher rate, or video_config.target_fps near theirs",
         )
     hints = [clip for clip in clips if clip.get("warnings")]
@@ -239,8 +237,7 @@ def _clips(run: Run) -> Iterator[Finding]:
 
 
 def _clipped(run: Run) -> Iterator[Finding]:
-    limit, norms = settings(run).get("max_grad_norm"), [line["grad_norm"] for line in _lines(run, "step")]
-    known = [norm for norm in norms if norm is not None]
+    limit, known = settings(run).get("max_grad_norm"), run.steps.norms[1]
     if limit and len(known) >= 20:
         share = sum(norm > limit for norm in known) / len(known)
         if share > 0.5:
@@ -265,12 +262,12 @@ def _habits(run: Run) -> Iterator[Finding]:
 
 
 def _stopped(run: Run) -> Iterator[Finding]:
-    steps, ended = _lines(run, "step"), _lines(run, "end")
+    ended, step = _lines(run, "end"), run.steps.last
     last = ended[-1]["why"] if ended else None
-    if steps and last != "done" and run.config and steps[-1]["step"] < run.config["steps"]:
+    if step and last != "done" and run.config and step < run.config["steps"]:
         yield Finding(
             "The run has not come to its end",
-            f"its last step is {steps[-1]['step']} of {run.config['steps']}" + (f" ({last})" if last else ""),
+            f"its last step is {step} of {run.config['steps']}" + (f" ({last})" if last else ""),
             f"if no process works on it: videotune train --out {run.folder} --resume",
         )
 

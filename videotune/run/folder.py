@@ -19,7 +19,7 @@ from typing import Any
 from videotune import __version__
 from videotune.data.account import to_json
 from videotune.errors import INTERRUPTED, VideotuneError
-from videotune.files import digest, hash_file, write_json
+from videotune.files import digest, hash_file, is_left_behind, write_json
 from videotune.records import read_record
 from videotune.run.job import Job, with_views
 from videotune.run.pictures import copy_pictures
@@ -52,6 +52,11 @@ OWN = (
 )
 """What a run writes into its folder, but for its lock and its heartbeat."""
 
+LOCK = ".lock"
+
+BEFORE_CONFIG = ("check.json", "plan.json", "pictures")
+"""What a start writes before config.json: alone beside a run's lock, a start that was killed has left it."""
+
 LONGEST_NAME = 180
 """Bytes that the folder's name may have: exports bear it, with a step and a format; a file's name may have 255."""
 
@@ -83,7 +88,7 @@ def _refuse_taken(run: Path) -> None:
     if run.exists() and not run.is_dir():
         raise VideotuneError(f"{run} is a file: --out takes a folder for the run")
     there = [name for name in OWN if (run / name).is_file() or ((run / name).is_dir() and any((run / name).iterdir()))]
-    if there:
+    if there and not ((run / LOCK).exists() and set(there) <= set(BEFORE_CONFIG)):
         raise VideotuneError(
             f"{run} holds {', '.join(there)}, which a run would write over: move them away, or give another --out"
         )
@@ -111,7 +116,7 @@ def only_process(run: Path) -> Iterator[None]:
     Raises VideotuneError where another process trains there.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("a+b") as lock:
+    with (run / LOCK).open("a+b") as lock:
         try:
             if os.name == "nt":
                 import msvcrt
@@ -127,9 +132,15 @@ def only_process(run: Path) -> Iterator[None]:
 
 
 def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any], train_dtype: str) -> None:
-    """Create a run folder; its ``config.json`` comes last, so that a folder that has one has all."""
+    """Create a run folder; its ``config.json`` comes last, so that a folder that has one has all.
+
+    What a start left that was killed before that is written over.
+    """
     refuse_run(run)
     run.mkdir(parents=True, exist_ok=True)
+    for part in run.glob(".part-*"):
+        if is_left_behind(part):
+            part.unlink()
     copy_pictures(job, run)
     write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
     write_json(run / "plan.json", plan)

@@ -98,6 +98,8 @@ def open_run(words: Words, run: Path, resume: Resume | None, processes: int = 1)
     other = changed_around(run, kept, base, resume.override)
     for change in (*changes, *other):
         say(f"changed: {change}")
+    if checkpoint is not None and "init_from" in layers(words)[0]:
+        say(f"init_from is not read again: the weights are those of step {step}")
     job = scanned(resolved, spec, base, kept.get("processes", 1))
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, kept["settings"], changes, run)
@@ -261,7 +263,7 @@ def newest_or(run: Path, step: int | None, history: History) -> Checkpoint | Non
 
 def seen(history: History, step: int) -> dict[str, int]:
     """Views of each window until a step, counted in the journal."""
-    return dict(Counter(name for line in history.steps(step) for name in line["window_ids"]))
+    return dict(Counter(name for line in history.read_steps(step) for name in line["window_ids"]))
 
 
 def told_change(account: Path, job: Job) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from videotune.cache.batches import stream
+from videotune.cache.batches import Prepared, stream
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
@@ -21,6 +21,7 @@ from videotune.run.job import refuse_skips
 from videotune.run.keeping import (
     backup_due,
     flush_or_wait,
+    last_words,
     refuse_small_disk,
     save,
     save_what_is_good,
@@ -135,6 +136,11 @@ def loop(trainer: Trainer) -> str:
                 if late is not None:
                     write_step(trainer, late, progress)
                 raise NoRoom(no_room(trainer, error), another_try(trainer)) from error
+            except NoBatch as error:
+                if late is not None:
+                    write_step(trainer, late, progress)
+                kept = last_words(trainer.run) if crew.size > 1 else save_what_is_good(trainer, step)
+                raise VideotuneError(f"{error} {kept}") from error
             if record is None:
                 return "done"
             if late is not None:
@@ -186,6 +192,22 @@ def loop(trainer: Trainer) -> str:
             trainer.pulse.tell("training", step)  # a step may take minutes, and nothing of the above is done any more
 
 
+class NoBatch(VideotuneError):
+    """The batch of a step cannot be read; the steps before it are whole."""
+
+
+def batches(trainer: Trainer) -> Iterator[Prepared]:
+    """The batches of the steps that are not done. Raises NoBatch."""
+    config, crew = trainer.job.config, trainer.crew
+    share = (crew.rank, crew.size)
+    try:
+        yield from stream(
+            trainer.source, trainer.first, trainer.job.steps, config.dataloader_threads, share, trainer.together
+        )
+    except (VideotuneError, OSError) as error:
+        raise NoBatch(str(error)) from error
+
+
 def make_records(trainer: Trainer) -> Iterator[StepRecord]:
     """The engine over the stream of batches, from the first step that is not done."""
     job, config, crew = trainer.job, trainer.job.config, trainer.crew
@@ -193,14 +215,7 @@ def make_records(trainer: Trainer) -> Iterator[StepRecord]:
         trainer.family,
         trainer.bench.turn,
         trainer.source.objective,
-        stream(
-            trainer.source,
-            trainer.first,
-            job.steps,
-            config.dataloader_threads,
-            (crew.rank, crew.size),
-            trainer.together,
-        ),
+        batches(trainer),
         StepSettings(
             config.gradient_accumulation_steps * job.processes,
             config.max_grad_norm,
@@ -317,7 +332,7 @@ def finish(trainer: Trainer, why: str) -> None:
     """Export what was trained, write the report, and say where everything is."""
     from videotune.report.html import write_report
 
-    run, job = trainer.run, trainer.job
+    run, job, history = trainer.run, trainer.job, trainer.journal.history
     flush_or_wait(trainer, job.steps if why == "done" else step_of(trainer))
     if job.config.ruler_after:
         write_verdict(trainer, step_of(trainer), at_the_end=True)
@@ -338,5 +353,5 @@ def finish(trainer: Trainer, why: str) -> None:
     more = {"memory": held} if held else {}
     trainer.journal.event("end", step=step, why=why, take=taken, seconds=spent, **more)
     when_there_is_room(trainer, step, trainer.journal.sync)
-    report = when_there_is_room(trainer, step, lambda: write_report(run))
+    report = when_there_is_room(trainer, step, lambda: write_report(run, (history.events, history.steps)))
     say(f"report: {report}  ({clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all)")

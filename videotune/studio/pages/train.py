@@ -216,7 +216,7 @@ def _bar(far: Progress, run: Run) -> Html:
         return NOTHING
     plan = run.plan or {}
     left = None if far.left is None or far.done >= far.total else duration(far.left)
-    memory = next((record.get("memory") for record in reversed(run.journal[-200:]) if record.get("memory")), None)
+    memory = next((record.get("memory") for record in reversed(run.journal) if record.get("memory")), None)
     shown: dict[str, Any] = {
         "step": f"{plain(far.done)} of {plain(far.total)}",
         "time left in steps": left,
@@ -356,7 +356,7 @@ def charts_part(root: Path, project: Project | None, query: Mapping[str, str]) -
     run = read_live(folder)
     if not run.journal:
         return NOTHING
-    mark = (len(run.journal), run.journal[-1].get("step"), run.journal[-1].get("kind"))
+    mark = (len(run.journal), len(run.steps.at), run.steps.last)
     known, now = _charts.get(folder), time.monotonic()
     if known is not None and (known[0] == mark or now - known[1] < 150 * known[2]):
         return known[3]

@@ -1,0 +1,104 @@
+"""What the steps of a run's journal say together, in little memory: some 70 bytes a step."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from math import inf
+from typing import Any
+
+Curve = tuple["array[int]", "array[float]"]
+"""Steps and their values, in order."""
+
+NINTHS = 9
+"""Parts of the noise levels of [0, 1] by which the error is told."""
+
+RECENT = 50
+"""So many of the latest steps' lines are kept whole."""
+
+
+def clip_of(window: str) -> str:
+    """The beginning of a window's id is its clip's."""
+    return window.partition("@")[0]
+
+
+def regularization(check: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """The rows of check.json of regularization clips that are used, by the beginning of the clip's id, as windows name it.
+
+    Empty where the account gives no kinds: then all clips count as training clips.
+    """
+    rows = (check or {}).get("clips", ())
+    used = (row for row in rows if row.get("used") and row.get("kind") == "regularization" and row.get("id"))
+    return {str(row["id"])[:12]: row for row in used}
+
+
+class Steps:
+    """The steps so far.
+
+    ``at``: their numbers; ``mse``, ``by_noise`` (of nine ninths of the noise levels) and ``norms``: the error and the length
+    of the gradient, where they were finite; ``alone``: steps that showed ``aside`` clips alone, which the errors leave out.
+    ``skipped``: the windows of each step that was not applied. ``windows``: how often each was shown; ``seconds``: of all
+    steps by what was done; ``first`` and ``recent``: lines.
+    """
+
+    def __init__(self, aside: Collection[str] = ()) -> None:
+        """``aside``: regularization clips, as ``clip_of`` names them."""
+        self.aside = frozenset(aside)
+        self.at, self.alone = array("I"), array("I")
+        self.mse, self.norms = _curve(), _curve()
+        self.by_noise = [_curve() for _ in range(NINTHS)]
+        self.skipped: dict[int, tuple[str, ...]] = {}
+        self.windows, self.seconds = Counter[str](), dict[str, float]()
+        self.first: Mapping[str, Any] | None = None
+        self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
+
+    @property
+    def last(self) -> int:
+        """The last step; 0 where there is none."""
+        return self.at[-1] if self.at else 0
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Take in a step's line of the journal, as ``records.parse_line`` checks it."""
+        step, windows, shown, seconds = line["step"], line["window_ids"], self.windows, self.seconds
+        self.at.append(step)
+        for name in windows:  # Counter.update asks first what it was given, which takes longer
+            shown[name] = shown.get(name, 0) + 1
+        for name, spent in line["seconds"].items():
+            seconds[name] = seconds.get(name, 0.0) + spent
+        if line.get("skipped"):
+            self.skipped[step] = tuple(windows)
+        _put(self.norms, step, line["grad_norm"])
+        if self.aside and windows and all(clip_of(name) in self.aside for name in windows):
+            self.alone.append(step)
+        else:
+            _put(self.mse, step, line["mse"])
+            for place, value in enumerate(line["by_t"][:NINTHS]):
+                if value is not None:
+                    _put(self.by_noise[place], step, value)
+        if self.first is None:
+            self.first = line
+        self.recent.append(line)
+
+    def cut(self, step: int, gone: Steps) -> None:
+        """Forget the steps after one; ``gone``: those."""
+        for steps, *values in ([self.at], [self.alone], self.mse, self.norms, *self.by_noise):
+            stay = bisect_right(steps, step)
+            for part in (steps, *values):
+                del part[stay:]
+        self.skipped = {number: windows for number, windows in self.skipped.items() if number <= step}
+        self.windows -= gone.windows
+        self.seconds = {name: round(spent - gone.seconds.get(name, 0.0), 6) for name, spent in self.seconds.items()}
+        self.first = self.first if self.at else None
+        self.recent = deque((line for line in self.recent if line["step"] <= step), maxlen=RECENT)
+
+
+def _curve() -> Curve:
+    return array("I"), array("d")
+
+
+def _put(curve: Curve, step: int, value: float | None) -> None:
+    if value is not None and -inf < value < inf:
+        curve[0].append(step)
+        curve[1].append(value)
