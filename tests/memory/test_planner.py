@@ -173,7 +173,7 @@ def test_work_goes_with_tokens_and_their_square() -> None:
         ("rtx 3060 ti", "RTX 3060 Ti", 8), ("rtx 3060 8gb", "RTX 3060 8GB", 8), ("rtx 3060 12 GB", "RTX 3060 12GB", 12),
         ("4060ti 16gb", "RTX 4060 Ti 16GB", 16), ("a10", "A10", 24), ("A10G", "A10G", 24), ("h20 96gb", "H20 96GB", 96),
         ("rtx 3080 ti", "RTX 3080 Ti", 12), ("rtx 3080 12gb", "RTX 3080 12GB", 12), ("4070 super", "RTX 4070 Super", 12),
-        ("rtx 4070 ti super", "RTX 4070 Ti Super", 16), ("NVIDIA A100-SXM4-80GB", "A100 80GB", 80),
+        ("rtx 4070 ti super", "RTX 4070 Ti Super", 16), ("RTX 4070 Ti SUPER 16G", "RTX 4070 Ti Super", 16), ("NVIDIA A100-SXM4-80GB", "A100 80GB", 80),
         ("NVIDIA A100-PCIE-40GB", "A100 40GB", 40), ("a100 80gb", "A100 80GB", 80), ("NVIDIA H100 80GB HBM3", "H100", 80),
         ("NVIDIA H100 PCIe", "H100 PCIe", 80), ("NVIDIA H200", "H200", 141), ("A6000", "RTX A6000", 48),
         ("Tesla T4", "T4", 16),
