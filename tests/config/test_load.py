@@ -22,7 +22,6 @@ HOSTILE = {
     "bomb.yaml": BOMB,
     "merges.yaml": "a: &a {x: 1}\nb: &b {<<: *a, y: 1}\nc: {<<: [*a, *b]}\n",
     "recursive.yaml": "lora: &a {x: *a}\n",
-    "date.yaml": "steps: 2026-13-45\n",
     "int.yaml": "steps: !!int abc\n",
     "float.yaml": "steps: !!float abc\n",
     "bool.yaml": "steps: !!bool x\n",

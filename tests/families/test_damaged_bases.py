@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from videotune.errors import VideotuneError
 from videotune.families.find import find, names, place, spec_for
 from videotune.families.parts import missing
+from videotune.families.pretrained import read_tokenizer
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 CPU = torch.device("cpu")
@@ -189,3 +190,21 @@ def test_settings_of_a_tokenizer_that_do_not_fit(key: str, value: Any, base: Pat
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(VideotuneError, match="tokenizer"):
         used(base)
+
+
+@pytest.mark.parametrize("family", names())
+def test_a_tokenizer_without_its_settings_is_refused(
+    family: str, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_bases(family), tmp_path / "base"))
+    for folder in base.glob("tokenizer*"):
+        encoder = base / folder.name.replace("tokenizer", "text_encoder")
+        read_tokenizer(folder, encoder)
+        settings = folder / "tokenizer_config.json"
+        content = json.loads(settings.read_text())
+        settings.write_text(json.dumps(content | {"model_max_length": -1}))
+        with pytest.raises(VideotuneError, match=folder.name):
+            read_tokenizer(folder, encoder)
+        settings.unlink()
+        with pytest.raises(VideotuneError, match=folder.name):
+            read_tokenizer(folder, encoder)

@@ -62,6 +62,14 @@ def test_only_complete_ones_count(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path).step == 100, "an incomplete one is written anew"
 
 
+def test_a_damaged_newest_checkpoint_is_not_passed_over(tmp_path: Path) -> None:
+    for step in (3, 20):
+        save(tmp_path, step)
+    (tmp_path / "checkpoints" / "step-20" / MARKER).write_text("{")
+    with pytest.raises(VideotuneError, match="step 20"):
+        last_checkpoint(tmp_path)
+
+
 def test_what_dead_processes_left_beside_a_file_is_swept(tmp_path: Path) -> None:
     save(tmp_path, 1)
     ended = multiprocessing.get_context("fork").Process(target=int)

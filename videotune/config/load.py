@@ -119,9 +119,10 @@ def yaml_error() -> type[Exception]:
 
 
 def _yaml_loader() -> Any:
-    """PyYAML's safe loader for the YAML that a config needs: no tags, no aliases, and the numbers of YAML 1.2.
+    """PyYAML's safe loader for the YAML that a config needs: no tags, no aliases, and the plain words of YAML 1.2.
 
-    A few nested aliases stand for more values than a memory holds, and YAML 1.1 takes 1e-4 for text.
+    A few nested aliases stand for more values than a memory holds. YAML 1.1 takes 1e-4 for text, 017 for 15, 1:30 for
+    90, and ``on`` for true: of numbers, the forms of JSON are read.
     """
     import yaml
 
@@ -139,8 +140,17 @@ def _yaml_loader() -> Any:
             _each_once((str(name.value), None) for name, _ in node.value)
             return super().construct_mapping(node, deep)
 
-    number = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
+    number = (
+        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+    )
+    Loader.yaml_implicit_resolvers = {}
+    for tag, form in (
+        ("null", "~|null|Null|NULL|"),
+        ("bool", "true|True|TRUE|false|False|FALSE"),
+        ("int", "[-+]?(?:0|[1-9][0-9]*)"),
+        ("float", number),
+    ):
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{form})$"), None)
     return Loader
 
 

@@ -56,15 +56,19 @@ def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
 
     tokenizer = pretrained(cls or transformers.AutoTokenizer, folder)
     with explained(f"{folder} holds no tokenizer that works"):
-        one, other = (tokenizer(text, verbose=False).input_ids for text in PROBES)
+        most = min(32, tokenizer.model_max_length)
+        one, other = (tokenizer(text, truncation=True, max_length=most, verbose=False).input_ids for text in PROBES)
+        last = max(tokenizer.get_vocab().values())
     if one == other:
         raise VideotuneError(
             f"{folder}: its tokenizer reads {PROBES[0]!r} and {PROBES[1]!r} as the same {len(one)} tokens: its vocabulary "
             "is missing or damaged. Fetch the model again, or copy all of it"
         )
-    rows = read_config(encoder / "config.json").get("vocab_size")
-    if rows is not None and len(tokenizer) > rows:
-        raise VideotuneError(
-            f"{folder} has {len(tokenizer)} tokens, and {encoder} knows {rows}: take both from one checkpoint"
-        )
+    config = read_config(encoder / "config.json")
+    # a pipeline pads with the end mark where neither the tokenizer nor its encoder names a token for it, as Llama's
+    if tokenizer.pad_token is None and (tokenizer.eos_token is None or config.get("pad_token_id") is not None):
+        raise VideotuneError(f"{folder} names no token that pads captions: fetch the model again, or copy all of it")
+    rows = config.get("vocab_size")
+    if rows is not None and last >= rows:
+        raise VideotuneError(f"{folder} has a token {last}, and {encoder} knows {rows}: take both from one checkpoint")
     return tokenizer

@@ -77,8 +77,8 @@ def card(name: str) -> Card:
     if len(fitting) == 1:
         return fitting[0]
     if same:
-        names = " or ".join(repr(one.name) for one in same)
-        raise VideotuneError(f"--card {name!r}: which one, {names}? For another memory give --vram GB.")
+        names = " or ".join(f"{one.name!r} ({one.vram >> 30} GB)" for one in same)
+        raise VideotuneError(f"--card {name!r}: videotune knows {names}. Name one; for another memory give --vram GB.")
     near = difflib.get_close_matches(" ".join(asked), [" ".join(_words(one.name)[0]) for one in cards()], 4, 0.6)
     told = dict.fromkeys(one.name for one in cards() if " ".join(_words(one.name)[0]) in near)
     hint = f"; did you mean {' or '.join(map(repr, told))}?" if told else "."
@@ -88,7 +88,7 @@ def card(name: str) -> Card:
 def _words(name: str) -> tuple[tuple[str, ...], int | None]:
     """The words of a card's name, numbers apart from letters, and the GB that it says."""
     text = name.lower()
-    memory = re.search(r"(?<![a-z0-9])(\d+)\s*gi?b\b", text)
+    memory = re.search(r"(?<![a-z0-9])(\d+)\s*g(?:i?b)?\b", text)
     text = text.replace(memory[0], " ") if memory else text
     text = re.sub(r"(hbm|sxm|gddr)\d+\w?", " ", text)
     return tuple(re.findall(r"[a-z]+|\d+", text)), int(memory[1]) if memory else None

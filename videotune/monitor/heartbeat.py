@@ -86,7 +86,8 @@ def heartbeat(run: Path, begun: float | None = None, goes_on: bool = False) -> I
     ``begun`` as in ``Heartbeat``; ``goes_on``: the run's earlier processes count, as far as their last beat said.
     """
     before = (life(run) or {}).get("seconds") if goes_on else None
-    pulse = Heartbeat(run, begun, before if isinstance(before, dict) else None)
+    numbers = before.items() if isinstance(before, dict) else ()  # a damaged file counts for nothing
+    pulse = Heartbeat(run, begun, {state: spent for state, spent in numbers if isinstance(spent, float)})
     pulse.beat()
     thread = threading.Thread(target=pulse._keep, name="heartbeat", daemon=True)
     thread.start()

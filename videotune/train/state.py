@@ -257,13 +257,19 @@ def read_checkpoint(folder: Path) -> Checkpoint | str:
 
 
 def last_checkpoint(run: Path) -> Checkpoint:
-    """The newest complete checkpoint.
+    """The newest checkpoint.
 
-    Raises VideotuneError where there is none.
+    Raises VideotuneError where there is none, or where it was damaged after it was complete.
     """
     found = complete_checkpoints(run)
     if not found:
         raise VideotuneError(f"{run} has no complete checkpoint{why_not(run)}")
+    step, wrong = max(incomplete_checkpoints(run).items(), default=(0, ""))
+    if step > found[-1].step and (folder_of(run, step) / MARKER).is_file():
+        raise VideotuneError(
+            f"the newest checkpoint of {run}, step {step}, is not whole: {wrong}; {listed(run)}. "
+            f"Take one of them: --step {found[-1].step}"
+        )
     return found[-1]
 
 
