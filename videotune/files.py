@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,34 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 def read_json(path: Path) -> Any:
     """Read JSON (UTF-8)."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+@cache  # building one takes milliseconds
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def checked(kind: Any, value: Any, *, partial: bool = False) -> Any:
+    """A value from outside as one of a type (a dataclass, a TypedDict, …), read from JSON where it is text.
+
+    Nothing is converted: a number in quotes is none. ``partial``: keys may be missing, and the value comes back as it is.
+    Raises ValueError that names the first key that is wrong.
+    """
+    from pydantic import ValidationError
+
+    try:
+        if isinstance(value, str | bytes):
+            return _adapter(kind).validate_json(value, strict=True)
+        return _adapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_input=False)
+        first = min(wrong, key=lambda one: one["type"] == "missing")
+        if partial and first["type"] == "missing":
+            return value
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{key}: {first['msg']}" if key else first["msg"]) from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
