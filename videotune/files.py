@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,9 @@ from contextlib import contextmanager
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
 
 from videotune import BEGUN
 
@@ -87,6 +91,21 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
         aside.unlink(missing_ok=True)
 
 
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside ``folder`` that this block fills, and that takes its place then; after an error nothing stays of it."""
+    aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def is_left_behind(part: Path) -> bool:
     """Whether a file that ``write_whole`` writes aside is that of a process that is gone."""
     number = re.match(r"\.part-(\d+)-", part.name)
@@ -142,6 +161,16 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
+Count = Annotated[int, Interval(ge=0, le=2**53)]
+"""So many of something."""
+
+Number = Annotated[float, Interval(ge=0, lt=math.inf)]
+"""A time, a share or another size."""
+
+REVALIDATED = {"revalidate_instances": "always"}
+"""``__pydantic_config__`` of a dataclass that is made first, of what a file says, and then checked."""
+
+
 def checked(kind: Any, value: Any, *, partial: bool = False) -> Any:
     """A value from outside as one of a type (a dataclass, a TypedDict, …), read from JSON where it is text.
 
@@ -176,6 +205,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(value, dict):
             found.append(value)
     return found
+
+
+def user_cache() -> Path:
+    """The user's cache folder of videotune."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("videotune")
 
 
 def digest(value: Any) -> str:

@@ -11,10 +11,7 @@ from annotated_types import Interval
 from typing_extensions import TypedDict
 
 from videotune.errors import VideotuneError
-from videotune.files import checked
-
-Count = Annotated[int, Interval(ge=0, le=2**53)]
-"""A step, or how many there are of something."""
+from videotune.files import Count, checked
 
 Seconds = Annotated[float, Interval(ge=0, le=2.5e11)]
 """A time since 1970, before the year 9999."""

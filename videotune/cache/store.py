@@ -329,7 +329,7 @@ class Store:
             return [(entry, None, why) for entry in entries]
         try:
             tensors = shards.read_file(path)
-            marks = {entry.key: entry.hash for entry in shards.read_label(path)[0]}
+            marks = {entry.key: entry.hash for entry in shards.read_label(path)["entries"]}
         except shards.UNREADABLE as error:
             return [(entry, None, f"cannot be read ({error})") for entry in entries]
         return [(entry, *shards.true_to(entry, tensors, marks.get(entry.key))) for entry in entries]

@@ -18,7 +18,7 @@ from videotune.export.full import all_but, link
 from videotune.export.lora import Exported
 from videotune.families.find import expert_part
 from videotune.families.parts import headers, weight_files
-from videotune.files import write_json
+from videotune.files import whole_folder, write_json
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -51,18 +51,10 @@ def export_merged(
         if any(not bool(value.isfinite().all()) for value in state.values()):
             raise VideotuneError("the adapter holds NaN or infinite weights: it is not merged")
     names = {expert_part(family.spec, expert): state for expert, state in adapters.items()}
-    aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as aside:
         shutil.copytree(base, aside, copy_function=link, ignore=all_but(*names), dirs_exist_ok=True)
         count = sum(merge_part(base / part, state, scale, aside / part) for part, state in names.items())
         write_json(aside / "videotune.json", dict(facts))
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return Exported("merged", folder, count, 0.0, "safetensors")
 
 

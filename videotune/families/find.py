@@ -31,8 +31,8 @@ from videotune.families.parts import (
 )
 from videotune.families.pretrained import explained
 from videotune.families.published import NotHere
-from videotune.families.verified import user_cache, verify
-from videotune.files import digest
+from videotune.families.verified import verify
+from videotune.files import digest, user_cache
 from videotune.types import BasePlace, FamilySpec, WeightDtypes
 
 if TYPE_CHECKING:
