@@ -93,7 +93,7 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside ``folder`` that this block fills, and that takes its place then; after an error nothing stays of it."""
+    """A folder beside ``folder`` that this block fills, and takes its place then; after an error nothing stays."""
     aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -172,11 +172,9 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        from safetensors import SafetensorError
-
         try:
             yield
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise VideotuneError(
                 f"the cache {self.folder} cannot be written: {error}. Set cache_dir elsewhere."
             ) from error
