@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
 
 from videotune import BEGUN
 
@@ -86,6 +91,21 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
         aside.unlink(missing_ok=True)
 
 
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside ``folder`` that this block fills, and takes its place then; after an error nothing stays."""
+    aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def is_left_behind(part: Path) -> bool:
     """Whether a file that ``write_whole`` writes aside is that of a process that is gone."""
     number = re.match(r"\.part-(\d+)-", part.name)
@@ -134,6 +154,44 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@cache  # building one takes milliseconds
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+Count = Annotated[int, Interval(ge=0, le=2**53)]
+"""So many of something."""
+
+Number = Annotated[float, Interval(ge=0, lt=math.inf)]
+"""A time, a share or another size."""
+
+REVALIDATED = {"revalidate_instances": "always"}
+"""``__pydantic_config__`` of a dataclass that is made first, of what a file says, and then checked."""
+
+
+def checked(kind: Any, value: Any, *, partial: bool = False) -> Any:
+    """A value from outside as one of a type (a dataclass, a TypedDict, …), read from JSON where it is text.
+
+    Nothing is converted: a number in quotes is none. ``partial``: keys may be missing, and the value comes back as it is.
+    Raises ValueError that names the first key that is wrong.
+    """
+    from pydantic import ValidationError
+
+    try:
+        if isinstance(value, str | bytes):
+            return _adapter(kind).validate_json(value, strict=True)
+        return _adapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_input=False)
+        first = min(wrong, key=lambda one: one["type"] == "missing")
+        if partial and first["type"] == "missing":
+            return value
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{key}: {first['msg']}" if key else first["msg"]) from error
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines; a line that a kill has torn, even inside a letter, is left out."""
     if not path.is_file():
@@ -147,6 +205,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(value, dict):
             found.append(value)
     return found
+
+
+def user_cache() -> Path:
+    """The user's cache folder of videotune."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("videotune")
 
 
 def digest(value: Any) -> str:

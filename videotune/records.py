@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import Interval
 from typing_extensions import TypedDict
 
 from videotune.errors import VideotuneError
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
-
-Count = Annotated[int, Interval(ge=0, lt=2**32)]
-"""A step, or how many there are of something."""
+from videotune.files import Count, checked
 
 Seconds = Annotated[float, Interval(ge=0, le=2.5e11)]
 """A time since 1970, before the year 9999."""
-
-# ---- files that are written whole
 
 
 class FileEntry(TypedDict):
@@ -32,156 +24,67 @@ class FileEntry(TypedDict):
     hash: str
 
 
-class Marker(TypedDict):
-    """COMPLETE of a checkpoint."""
-
-    step: Count
-    kind: Literal["save", "backup"]
-    files: dict[str, FileEntry]
+def _object(**keys: Any) -> Any:
+    """The type of a JSON object with these keys; it may have others."""
+    return TypedDict("Object", keys)  # type: ignore[operator]
 
 
-class State(TypedDict):
-    """state.json of a checkpoint."""
-
-    step: Count
-    without_state: NotRequired[list[str]]
+def _list(**keys: Any) -> Any:
+    """The type of a JSON list of such objects."""
+    return list[_object(**keys)]  # type: ignore[misc]
 
 
-class Settings(TypedDict):
-    """Of a run's settings what is read before they are parsed."""
-
-    base_model_name: str | None
-    family: NotRequired[str | None]
-
-
-class Base(TypedDict):
-    """The base model of a run. ``scheduler``: ``files.hash_file`` of its scheduler's config."""
-
-    name: str
-    fingerprints: dict[str, str]
-    scheduler: NotRequired[str]
-
-
-class PastViews(TypedDict):
-    """What was shown before the data last changed."""
-
-    step: Count
-    views: dict[str, int]
-
-
-class RunConfig(TypedDict):
-    """config.json."""
-
-    settings: Settings
-    origins: dict[str, str]
-    base: Base
-    data: str
-    steps: Count
-    processes: NotRequired[Count]
-    past: NotRequired[PastViews]
-    versions: NotRequired[dict[str, str]]
-    asked: NotRequired[dict[str, Any]]
-    digest: str
-
-
-class PerWindow(TypedDict):
-    """Views of a window by the end."""
-
-    min: Count
-    mean: float
-    max: Count
-
-
-class PlannedViews(TypedDict):
-    """Views by the end, and the step at which each number of views is reached."""
-
-    per_window: PerWindow
-    steps_for: dict[str, Count]
-    advice: str
-
-
-class Bucket(TypedDict):
-    """Windows of one shape."""
-
-    shape: str
-    windows: Count
-
-
-class Plan(TypedDict):
-    """plan.json."""
-
-    views: PlannedViews
-    buckets: list[Bucket]
-    effective_batch: Count
-
-
-class CheckedClip(TypedDict):
-    """A clip of check.json."""
-
-    id: str | None
-    path: str
-    used: bool
-    held_out: bool
-    captions: NotRequired[list[str] | None]
-    shape: NotRequired[str | None]
-    source_fps: NotRequired[float | None]
-    repeats_share: NotRequired[float | None]
-    warnings: NotRequired[list[str]]
-    notes: NotRequired[list[str]]
-
-
-class Check(TypedDict):
-    """check.json."""
-
-    clips: list[CheckedClip]
-    skipped: NotRequired[Count]
-
-
-class ExportEntry(TypedDict):
-    """A line of exports.json. ``hash``: ``files.hash_path`` of the file or folder."""
-
-    format: str
-    path: str
-    hash: str
-
-
-class Comparison(TypedDict):
-    """A line of compare.json."""
-
-    prompt: str
-    seed: int
-    video: str
-    sheet: str
-
+_SETTINGS = _object(base_model_name=str | None, family=NotRequired[str | None])
+_BASE = _object(name=str, fingerprints=dict[str, str], scheduler=NotRequired[str])
+_VIEWS = _object(
+    per_window=_object(min=Count, mean=float, max=Count),
+    steps_for=dict[str, Count],  # by the number of views
+    advice=str,
+)
+_CLIPS = _list(
+    id=str | None,
+    path=str,
+    used=bool,
+    held_out=bool,
+    captions=NotRequired[list[str] | None],
+    shape=NotRequired[str | None],
+    source_fps=NotRequired[float | None],
+    repeats_share=NotRequired[float | None],
+    warnings=NotRequired[list[str]],
+    notes=NotRequired[list[str]],
+)
 
 SHAPES: Mapping[str, Any] = {
-    "COMPLETE": Marker,
-    "state": State,
-    "config": RunConfig,
-    "plan": Plan,
-    "check": Check,
-    "exports": list[ExportEntry],
-    "compare": list[Comparison],
+    "COMPLETE": _object(step=Count, kind=Literal["save", "backup"], files=dict[str, FileEntry]),
+    "state": _object(step=Count, without_state=NotRequired[list[str]]),
+    "config": _object(
+        settings=_SETTINGS,  # what is read of them before they are parsed
+        origins=dict[str, str],
+        base=_BASE,
+        data=str,
+        steps=Count,
+        processes=NotRequired[Count],
+        past=NotRequired[_object(step=Count, views=dict[str, int])],
+        versions=NotRequired[dict[str, str]],
+        asked=NotRequired[dict[str, Any]],
+        digest=str,
+    ),
+    "plan": _object(views=_VIEWS, buckets=_list(shape=str, windows=Count), effective_batch=Count),
+    "check": _object(clips=_CLIPS, skipped=NotRequired[Count]),
+    "exports": _list(format=str, path=str, hash=str),  # ``files.hash_path`` of the file or folder
+    "compare": _list(prompt=str, seed=int, video=str, sheet=str),
     "demo": dict[str, Any],
 }
+"""What is read of each file. Of whatever else it holds nothing is asked."""
 
+_PUT_BACK = "put back a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out"
 REMEDIES = {
-    "config": "put back a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out",
-    "plan": "put back a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out",
-    "check": "put back a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out",
+    **dict.fromkeys(("config", "plan", "check"), _PUT_BACK),
+    **dict.fromkeys(("COMPLETE", "state"), "use another checkpoint"),
     "exports": "remove it, and `videotune export RUN` writes it again",
     "demo": "remove it, and `videotune demo` writes it again",
     "compare": "remove it, and `videotune compare RUN` writes it again",
-    "COMPLETE": "use another checkpoint",
-    "state": "use another checkpoint",
 }
-
-
-@cache  # building one takes milliseconds
-def _adapter(shape: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(shape)
 
 
 def read_record(path: Path, name: str | None = None, *, partial: bool = False) -> Any:
@@ -191,15 +94,12 @@ def read_record(path: Path, name: str | None = None, *, partial: bool = False) -
 
     Raises VideotuneError that names the file, the key and what to do; OSError where the file cannot be opened.
     """
-    from pydantic import ValidationError
-
     name = name or path.name.removesuffix(".json")
     value = load_json(path, REMEDIES[name])
     try:
-        _adapter(SHAPES[name]).validate_python(value, strict=True)
-    except ValidationError as error:
-        if not partial or any(one["type"] != "missing" for one in error.errors(include_url=False, include_input=False)):
-            raise VideotuneError(f"{path}: {told(error)}: {REMEDIES[name]}") from error
+        checked(SHAPES[name], value, partial=partial)
+    except ValueError as error:
+        raise VideotuneError(f"{path}: {error}: {REMEDIES[name]}") from error
     return value
 
 
@@ -211,120 +111,36 @@ def load_json(path: Path, remedy: str) -> Any:
         raise VideotuneError(f"{path} is not JSON ({error}): {remedy}") from error
 
 
-def told(error: ValidationError) -> str:
-    """The first key that is wrong, and why."""
-    first = sorted(error.errors(include_url=False, include_input=False), key=lambda one: one["type"] == "missing")[0]
-    key = ".".join(str(part) for part in first["loc"])
-    return f"{key}: {first['msg']}" if key else str(first["msg"])
+_MAYBE = float | None
+_ANY: dict[str, Any] = {"kind": str, "time": NotRequired[Seconds]}
+_AT_STEP = _ANY | {"step": Count}
+_READING = _object(
+    normalised=_MAYBE, clips=NotRequired[dict[str, _MAYBE]], by_quantile=NotRequired[list[_MAYBE]]
+)  # over some clips
 
-
-# ---- the journal
-
-
-class Line(TypedDict):
-    """Any line of the journal."""
-
-    kind: str
-    step: NotRequired[Count]
-    from_step: NotRequired[Count]
-    time: NotRequired[Seconds]
-
-
-class AtStep(TypedDict):
-    """A line about a step."""
-
-    kind: str
-    step: Count
-    time: NotRequired[Seconds]
-
-
-class StepLine(AtStep):
-    """A training step."""
-
-    loss: float | None
-    mse: float | None
-    by_t: list[float | None]
-    lr: dict[str, float]
-    grad_norm: float | None
-    window_ids: list[str]
-    seconds: dict[str, float]
-    captions: NotRequired[list[int | None]]
-    skipped: NotRequired[bool]
-
-
-class Reading(TypedDict):
-    """What the ruler read over some clips."""
-
-    normalised: float | None
-    clips: NotRequired[dict[str, float | None]]
-    by_quantile: NotRequired[list[float | None]]
-
-
-class RulerLine(AtStep):
-    """A reading of the ruler."""
-
-    train: Reading | None
-    held_out: NotRequired[Reading | None]
-    ruler: NotRequired[str]
-
-
-class VerdictLine(AtStep):
-    """A verdict."""
-
-    verdict: str | None
-    reason: str
-
-
-class SampleLine(AtStep):
-    """A preview."""
-
-    prompt: str
-    path: str
-
-
-class WarningLine(TypedDict):
-    """A warning."""
-
-    kind: str
-    step: NotRequired[Count]
-    text: str
-    time: NotRequired[Seconds]
-
-
-class EndLine(AtStep):
-    """The end of a process's training."""
-
-    why: str
-
-
-class ResumeLine(TypedDict):
-    """The begin of a process that continues the run."""
-
-    kind: str
-    from_step: Count
-    time: NotRequired[Seconds]
-
-
+_LINE = _object(**_ANY, step=NotRequired[Count], from_step=NotRequired[Count])
 LINES: Mapping[str, Any] = {
-    "step": StepLine,
-    "ruler": RulerLine,
-    "verdict": VerdictLine,
-    "sample": SampleLine,
-    "warning": WarningLine,
-    "end": EndLine,
-    "resume": ResumeLine,
-    "save": AtStep,
-    "views": AtStep,
-    "probe": AtStep,
+    "step": _object(
+        **_AT_STEP,
+        loss=_MAYBE,
+        mse=_MAYBE,
+        by_t=list[_MAYBE],
+        lr=dict[str, float],
+        grad_norm=_MAYBE,
+        window_ids=list[str],
+        seconds=dict[str, float],
+        captions=NotRequired[list[int | None]],
+        skipped=NotRequired[bool],
+    ),
+    "ruler": _object(**_AT_STEP, train=_READING | None, held_out=NotRequired[_READING | None], ruler=NotRequired[str]),
+    "verdict": _object(**_AT_STEP, verdict=str | None, reason=str),
+    "sample": _object(**_AT_STEP, prompt=str, path=str),
+    "warning": _object(**_ANY, step=NotRequired[Count], text=str),
+    "end": _object(**_AT_STEP, why=str),
+    "resume": _object(**_ANY, from_step=Count),
+    **dict.fromkeys(("save", "views", "probe"), _object(**_AT_STEP)),
 }
-
-
-@cache  # an import statement in each line's reading takes a tenth of it
-def _reader() -> tuple[Callable[..., Any], type[ValidationError]]:
-    from pydantic import ValidationError
-    from pydantic_core import from_json
-
-    return from_json, ValidationError
+"""What is read of the journal's lines, by their kind; of any other kind ``_LINE``."""
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -332,7 +148,8 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
     Raises ValueError, in words, where it is none.
     """
-    from_json, ValidationError = _reader()
+    from pydantic_core import from_json
+
     try:
         value = from_json(line, cache_strings="all")  # keys and names of windows are the same objects in all lines
     except ValueError:
@@ -341,9 +158,6 @@ def parse_line(line: bytes) -> dict[str, Any]:
         except RecursionError as error:
             raise ValueError(str(error)) from error
     kind = value.get("kind") if isinstance(value, dict) else None
-    try:
-        _adapter(LINES.get(kind, Line) if isinstance(kind, str) else Line).validate_python(value, strict=True)
-    except ValidationError as error:
-        raise ValueError(told(error)) from error
+    checked(LINES.get(kind, _LINE) if isinstance(kind, str) else _LINE, value)
     found: dict[str, Any] = value
     return found

@@ -10,21 +10,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from videotune.cache.shards import (
-    KINDS,
-    PART,
-    SHARD,
-    SUFFIX,
-    UNREADABLE,
-    Entry,
-    Name,
-    count_of,
-    entry_of,
-    file_name,
-    origin_of,
-    read_label,
-)
-from videotune.files import write_bytes
+from typing_extensions import TypedDict
+
+from videotune.cache.shards import KINDS, PART, SHARD, SUFFIX, UNREADABLE, Entry, File, Label, Name, Origins, read_label
+from videotune.files import Count, checked, write_bytes
+
+
+class Line(TypedDict, total=False):
+    """A line of the manifest: an entry in a file of its own; or a shard, with its size and the keys of its entries; or what
+    names the versions ``of`` entries; or a file that counts no more."""
+
+    entry: Entry
+    shard: File
+    bytes: Count
+    keys: list[str]
+    origin: str
+    of: dict[str, str]
+    gone: File
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Contents:
 
     entries: dict[Name, Entry] = field(default_factory=dict)
     shards: dict[str, int] = field(default_factory=dict)
-    origins: dict[str, dict[str, str]] = field(default_factory=dict)
+    origins: Origins = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     leftovers: set[str] = field(default_factory=set)
@@ -62,8 +64,8 @@ def read_contents(folder: Path) -> Contents:
         if not line.strip():
             continue
         try:
-            _take(contents, json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            _take(contents, checked(Line, line))
+        except (ValueError, KeyError):
             contents.untidy = True
             contents.damaged_lines += i + 1 < len(lines)  # the last one is torn by a kill, which is no news
     files = sorted(file for file in contents.sizes if file not in contents.gone)
@@ -110,14 +112,14 @@ def _bytes_of(path: Path) -> bytes:
         return b""
 
 
-def _take(contents: Contents, value: dict[str, Any]) -> None:
+def _take(contents: Contents, value: Line) -> None:
     """Add what one line of the manifest says; a later line counts more than an earlier one."""
     if "entry" in value:
-        entry = entry_of(value["entry"])
+        entry = value["entry"]
         contents.entries[entry.name] = entry
         contents.gone.discard(entry.file)
     elif "shard" in value:
-        file, size, keys = file_name(value["shard"]), count_of(value["bytes"]), [str(key) for key in value["keys"]]
+        file, size, keys = value["shard"], value["bytes"], value["keys"]
         kind, _, name = file.partition("/")
         contents.gone.discard(file)
         if all((kind, key) in contents.entries for key in keys):  # else the shard itself is asked
@@ -127,9 +129,9 @@ def _take(contents: Contents, value: dict[str, Any]) -> None:
                 shard = name.removesuffix(SUFFIX)
                 contents.entries[kind, key] = replace(contents.entries[kind, key], shard=shard, file_bytes=0)
     elif "origin" in value:
-        contents.origins[str(value["origin"])] = origin_of(value["of"])
+        contents.origins[value["origin"]] = value["of"]
     else:
-        contents.gone.add(file_name(value["gone"]))
+        contents.gone.add(value["gone"])
         contents.untidy = True
 
 
@@ -137,25 +139,25 @@ def _adopt(folder: Path, file: str, contents: Contents) -> None:
     """Take over the entries of a file that the manifest does not know, but for those that are whole elsewhere."""
     kind, _, name = file.removesuffix(SUFFIX).partition("/")
     try:
-        entries, origins = read_label(folder / file)
+        label: Label = read_label(folder / file)
     except FileNotFoundError:
         return
     except UNREADABLE:
         contents.strays.add(file)
         return
     is_shard = name.startswith(SHARD)
-    if any(entry.kind != kind or not (is_shard or entry.key == name) for entry in entries):
+    if any(entry.kind != kind or not (is_shard or entry.key == name) for entry in label["entries"]):
         contents.strays.add(file)
         return
     contents.untidy = True
     if is_shard:
         contents.shards[file] = contents.sizes[file]
-    for entry in entries:
+    for entry in label["entries"]:
         known = contents.entries.get(entry.name)
         if known is None or not contents.whole(known):
             own = {"shard": name} if is_shard else {"file_bytes": contents.sizes[file]}
             contents.entries[entry.name] = replace(entry, **own)
-            contents.origins[entry.origin] = origins.get(entry.origin, {})
+            contents.origins[entry.origin] = label["origins"].get(entry.origin, {})
 
 
 def entry_line(entry: Entry) -> dict[str, Any]:

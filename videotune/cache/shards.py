@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from pydantic import Field
 from safetensors import SafetensorError
+from typing_extensions import TypedDict
 
 from videotune import __version__
-from videotune.files import digest, system_errors, write_whole
+from videotune.files import Count, checked, digest, system_errors, write_whole
 from videotune.types import PLAIN
 
 if TYPE_CHECKING:
@@ -34,10 +35,23 @@ LABEL = "videotune"
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 """What reading a damaged file can raise: safetensors and torch each have their own; deep JSON is a RuntimeError."""
 
-_FILE = re.compile(rf"({'|'.join(KINDS)})/[A-Za-z0-9_-]{{1,200}}\{SUFFIX}")
+File = Annotated[str, Field(pattern=rf"^({'|'.join(KINDS)})/[A-Za-z0-9_-]{{1,200}}\{SUFFIX}$")]
+"""A file of entries, below the cache folder. A dataset may bring a manifest, and files that it names are deleted."""
 
-_ABOUT = {"clip": str, "window": str, "caption": str, "encoder": str, "variant": int, "length": int, "cut": int}
-"""What ``about`` may say, and its types."""
+Origins = dict[str, dict[str, str]]
+
+
+class About(TypedDict, total=False):
+    """What an entry was made of."""
+
+    clip: str
+    window: str
+    caption: str
+    encoder: str
+    variant: int
+    length: int
+    cut: int
+
 
 Name = tuple[str, str]
 """(kind, key)."""
@@ -51,15 +65,15 @@ class Entry:
     None while it lies alone in a file of ``file_bytes``.
     """
 
-    kind: str
-    key: str
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    bytes: int
+    kind: Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
+    key: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,200}$")]
+    tensors: Mapping[str, tuple[str, tuple[Count, ...]]]
+    bytes: Count
     hash: str
-    about: Mapping[str, Any]
+    about: About
     origin: str
     shard: str | None = None
-    file_bytes: int = 0
+    file_bytes: Count = 0
 
     @property
     def name(self) -> Name:
@@ -86,49 +100,18 @@ class Entry:
         return {k: v for k, v in vars(self).items() if k != "shard"}
 
 
-def file_name(value: Any) -> str:
-    """A file of entries as a manifest names it: KIND/NAME.safetensors below the cache folder; ValueError for all else.
+class Label(TypedDict):
+    """What a file of entries says of itself."""
 
-    A dataset may bring a manifest, and files that it names are deleted.
-    """
-    if not isinstance(value, str) or not _FILE.fullmatch(value):
-        raise ValueError(f"no file of a cache: {value!r:.80}")
-    return value
-
-
-def count_of(value: Any) -> int:
-    """A number of bytes, or of values along an axis; ValueError for all else."""
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"no count: {value!r:.80}")
-    return value
-
-
-def origin_of(value: Any) -> dict[str, str]:
-    """The versions that made an entry, by name; ValueError for all else."""
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise ValueError("no origin")
-    return value
-
-
-def entry_of(value: Mapping[str, Any]) -> Entry:
-    """The entry that ``to_json`` wrote; KeyError, TypeError, ValueError or AttributeError where it is something else."""
-    tensors = {name: (dtype, tuple(map(count_of, shape))) for name, (dtype, shape) in value["tensors"].items()}
-    kind, key, mark, origin = (value[name] for name in ("kind", "key", "hash", "origin"))
-    dtypes = [dtype for dtype, _ in tensors.values()]
-    about = dict(value["about"])
-    wrong = [name for name, what in about.items() if type(what) is not _ABOUT.get(name)]
-    if wrong or not all(isinstance(text, str) for text in (kind, key, mark, origin, *dtypes)):
-        raise ValueError("no entry")
-    file_name(f"{kind}/{key}{SUFFIX}")
-    size, file_bytes = count_of(value["bytes"]), count_of(value["file_bytes"])
-    return Entry(kind, key, tensors, size, mark, about, origin, None, file_bytes)
+    entries: list[Entry]
+    origins: Origins
 
 
 def describe(kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any], origin: str) -> Entry:
     """The entry of these tensors (on the CPU, contiguous), not yet in a file."""
     kinds = {name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in tensors.items()}
     size = sum(x.nbytes for x in tensors.values())
-    return Entry(kind, key, kinds, size, hash_of(tensors), dict(about), origin)
+    return Entry(kind, key, kinds, size, hash_of(tensors), cast(About, dict(about)), origin)
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
@@ -192,16 +175,16 @@ def _save(
     write_whole(path, write, durable=durable)
 
 
-def read_label(path: Path) -> tuple[list[Entry], dict[str, dict[str, str]]]:
+def read_label(path: Path) -> Label:
     """What a file of entries says that it holds, and the origins; without torch, and without its data.
 
-    Raises OSError, SafetensorError, or what ``entry_of`` raises, where it is cut short or none of ours.
+    Raises OSError, SafetensorError, KeyError or ValueError where it is cut short or none of ours.
     """
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as file:
-        label = json.loads((file.metadata() or {})[LABEL])
-    return [entry_of(value) for value in label["entries"]], {k: origin_of(v) for k, v in label["origins"].items()}
+        label: Label = checked(Label, (file.metadata() or {})[LABEL])
+    return label
 
 
 def read_file(path: Path) -> dict[str, Tensor]:

@@ -172,11 +172,9 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        from safetensors import SafetensorError
-
         try:
             yield
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise VideotuneError(
                 f"the cache {self.folder} cannot be written: {error}. Set cache_dir elsewhere."
             ) from error
@@ -329,7 +327,7 @@ class Store:
             return [(entry, None, why) for entry in entries]
         try:
             tensors = shards.read_file(path)
-            marks = {entry.key: entry.hash for entry in shards.read_label(path)[0]}
+            marks = {entry.key: entry.hash for entry in shards.read_label(path)["entries"]}
         except shards.UNREADABLE as error:
             return [(entry, None, f"cannot be read ({error})") for entry in entries]
         return [(entry, *shards.true_to(entry, tensors, marks.get(entry.key))) for entry in entries]

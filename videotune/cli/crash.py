@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from videotune import __version__
+from videotune.files import user_cache
 
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "safetensors", "huggingface_hub", "av", "numpy")
 
@@ -35,21 +36,15 @@ def crash_report(error: BaseException) -> Path | None:
 
     The file lies in the user's cache folder, else in the system's for temporary files; None where neither can be written.
     """
-    import platformdirs
-
     versions = [f"videotune {__version__}", f"Python {sys.version.split()[0]}", platform.platform()]
-    for name in PACKAGES:
-        try:
-            versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            versions.append(f"{name}: not installed")
+    versions += [f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES]
     command = " ".join(word if len(word) <= 500 else f"{word[:500]}…" for word in sys.argv)
     trace = "".join(traceback.format_exception(error, limit=-60))
     text = without_secrets(
         "\n".join([*versions, "", f"command: {command}", *_config(), "", trace[:80_000], trace[80_000:][-20_000:]])
     )
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (platformdirs.user_cache_path("videotune") / "crashes", Path(tempfile.gettempdir())):
+    for folder in (user_cache() / "crashes", Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")

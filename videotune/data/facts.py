@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from .untrusted import of_types
+from videotune.files import REVALIDATED, Count, Number, checked
 
 REASONS = (
     "unreadable",
@@ -61,21 +61,22 @@ class Facts:
     with a pixel that is not opaque, a video whose pixels have an alpha channel.
     """
 
+    __pydantic_config__ = REVALIDATED
     path: str
     codec: str
-    width: int
-    height: int
+    width: Count
+    height: Count
     rotation: int
-    timestamps: tuple[float, ...]
-    frame_seconds: float
-    fps: float
-    keyframes: tuple[int, ...]
+    timestamps: tuple[Number, ...]
+    frame_seconds: Number
+    fps: Number
+    keyframes: tuple[Count, ...]
     container: str
     mirrored: bool = False
     counted: bool = False
     first_tick: int = 0
     time_base: tuple[int, int] = (1, 1_000_000)
-    unusable: int = 0
+    unusable: Count = 0
     still: bool = False
     interlaced: bool = False
     hdr: str | None = None
@@ -113,11 +114,10 @@ class Facts:
         )
         keyframes = tuple(_unpack(value["keyframes"]))
         exact = {"timestamps": timestamps, "keyframes": keyframes, "time_base": (numerator, denominator)}
-        facts = Facts(**(value | exact))
-        of_types(facts)
+        facts: Facts = checked(Facts, Facts(**(value | exact)))
         ascend = timestamps[:1] == (0.0,) and all(a < b for a, b in pairwise(timestamps))
-        sized = facts.width > 0 and facts.height > 0 and facts.frame_seconds >= 0 and facts.fps >= 0
-        if not (ascend and sized and min(facts.time_base) > 0 and facts.rotation in (0, 90, 180, 270)):
+        positive = min(facts.width, facts.height, *facts.time_base) > 0
+        if not (ascend and positive and facts.rotation in (0, 90, 180, 270)):
             raise ValueError("no clip is like that")
         return facts
 

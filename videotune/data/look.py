@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from videotune.files import REVALIDATED, Number, checked
+
 from .decode import Reader
 from .facts import ClipProblem, Facts
-from .untrusted import of_types
 
 if TYPE_CHECKING:
     Picture = NDArray[np.float32]
@@ -75,13 +76,14 @@ class Look:
     very last, also where that comes after ``until`` (where it cannot be had: the last looked at); of a still there is one.
     """
 
-    until: float
-    frozen: float = 0.0
-    black: float = 0.0
-    cuts: tuple[float, ...] = ()
-    jitter: float = 0.0
+    __pydantic_config__ = REVALIDATED
+    until: Number
+    frozen: Number = 0.0
+    black: Number = 0.0
+    cuts: tuple[Number, ...] = ()
+    jitter: Number = 0.0
     signatures: tuple[str, ...] = ()
-    damaged_at: float | None = None
+    damaged_at: Number | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON-like, about 700 bytes; ``from_json`` gives an equal look back."""
@@ -90,8 +92,9 @@ class Look:
     @staticmethod
     def from_json(value: dict[str, Any]) -> Look:
         """The look that ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else."""
-        look = Look(**(value | {"cuts": tuple(value["cuts"]), "signatures": tuple(value["signatures"])}))
-        of_types(look)
+        look: Look = checked(
+            Look, Look(**(value | {"cuts": tuple(value["cuts"]), "signatures": tuple(value["signatures"])}))
+        )
         if any(len(base64.b64decode(text, validate=True)) != GRID * GRID * 3 // 2 for text in look.signatures):
             raise ValueError("no signature")
         return look

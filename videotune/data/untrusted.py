@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from videotune.errors import VideotuneError
 
@@ -38,23 +35,3 @@ def refuse_linked_folder(folder: Path) -> Path:
             "set cache_dir to that folder."
         )
     return folder
-
-
-def of_types(made: Any) -> None:
-    """TypeError or ValueError where a field of this dataclass, made of what a file says, has not the type it declares."""
-    for field in fields(made):
-        kind, value = str(field.type), getattr(made, field.name)
-        if kind.startswith("tuple[") and type(value) is tuple:
-            inner = kind.removeprefix("tuple[").split(",")[0]
-            values, kind = value, inner
-        else:
-            values = (value,)
-        if any(not _is_of_type(one, kind) for one in values):
-            raise TypeError(f"{field.name} is no {field.type}")
-
-
-def _is_of_type(value: Any, kind: str) -> bool:
-    if value is None:
-        return kind.endswith("| None")
-    kind = kind.removesuffix(" | None")
-    return math.isfinite(value) if kind == "float" and type(value) in (int, float) else type(value).__name__ == kind

@@ -6,12 +6,12 @@ then applies the update as it was trained, whatever it assumes of alpha.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
+from videotune.cache.shards import alone, hash_of
 from videotune.errors import VideotuneError
 from videotune.export.fused import fuse
 from videotune.types import Family
@@ -101,14 +101,8 @@ def header(state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, s
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """32 hex digits that name tensors by their names, shapes, dtypes and bytes."""
-    import torch
-
-    name = hashlib.blake2b(digest_size=16)
-    for key, value in sorted(tensors.items()):
-        name.update(f"{key}:{value.dtype}:{tuple(value.shape)}".encode())
-        name.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return name.hexdigest()
+    """16 hex digits that name tensors by their names, shapes, dtypes and bytes."""
+    return hash_of({name: alone(value) for name, value in tensors.items()})
 
 
 def said(config: Any) -> dict[str, Any]:

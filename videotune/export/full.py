@@ -13,7 +13,7 @@ from videotune.export.lora import Exported
 from videotune.families.find import expert_part
 from videotune.families.loading import load_model, quietly
 from videotune.families.parts import weight_files
-from videotune.files import system_errors, write_json
+from videotune.files import system_errors, whole_folder, write_json
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -41,11 +41,9 @@ def export_full(
     text = {name: own for name, own in (text or {}).items() if own}
     if any(not bool(value.isfinite().all()) for own in (state, *text.values()) for value in own.values()):
         raise VideotuneError("the model holds NaN or infinite weights: it is not exported")
-    part, aside = expert_part(family.spec, expert), folder.with_name(f".part-{os.getpid()}-{folder.name}")
+    part = expert_part(family.spec, expert)
     anew = [part] * bool(state) + list(text)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as aside:
         shutil.copytree(base, aside, copy_function=link, ignore=all_but(*anew), dirs_exist_ok=True)
         if state:
             shell: Any = family.skeleton(expert)
@@ -58,11 +56,6 @@ def export_full(
             with system_errors(folder):
                 write_text_encoder(family, name, own, base / name, aside / name)
         write_json(aside / "videotune.json", dict(facts))
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     count = len(state) + sum(len(own) for own in text.values())
     return Exported("diffusers", folder, count, 0.0, "diffusers from_pretrained")
 

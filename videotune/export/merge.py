@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +15,12 @@ from videotune.errors import VideotuneError
 from videotune.export.full import all_but, link
 from videotune.export.lora import Exported
 from videotune.families.find import expert_part
-from videotune.families.parts import headers, weight_files
-from videotune.files import write_json
+from videotune.families.parts import headers, spans_of, weight_files
+from videotune.files import whole_folder, write_json
 from videotune.types import Family
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Span:
-    """Where a tensor lies in a file: its first byte and how many there are."""
-
-    start: int
-    length: int
 
 
 def export_merged(
@@ -51,18 +41,10 @@ def export_merged(
         if any(not bool(value.isfinite().all()) for value in state.values()):
             raise VideotuneError("the adapter holds NaN or infinite weights: it is not merged")
     names = {expert_part(family.spec, expert): state for expert, state in adapters.items()}
-    aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as aside:
         shutil.copytree(base, aside, copy_function=link, ignore=all_but(*names), dirs_exist_ok=True)
         count = sum(merge_part(base / part, state, scale, aside / part) for part, state in names.items())
         write_json(aside / "videotune.json", dict(facts))
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return Exported("merged", folder, count, 0.0, "safetensors")
 
 
@@ -111,18 +93,6 @@ def merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: f
         for name, digest in written.items():
             if hashlib.blake2b(raw(back.get_tensor(name))).digest() != digest:
                 raise VideotuneError(f"{target}: {name} reads back as something else: not exported")
-
-
-def spans_of(path: Path) -> dict[str, Span]:
-    """Where each tensor of a safetensors file lies: a length of 8 bytes, a head of JSON, and the tensors' bytes."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        head: dict[str, Any] = json.loads(file.read(length))
-    return {
-        name: Span(8 + length + tensor["data_offsets"][0], tensor["data_offsets"][1] - tensor["data_offsets"][0])
-        for name, tensor in head.items()
-        if "data_offsets" in tensor
-    }
 
 
 def raw(x: Tensor) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib
-import json
 import os
 import pkgutil
 import re
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import videotune.families as home
 from videotune.errors import VideotuneError
@@ -27,12 +26,13 @@ from videotune.families.parts import (
     model_parts,
     read_config,
     said,
+    spans_of,
     weight_files,
 )
 from videotune.families.pretrained import explained
 from videotune.families.published import NotHere
-from videotune.families.verified import user_cache, verify
-from videotune.files import digest
+from videotune.families.verified import verify
+from videotune.files import digest, user_cache
 from videotune.types import BasePlace, FamilySpec, WeightDtypes
 
 if TYPE_CHECKING:
@@ -253,12 +253,10 @@ def _blocks(path: Path, size: int) -> Iterator[tuple[int, int]]:
     if path.suffix != ".safetensors":
         yield from (((size - BLOCK) * block // (BLOCKS - 1), BLOCK) for block in range(BLOCKS))
         return
-    with path.open("rb") as file:
-        head = 8 + int.from_bytes(file.read(8), "little")
-        tensors: Iterable[dict[str, Any]] = json.loads(file.read(head - 8)).values()
-    yield 0, head
-    for lo, hi in sorted(tuple(tensor["data_offsets"]) for tensor in tensors if "data_offsets" in tensor):
-        yield head + lo, min(BLOCK, hi - lo)
+    spans = sorted((span.start, span.start + span.length) for span in spans_of(path).values())
+    yield 0, spans[0][0] if spans else BLOCK
+    for lo, hi in spans:
+        yield lo, min(BLOCK, hi - lo)
         if hi - lo > BLOCK:
             middle = max(lo + BLOCK, (lo + hi - BLOCK) // 2)
-            yield head + middle, min(BLOCK, hi - middle)
+            yield middle, min(BLOCK, hi - middle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -232,6 +233,26 @@ def headers(files: Sequence[Path]) -> dict[str, Header]:
         except (SafetensorError, OSError) as error:
             raise VideotuneError(f"{path} cannot be read: {_damage(path, error)}") from error
     return found
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a tensor lies in a file: its first byte and how many there are."""
+
+    start: int
+    length: int
+
+
+def spans_of(path: Path) -> dict[str, Span]:
+    """Where each tensor of a safetensors file lies: a length of 8 bytes, a head of JSON, and the tensors' bytes."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        head: dict[str, Any] = json.loads(file.read(length))
+    return {
+        name: Span(8 + length + tensor["data_offsets"][0], tensor["data_offsets"][1] - tensor["data_offsets"][0])
+        for name, tensor in head.items()
+        if "data_offsets" in tensor
+    }
 
 
 def _damage(path: Path, error: Exception) -> str:

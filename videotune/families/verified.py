@@ -9,15 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from videotune.errors import VideotuneError
-from videotune.files import digest
+from videotune.files import digest, user_cache
 
 _WORTH_A_WORD = 1 << 30
 """Bytes; a smaller file takes about a second."""
-
-
-def user_cache() -> Path:
-    """The user's cache folder of videotune."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "videotune"
 
 
 def verify(files: Iterable[Path], say: Callable[[str], None]) -> None:

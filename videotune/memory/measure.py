@@ -20,10 +20,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
+from videotune.files import Count, Number
+
 PIECE = 512
 """CUDA's caching allocator hands memory out in multiples of so many bytes."""
 
-Parts = Mapping[str, int]
+Parts = Mapping[str, Count]
 """Bytes by part."""
 
 
@@ -32,7 +34,7 @@ class Reading:
     """Of each phase the bytes of each part at the moment when most were held; and the floating-point operations done."""
 
     phases: Mapping[str, Parts]
-    flops: float
+    flops: Number
 
     @property
     def peak(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from videotune.files import Count, Number
 from videotune.memory.cards import REACHED, Card
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.measure import Parts, Reading
@@ -44,12 +45,12 @@ class StepFacts:
 
     one: Mapping[str, Reading]
     two: Mapping[str, Reading]
-    blocks: tuple[int, ...]
-    trained: tuple[int, ...]
-    kept: Mapping[str, int]
-    work: tuple[tuple[int, float], ...] = ()
+    blocks: tuple[Count, ...]
+    trained: tuple[Count, ...]
+    kept: Parts
+    work: tuple[tuple[Count, Number], ...] = ()
     elsewhere: Mapping[str, Mapping[str, Parts]] = field(default_factory=dict)
-    moments: float = 1.0
+    moments: Number = 1.0
 
     def at(self, mode: str, samples: int) -> Reading:
         """The reading with so many samples: between one and two every number goes in a straight line, and on from there."""

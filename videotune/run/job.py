@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
@@ -23,7 +22,7 @@ from videotune.data.library import Library, LibrarySettings, Source, buckets, sc
 from videotune.data.untrusted import refuse_linked_folder
 from videotune.data.windows import WindowSettings
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.files import digest
+from videotune.files import digest, user_cache
 from videotune.monitor.exposure import Exposure, exposure
 from videotune.run.text import holding_the_token, unused_rates
 from videotune.types import BasePlace, ClipShape, FamilySpec, Window
@@ -213,8 +212,7 @@ def cache_folder(config: Config) -> Path:
     first = Path(config.datasets[0].path).expanduser()
     if first.exists():
         return refuse_linked_folder((first if first.is_dir() else first.parent) / CACHE_NAME)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "videotune" / re.sub(r"[^A-Za-z0-9._-]+", "--", config.datasets[0].path)
+    return user_cache() / re.sub(r"[^A-Za-z0-9._-]+", "--", config.datasets[0].path)
 
 
 def source_of(dataset: Dataset) -> Source:

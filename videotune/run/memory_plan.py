@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from videotune import __version__
 from videotune.config.schema import Config
 from videotune.families.find import find
-from videotune.files import digest, read_json, write_json
+from videotune.files import checked, digest, read_json, write_json
 from videotune.memory.measure import Reading
 from videotune.memory.planner import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepFacts
 from videotune.memory.shallow import FEW, MORE, Depths, deep
@@ -99,19 +99,10 @@ def _remembered(place: Path) -> StepFacts | None:
     bring its cache."""
     try:
         facts = from_json(read_json(place))
-        modes = facts.one.keys() == facts.two.keys() and {"OFF", "ON"} <= facts.one.keys()
-        return facts if modes and facts.blocks and _are_numbers(to_json(facts)) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
-
-
-def _are_numbers(value: Any) -> bool:
-    """Whether there are only finite numbers from 0 on in it."""
-    if isinstance(value, Mapping):
-        return all(map(_are_numbers, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_are_numbers, value))
-    return type(value) in (int, float) and 0 <= value < math.inf
+    modes = facts.one.keys() == facts.two.keys() and {"OFF", "ON"} <= facts.one.keys()
+    return facts if modes and facts.blocks else None
 
 
 def wanted_of(job: Job) -> Wanted:
@@ -226,26 +217,10 @@ def _autoencoder(reading: Reading) -> dict[str, int]:
 
 def to_json(facts: StepFacts) -> dict[str, Any]:
     """As a file keeps it."""
-    readings = {
-        name: {mode: {"phases": one.phases, "flops": one.flops} for mode, one in getattr(facts, name).items()}
-        for name in ("one", "two")
-    }
-    plain = {name: getattr(facts, name) for name in ("blocks", "trained", "kept", "work", "elsewhere", "moments")}
-    return {**readings, **plain}
+    return asdict(facts)
 
 
 def from_json(kept: Mapping[str, Any]) -> StepFacts:
-    """The inverse of ``to_json``."""
-    readings = {
-        name: {mode: Reading(one["phases"], one["flops"]) for mode, one in kept[name].items()}
-        for name in ("one", "two")
-    }
-    return StepFacts(
-        **readings,
-        blocks=tuple(kept["blocks"]),
-        trained=tuple(kept["trained"]),
-        kept=kept["kept"],
-        work=tuple((tokens, operations) for tokens, operations in kept["work"]),
-        elsewhere=kept["elsewhere"],
-        moments=kept["moments"],
-    )
+    """The inverse of ``to_json``; ValueError where it holds anything but finite numbers from 0 on."""
+    facts: StepFacts = checked(StepFacts, json.dumps(kept))
+    return facts

@@ -5,16 +5,17 @@ Nothing of the training moves, a probe that fails is a warning, and what the bud
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from videotune.data.film import write_video
-from videotune.files import read_json, write_json, write_whole
+from videotune.files import checked, read_json, write_json, write_whole
 from videotune.monitor.diversity import diversity
 from videotune.monitor.embedding import Embedding, both_ways, default_embedding, open_encoder
 from videotune.monitor.motion import mean_measures, measures
@@ -63,16 +64,13 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         """As probe.json keeps it."""
-        return {
-            "nearest": [vars(one) for one in self.nearest],
-            "diversity": self.diversity,
-            "motion": dict(self.motion),
-        }
+        return asdict(self)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Measured:
-        """What ``to_json`` wrote."""
-        return Measured(tuple(Nearest(**one) for one in value["nearest"]), value["diversity"], value["motion"])
+        """What ``to_json`` wrote; ValueError for anything else."""
+        measured: Measured = checked(Measured, json.dumps(value))
+        return measured
 
 
 def open_probes(job: Job) -> Probes | None:

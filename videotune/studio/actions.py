@@ -223,6 +223,14 @@ def train(root: Path, words: Mapping[str, Any]) -> Answer:
     return {"say": f"{run.name} begins", "go": _address(project, run)}
 
 
+def _number(words: Mapping[str, Any], key: str, whole: bool = True) -> str:
+    """A number as it was typed, in so many digits that a command takes it; empty where there is none."""
+    value = _text(words, key).strip()
+    if value and not re.fullmatch(r"[0-9]{1,18}" if whole else r"[0-9]{1,6}(\.[0-9]{1,6})?", value):
+        raise VideotuneError(f"{key}: a {'whole ' * whole}number, not {value[:40]!r}")
+    return value
+
+
 def next_name(project: Project) -> str:
     """run-1, run-2 …: the first name that is free."""
     home = project.folder / "runs"
@@ -241,15 +249,11 @@ def resume(root: Path, words: Mapping[str, Any]) -> Answer:
 
 def resume_words(run: Path, words: Mapping[str, Any]) -> list[str]:
     """The command that goes on with a run as the form says."""
+    step, steps = _number(words, "from"), _number(words, "steps")
     args = ["train", "--out", str(run), "--resume"]
-    for key, option in (("from", ["--from"]), ("steps", ["--set"])):
-        value = _text(words, key).strip()
-        if value and not re.fullmatch(r"[0-9]{1,12}", value):
-            raise VideotuneError(f"a step is a whole number, not {value!r}")
-        args += [*option, f"steps={value}" if key == "steps" else value] if value else []
-    if _text(words, "steps").strip():
-        args.append("--override")  # the rate's schedule is of another length then, and that was asked for
-    return args
+    args += ["--from", step] if step else []
+    # the rate's schedule is of another length then, and that was asked for
+    return args + (["--set", f"steps={steps}", "--override"] if steps else [])
 
 
 def _address(project: Project, run: Path) -> str:
@@ -312,10 +316,7 @@ def draw(root: Path, words: Mapping[str, Any]) -> Answer:
         raise VideotuneError("type what the video should show")
     args = ["sample", str(run), "--prompt", prompt, "--out", str(project.folder / "tries" / run.name)]
     for key, option in (("step", "--step"), ("seed", "--seed"), ("strength", "--strength")):
-        value = _text(words, key).strip()
-        form_of = r"[0-9]{1,6}(\.[0-9]{1,6})?" if key == "strength" else r"[0-9]{1,18}"
-        if value and not re.fullmatch(form_of, value):
-            raise VideotuneError(f"{key}: a {'number' if key == 'strength' else 'whole number'}, not {value[:40]!r}")
+        value = _number(words, key, whole=key != "strength")
         args += [option, value] if value and (key != "strength" or float(value) != 1.0) else []
     jobs.start(project.folder, "sample", args, run.name)
     return {"say": "drawing; it appears below when it is done"}
@@ -324,12 +325,10 @@ def draw(root: Path, words: Mapping[str, Any]) -> Answer:
 def export(root: Path, words: Mapping[str, Any]) -> Answer:
     """Write what a run has learnt for other programs."""
     project = _of(root, words)
-    run, step = run_folder(project, _text(words, "run")), _text(words, "step").strip()
+    run, step = run_folder(project, _text(words, "run")), _number(words, "step")
     formats = [name for name in ("diffusers", "comfyui", "peft") if words.get(name) is True]
     if not formats and not words.get("merge"):
         raise VideotuneError("choose at least one format")
-    if step and not re.fullmatch(r"[0-9]{1,12}", step):
-        raise VideotuneError(f"a step is a whole number, not {step!r}")
     args = ["export", str(run), *[part for name in formats for part in ("--format", name)]]
     args += ["--step", step] if step else []
     args += ["--merge"] if words.get("merge") is True else []
