@@ -294,3 +294,12 @@ def test_the_command_line_draws_nothing_with_a_file_that_changes_nothing(
     assert "foo" in done.stderr
     assert "kohya" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_weights_of_8_bits_are_read(tiny_family: Open, tmp_path: Path) -> None:
+    family = tiny_family("wan")
+    state = {f"transformer.{name}": x.to(torch.float8_e4m3fn) for name, x in trained(family).items()}
+    save_file(state, tmp_path / "eight.safetensors")
+    save_file({name: x.float() for name, x in state.items()}, tmp_path / "full.safetensors")
+    eight, full = (effect(family, tmp_path / f"{name}.safetensors") for name in ("eight", "full"))
+    assert all(torch.equal(eight[name], full[name]) for name in full)

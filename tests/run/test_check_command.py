@@ -79,7 +79,7 @@ def test_a_base_without_a_fast_tokenizer_is_said(
     base = shutil.copytree(tiny_bases("wan"), tmp_path / "base")
     (base / "tokenizer" / "tokenizer.json").unlink()
     check(words(data, base))
-    assert "captions were not counted in tokens: it has no tokenizer.json" in capsys.readouterr().out
+    assert "captions were not counted in tokens" in capsys.readouterr().out
     check(Words(family="wan", data=str(data), sets=SETS))
     assert "captions were not counted in tokens: no base model is named" in capsys.readouterr().out
 

@@ -57,6 +57,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     for key, value in tensors.items():
         if not value.is_floating_point():
             raise VideotuneError(f"{path}: {key} holds {str(value.dtype).removeprefix('torch.')}, no weights")
+        if value.dtype.itemsize == 1:  # with weights of 8 bits nothing can be calculated; bfloat16 holds each of them
+            value = tensors[key] = value.bfloat16()
         if not bool(torch.isfinite(value).all()):
             raise VideotuneError(f"{path}: {key} holds NaN or infinite weights")
     return tensors, header

@@ -109,7 +109,7 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
     captions = sorted({caption for clip in job.library.clips for caption in clip.captions})
     lengths = find(job.spec.name).token_lengths(job.base.folder, captions) if job.base else None
     if lengths is None:
-        why = "it has no tokenizer.json" if job.base else "no base model is named"
+        why = "the base model has no tokenizer.json here" if job.base else "no base model is named"
         return account | {"notes": [*account["notes"], f"captions were not counted in tokens: {why}"]}
     most, by_caption = job.spec.text_tokens, dict(zip(captions, lengths, strict=True))
     longest = {clip.path: max(by_caption[caption] for caption in clip.captions) for clip in job.library.clips}

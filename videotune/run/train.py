@@ -248,7 +248,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
 
 
 BETWEEN_STEPS = {
-    "measuring": "reading the ruler",
+    "measuring": "measuring the loss",
     "sampling": "drawing previews",
     "probing": "measuring samples",
     "saving": "saving",
