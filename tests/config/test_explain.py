@@ -17,6 +17,7 @@ from videotune.config.load import preset_names, read_preset
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
+from videotune.families.find import find, names
 
 LORA: dict[str, Any] = {
     "training_method": "LORA",
@@ -42,13 +43,13 @@ def test_every_key_is_explained_with_its_values_and_default() -> None:
     for key in leaves():
         facts = dict(explain(key))
         assert all(text.strip() for text in facts.values())
-        assert {"meaning", "values", "default", "on a resume", "the guide"} <= set(facts)
+        assert {"meaning", "values", "default", "on a resume"} <= set(facts)
 
 
 @pytest.mark.parametrize("key", OF_THE_GUIDE)
 def test_the_guide_s_advice_and_our_reading_are_told_of_each_of_its_keys(key: str) -> None:
     facts = dict(explain(f"video_config.{key}"))
-    assert facts["the guide"] != "says nothing of it"
+    assert "docs/documents.md" in facts["the guide"]
     assert facts["our reading"]
 
 
@@ -59,6 +60,11 @@ def test_a_key_is_told_with_its_unit_bounds_and_the_reason_of_its_default() -> N
     assert facts["default"] == "10.0: the guide's"
     assert dict(explain("timestep_alpha"))["goes with"].startswith("timestep_distribution BETA")
     assert "may not change" in dict(explain("lora.rank"))["on a resume"]
+
+
+def test_every_named_set_of_modules_is_named() -> None:
+    named = {key for name in names() for key in find(name).SPEC.lora_targets}
+    assert all(name in dict(explain("lora.targets"))["meaning"] for name in named)
 
 
 def test_a_section_lists_its_keys_and_a_wrong_one_the_nearest() -> None:
@@ -101,6 +107,6 @@ def test_the_commands_print_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             main()
         assert left.value.code == 0
         said[words] = capsys.readouterr().out
-    assert json.loads(said["explain", "lora.rank", "--json"])["unit"] == "columns of each factor"
-    assert "  meaning      rank of each update" in said["explain", "lora.rank"]
+    assert json.loads(said["explain", "lora.rank", "--json"])["values"] == "integer, ≥ 1, ≤ 8192"
+    assert "  meaning      rank of the low-rank update" in said["explain", "lora.rank"]
     assert json.loads(said["schema",]) == json_schema()

@@ -22,11 +22,11 @@ class Dataset(Section):
         description="a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car .txt, metadata"
     )
     kind: Kind = Field("train", description="train, validation (measured, never trained) or regularization")
-    repeats: int = Field(1, ge=1, le=1_000_000, description="so often each window of it stands in a pass")
+    repeats: int = Field(1, ge=1, le=1_000_000, description="how often each window of the dataset is shown in an epoch")
     trigger: str | None = Field(None, description="a word added once to every caption that does not have it")
     resolution: Resolution | None = Field(None, description="its own resolution instead of the run's")
     windows: Layout | None = Field(None, description="its own video_config.windows")
-    loss_weight: float = Field(1.0, ge=0, description="its samples' loss is multiplied by this; 0: it is left out")
+    loss_weight: float = Field(1.0, ge=0, description="factor of the loss of its samples; 0: the dataset is left out")
     target: Literal["base", "clip"] | None = Field(
         None,
         description="regularization: learn what the base model predicts (base, the default), or the clips themselves",
@@ -36,8 +36,12 @@ class Dataset(Section):
 class VideoConfig(Section):
     """Which frames of a clip are used."""
 
-    max_frames: Frames = Field(16, description="pixel frames of a window; snapped to the nearest count the model takes")
-    frames: Frames | None = Field(None, description="pixel frames of a window, as max_frames, which it wins over")
+    max_frames: Frames = Field(
+        16, description="most frames of a training window; rounded to the nearest count that the model takes"
+    )
+    frames: Frames | None = Field(
+        None, description="frames of a training window; used instead of max_frames where it is set"
+    )
     strict_frames: bool = Field(False, description="a frame count that the model cannot take is an error, not snapped")
     min_frames: int | None = Field(
         None, ge=1, le=100_000, description="shorter clips are skipped (default: the model's smallest count from 5 up)"
@@ -56,7 +60,7 @@ class VideoConfig(Section):
     window_stride: int | None = Field(
         None, ge=1, le=100_000, description="slide: frames from one window's start to the next (default: half a window)"
     )
-    stretch: bool = Field(False, description="the whole clip is squeezed into one window; motion plays faster")
+    stretch: bool = Field(False, description="squeeze the whole clip into one window: motion plays faster")
     target_fps: float | None = Field(
         None, gt=0, le=240, description="clips are resampled to this rate (default: the model's own)"
     )
@@ -83,7 +87,7 @@ class VideoConfig(Section):
         4,
         ge=0,
         le=10_000,
-        description="draws kept of each window that varies; 0: the VAE stays and encodes each view anew",
+        description="encoded variants kept of each window that is augmented; 0: the VAE stays loaded and encodes each anew",
     )
     use_temporal_attention: bool = Field(
         True, description="false: while training, frames attend to themselves and the text alone; less time a step"

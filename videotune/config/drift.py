@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from videotune.config.load import flatten
@@ -69,7 +70,24 @@ class Change:
     why: str = ""
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.before!r} -> {self.after!r}" + (f" ({self.why})" if self.why else "")
+        pairs = differences(self.key, self.before, self.after)
+        told = "; ".join(f"{key}: {before!r} -> {after!r}" for key, before, after in pairs)
+        return told + (f" ({self.why})" if self.why else "")
+
+
+def differences(key: str, before: Any, after: Any) -> list[tuple[str, Any, Any]]:
+    """(key, before, after) of a key; of a list of sections those of each section's own keys that differ."""
+    lists = isinstance(before, list) and isinstance(after, list)
+    if not lists or not all(isinstance(row, Mapping) for row in (*before, *after)):
+        return [(key, before, after)]
+    found: list[tuple[str, Any, Any]] = []
+    for place, (old, new) in enumerate(zip_longest(before, after)):
+        if old is None or new is None:  # one more, or one less: its path says which
+            found.append((f"{key}.{place}", *(row and row.get("path", row) for row in (old, new))))
+        else:
+            names = (name for name in {**old, **new} if old.get(name) != new.get(name))
+            found += [(f"{key}.{place}.{name}", old.get(name), new.get(name)) for name in names]
+    return found
 
 
 def class_of(key: str) -> str:

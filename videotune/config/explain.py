@@ -72,7 +72,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def explain(key: str) -> list[tuple[str, str]]:
-    """(what, text) about a key, or about every key of a section: meaning, values, default and its reason, the guide.
+    """(what, text) about a key, or about every key of a section: meaning, values, default and its reason, advice.
 
     Raises VideotuneError with the nearest name where there is no such key.
     """
@@ -99,7 +99,5 @@ def _one(key: str, field: Any) -> Iterator[tuple[str, str]]:
     yield "on a resume", next(words for keys, words in ON_RESUME if key in keys)
     if key in GUIDE:
         said, ours = GUIDE[key]
-        yield "the guide", said
+        yield "the guide", f"a widely copied training guide for video models (docs/documents.md) says: {said}"
         yield "our reading", ours
-    else:
-        yield "the guide", "says nothing of it"

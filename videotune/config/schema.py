@@ -31,14 +31,15 @@ class Lora(Section):
     variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)] = Field(
         "LORA", description="LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations"
     )
-    rank: int = Field(16, ge=1, le=8192, description="rank of each update (OFT: so many inputs are turned together)")
+    rank: int = Field(16, ge=1, le=8192, description="rank of the low-rank update (OFT: size of the rotated blocks)")
     alpha: float | None = Field(None, gt=0, description="the update is scaled by alpha / rank (default: alpha = rank)")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)"
     )
     targets: str | Annotated[list[str], Field(min_length=1)] = Field(
         "attention",
-        description="a named set of the family (attention, linear, all and more), or a list of patterns on module paths",
+        description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, where the family has it; "
+        "or a list of patterns on module paths",
     )
 
 
@@ -49,9 +50,14 @@ class Optimizer(Section):
         "ADAMW",
         description="torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, transformers' Adafactor, Prodigy",
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of the gradient; MUON: its momentum")
+    beta1: float = Field(
+        0.9, ge=0, lt=1, description="beta1 of Adam (decay of the gradient's mean); MUON: its momentum"
+    )
     beta2: float = Field(
-        0.99, ge=0, lt=1, description="decay of the mean of its square; LION: of the mean that is kept; MUON: AdamW's"
+        0.99,
+        ge=0,
+        lt=1,
+        description="beta2 of Adam (decay of the mean of the gradient's square); LION: its beta2; MUON: AdamW's",
     )
     weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay")
     masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)] = Field(
@@ -118,9 +124,9 @@ class Embedding(Section):
     token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = Field(
         "<videotune>", description="the word in captions that stands for them; put in front of captions without it"
     )
-    vectors: int = Field(1, ge=1, le=4096, description="rows that the word stands for, each a token")
+    vectors: int = Field(1, ge=1, le=4096, description="number of token embeddings that the word stands for")
     init_text: str | None = Field(
-        None, min_length=1, description="words from whose rows they begin (default: drawn like a usual row)"
+        None, min_length=1, description="words whose token embeddings they are initialised with (default: random)"
     )
 
 
@@ -152,7 +158,9 @@ class Sample(Section):
 class Probe(Section):
     """Small samples that are measured, not looked at: how near they come to the clips, how diverse, how they move."""
 
-    samples: int = Field(8, ge=1, le=10_000, description="how many are drawn at a checkpoint, evenly over its prompts")
+    samples: int = Field(
+        8, ge=1, le=10_000, description="number of samples generated at a checkpoint, evenly over its prompts"
+    )
     steps: int = Field(12, ge=1, description="denoising steps of each")
     prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = Field(
         2, description="prompts, or how many captions of training clips to take as prompts"
@@ -200,7 +208,7 @@ class Config(Section):
         description="where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)",
     )
 
-    steps: int = Field(2000, ge=1, le=10**9, description="optimizer updates")
+    steps: int = Field(2000, ge=1, le=10**9, description="optimizer steps")
     epochs: float | None = Field(None, gt=0, le=10**6, description="passes over the data instead of steps")
     batch_size: int = Field(1, ge=1, le=65_536, description="samples of one forward pass")
     gradient_accumulation_steps: int = Field(1, ge=1, le=65_536, description="forward passes summed into one update")
@@ -210,7 +218,7 @@ class Config(Section):
         description="at most so many samples a forward pass; the step is the same (default: as many of batch_size as fit)",
     )
     shuffle: bool = Field(True, description="false: each bucket in path order")
-    seed: int = Field(0, ge=0, description="names every random draw of the run")
+    seed: int = Field(0, ge=0, description="the random seed of the run")
     deterministic: bool = Field(
         False, description="kernels that give the same bits every time; steps may take longer (a CPU gives them anyway)"
     )
@@ -222,7 +230,7 @@ class Config(Section):
     allow_crop: bool = Field(False, description="train although more than half of every clip is cropped away")
     resize: Literal["center", "random", "pad", "stretch"] = Field(
         "center",
-        description="how frames get their size: crop about the centre or anywhere, black borders, or distorted",
+        description="how frames are resized: centre crop, random crop, black borders (pad), or stretch",
     )
     video_config: VideoConfig = Field(default_factory=VideoConfig, description="frames")
 
@@ -249,13 +257,15 @@ class Config(Section):
         description="the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3; for PRODIGY: 1, times what it finds)",
     )
     embedding_learning_rate: float | None = Field(
-        None, gt=0, description="EMBEDDING: the peak rate of the new rows, instead of learning_rate"
+        None,
+        gt=0,
+        description="EMBEDDING: the peak learning rate of the new token embeddings, instead of learning_rate",
     )
     learning_rate_low: float | None = Field(
         None, gt=0, description="of the expert for low noise, where there are two (default: learning_rate)"
     )
-    learning_rate_scheduler: Decay = Field("CONSTANT", description="what the rate does after the warm-up")
-    learning_rate_cycles: int = Field(1, ge=1, description="COSINE_RESTARTS: so often the rate goes down from its peak")
+    learning_rate_scheduler: Decay = Field("CONSTANT", description="learning rate schedule after the warm-up")
+    learning_rate_cycles: int = Field(1, ge=1, description="COSINE_RESTARTS: number of cosine cycles")
     learning_rate_power: float = Field(
         1.0, gt=0, description="POLYNOMIAL: the power of the share of the steps that is left; 1: LINEAR"
     )
@@ -319,10 +329,11 @@ class Config(Section):
         5.0, gt=0, description="min_snr: the signal-to-noise ratio from which on it caps"
     )
     caption_dropout: Share = Field(
-        0.1, description="share of samples that train with the empty caption (default for EMBEDDING: 0)"
+        0.1,
+        description="share of samples trained with the empty caption (default for EMBEDDING: 0)",
     )
     first_frame_probability: Share | None = Field(
-        None, description="share of samples that are told their clip's first frame (default: the family's)"
+        None, description="share of samples conditioned on their clip's first frame (default: the family's)"
     )
     missing_caption: Literal["error", "skip", "empty", "text"] = Field(
         "error", description="what a clip without a caption does; text: it takes missing_caption_text"
@@ -344,16 +355,16 @@ class Config(Section):
     )
     save_every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
     save_keep: int | None = Field(
-        None, ge=1, description="so many of the newest checkpoints stay, and the best one (default: all)"
+        None, ge=1, description="number of newest checkpoints to keep, beside the best one (default: all)"
     )
     backup_after: float = Field(
         30.0, ge=0, description="minutes after the last checkpoint at which a backup is saved; 0: never"
     )
     backup_every: int = Field(0, ge=0, description="steps between backups; 0: by backup_after alone")
-    backup_keep: int = Field(2, ge=1, description="so many of the newest backups stay")
+    backup_keep: int = Field(2, ge=1, description="number of newest backups to keep")
     sample_after: int = Field(250, ge=0, description="steps between previews, step 0 too; 0: never")
     samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = Field(
-        2, description="prompts of the previews, or how many captions to take as prompts"
+        2, description="prompts of the previews, or the number of captions to take as prompts"
     )
     sample: Sample = Field(default_factory=Sample, description="how previews are drawn")
     tensorboard: bool = Field(

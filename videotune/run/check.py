@@ -130,7 +130,7 @@ def show(job: Job, account: dict[str, Any], *, every: bool = False) -> None:
     shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
     cells = [[row[i] for i in shown] for row in listed]
     numbers = [place for place, i in enumerate(shown) if i in (4, 6, 7, 8)]
-    print_table("clips", [columns[i] for i in shown], cells, right=numbers)
+    print_table(f"clips, with their views at {job.steps} steps", [columns[i] for i in shown], cells, right=numbers)
     if width() < WIDE:  # a column of notes would be a few letters wide
         print_notes({row[0]: row[-1] for row in rows if row[-1]})
     if account["buckets"]:
