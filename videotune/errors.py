@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 DONE, FAILED, SKIPPED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: done; an error; something was skipped or does not fit; interrupted and saved."""
@@ -24,6 +25,12 @@ def printable(text: str) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
+
+
+def did_you_mean(names: Iterable[str], otherwise: str = "") -> str:
+    """The end of a sentence on an unknown name: the names that may be meant, or ``otherwise``."""
+    meant = " or ".join(map(repr, names))
+    return f"; did you mean {meant}?" if meant else otherwise
 
 
 class VideotuneError(ValueError):

@@ -12,7 +12,7 @@ from videotune.config.drift import CHECKED, DATA, FATAL, OVERRIDE, SAFE
 from videotune.config.numbers import OF
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_key
-from videotune.errors import VideotuneError
+from videotune.errors import VideotuneError, did_you_mean
 
 SIGNS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"), ("min_length", "length ≥"))
 WORDS = {bool: "true, false", int: "integer", float: "number", str: "text"}
@@ -83,8 +83,7 @@ def explain(key: str) -> list[tuple[str, str]]:
     if inside:
         return [(name, str(known[name].description)) for name in inside]
     ends = [name for name in known if name.rpartition(".")[2] == key]
-    hint = f"; did you mean {' or '.join(map(repr, ends))}?" if ends else nearest_key(key, known)
-    raise VideotuneError(f"there is no key {key!r}{hint}")
+    raise VideotuneError(f"there is no key {key!r}{did_you_mean(ends) or nearest_key(key, known)}")
 
 
 def _one(key: str, field: Any) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from videotune.config.schema import leaves
 from videotune.config.suggestions import nearest_key, other_trainer
-from videotune.errors import VideotuneError
+from videotune.errors import VideotuneError, did_you_mean
 
 MOST_LETTERS, MOST_TOLD = 100_000, 8
 """Letters of one value, and how many faults one message names."""
@@ -184,8 +184,9 @@ def preset_named(name: str) -> str:
     words = re.findall(r"[a-z]+|[\d.]+", wanted)
     holding = [known for known in classed if words and set(words) <= set(re.findall(r"[a-z]+|[\d.]+", known.lower()))]
     near = holding or difflib.get_close_matches(wanted, list(classed), 1, 0.4)
-    hint = f"; did you mean {' or '.join(map(repr, near[:6]))}?" if near else ""
-    raise VideotuneError(f"there is no preset {name!r}{hint}  `videotune presets list` shows them all.")
+    raise VideotuneError(
+        f"there is no preset {name!r}{did_you_mean(near[:6])}  `videotune presets list` shows them all."
+    )
 
 
 def memory_class(preset: str) -> int | None:

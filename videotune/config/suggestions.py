@@ -9,6 +9,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from videotune.errors import did_you_mean
+
 
 @lru_cache
 def _others() -> dict[str, Any]:
@@ -22,14 +24,14 @@ def nearest_key(name: str, known: Collection[str]) -> str:
     theirs: Mapping[str, str | None] = _others()["keys"]
     if last.lower() in theirs:
         ours = theirs[last.lower()]
-        return f"; did you mean {ours!r}?" if ours else "; videotune has no such key"
+        return did_you_mean([ours] if ours else [], "; videotune has no such key")
     inside = [key.rpartition(".")[2] for key in sorted(known) if section and key.rpartition(".")[0] == section]
     everywhere = sorted({key.rpartition(".")[2] for key in known})
     close = difflib.get_close_matches(last, inside, 1, 0.6) or difflib.get_close_matches(last, everywhere, 1, 0.6)
     ending = [key for key in sorted(known) if key.rpartition(".")[2] in close]
     near = [key for key in ending if key.rpartition(".")[0] == section] or ending
     near = near or difflib.get_close_matches(name, sorted(known), 1, 0.6)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `videotune presets keys` lists every key"
+    return did_you_mean(near, "; `videotune presets keys` lists every key")
 
 
 def nearest_value(value: object, allowed: Sequence[str]) -> str:
@@ -38,7 +40,7 @@ def nearest_value(value: object, allowed: Sequence[str]) -> str:
     plain = {word.upper().replace("_", ""): word for word in allowed}
     meant = _others()["values"].get(asked)
     found = [meant] if meant in allowed else difflib.get_close_matches(asked.replace("_", ""), list(plain), 1, 0.7)
-    return f"; did you mean {plain.get(found[0].upper().replace('_', ''), found[0])!r}?" if found else ""
+    return did_you_mean(plain.get(word.upper().replace("_", ""), word) for word in found)
 
 
 def other_trainer(raw: object) -> str | None:

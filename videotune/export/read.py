@@ -143,11 +143,9 @@ def read_empty(
     return net
 
 
-def read_parts(
-    family: Family, path: Path, expert: str | None = None
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
+def read_parts(family: Family, path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
     """The tensors of each module by PEFT's names, of a file of any program, and what their update is scaled by."""
-    net = read_empty(family, path, expert, read_file)
+    net = read_empty(family, path, read=read_file)
     state = {name: value.detach() for name, value in lora_parameters(net, READ).items()}
     odd = [name for name in state if split(name) is None]
     if odd:
@@ -175,9 +173,9 @@ def read_effects(family: Family, path: Path, expert: str | None = None) -> dict[
     return found
 
 
-def read_back(family: Family, path: Path, expert: str | None = None) -> dict[str, Tensor]:
+def read_back(family: Family, path: Path) -> dict[str, Tensor]:
     """All of ``read_effects`` at once: of LoRA ΔW of each module as diffusers' own loader applies it."""
-    return {name: calculate() for name, calculate in read_effects(family, path, expert).items()}
+    return {name: calculate() for name, calculate in read_effects(family, path).items()}
 
 
 def _change(layer: Any) -> Tensor:

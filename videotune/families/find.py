@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import videotune.families as home
-from videotune.errors import VideotuneError
+from videotune.errors import VideotuneError, did_you_mean
 from videotune.families.parts import (
     STEMS,
     check_parts,
@@ -58,8 +58,7 @@ def find(name: str) -> ModuleType:
         if wanted in {alias.lower() for alias in module.SPEC.known_as}:
             return module
     near = difflib.get_close_matches(wanted, names(), 1, 0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise VideotuneError(f"there is no family {name!r}{hint}  Families: {', '.join(names())}.")
+    raise VideotuneError(f"there is no family {name!r}{did_you_mean(near)}  Families: {', '.join(names())}.")
 
 
 def place(

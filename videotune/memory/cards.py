@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 
-from videotune.errors import VideotuneError
+from videotune.errors import VideotuneError, did_you_mean
 
 REACHED = 0.4
 """Share of the dense rate that a training step of a video transformer is taken to reach: assumed, measured nowhere yet."""
@@ -81,7 +81,7 @@ def card(name: str) -> Card:
         raise VideotuneError(f"--card {name!r}: videotune knows {names}. Name one; for another memory give --vram GB.")
     near = difflib.get_close_matches(" ".join(asked), [" ".join(_words(one.name)[0]) for one in cards()], 4, 0.6)
     told = dict.fromkeys(one.name for one in cards() if " ".join(_words(one.name)[0]) in near)
-    hint = f"; did you mean {' or '.join(map(repr, told))}?" if told else "."
+    hint = did_you_mean(told, ".")
     raise VideotuneError(f"--card: {name[:80]!r} is not known{hint} Its memory does as well: --vram GB.")
 
 

@@ -129,7 +129,7 @@ def both_ways(embedding: Embedding, frames: NDArray[Any]) -> Tensor:
     return torch.stack([embedding.of_frames(pictures), embedding.of_frames(pictures.flip(3))])
 
 
-def open_encoder(place: str, device: torch.device | str = "cpu") -> Embedding:
+def open_encoder(place: str) -> Embedding:
     """A person's own image encoder, a folder or a Hub id that transformers' AutoModel reads (CLIP, SigLIP, DINOv2 …).
 
     Its image features, else its pooled state, else the mean of its last states. Raises VideotuneError where transformers
@@ -144,14 +144,14 @@ def open_encoder(place: str, device: torch.device | str = "cpu") -> Embedding:
             f"probe.encoder: transformers finds no image encoder in {place!r} ({error}). Give a folder "
             "with config.json, weights and preprocessor_config.json, or a Hub id; null: the heuristic, which needs none"
         ) from error
-    model = model.to(device).eval()
+    model = model.eval()
 
     def of_frames(pictures: Tensor) -> Tensor:
         found = []
         with torch.no_grad():
             for part in pictures.split(32):
                 inputs = processor(images=list(part), return_tensors="pt", do_rescale=False)["pixel_values"]
-                found.append(unit(_features(model, inputs.to(device), place).float().cpu()))
+                found.append(unit(_features(model, inputs, place).float().cpu()))
         return torch.cat(found)
 
     name = digest([place.rstrip("/").rpartition("/")[2], weights_name(model)])[:8]

@@ -153,14 +153,11 @@ def refuse_other_batches(job: Job, settings: Mapping[str, Any], changes: Sequenc
         )
 
 
-def with_words(
-    words: Words, run: Path, kept: Mapping[str, Any] | None = None
-) -> tuple[Resolved, Any, Any, list[Change]]:
+def with_words(words: Words, run: Path, kept: Mapping[str, Any]) -> tuple[Resolved, Any, Any, list[Change]]:
     """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was.
 
     Words that say what the run was begun with are no change, so its first command goes on with --resume added.
     """
-    kept = read_run_config(run) if kept is None else kept
     own, preset = layers(words)
     user = merge(preset, own)
     for name, other in (("epochs", "steps"), ("steps", "epochs")):

@@ -281,7 +281,6 @@ def render(
     sampler: Sampler,
     prompts: Sequence[str],
     seeds: Sequence[int],
-    batch: int = 1,
     images: Sequence[Path] = (),
     title: str | None = "sampling",
 ) -> list[np.ndarray]:
@@ -307,7 +306,7 @@ def render(
             states.__getitem__,
             prompts,
             seeds,
-            batch,
+            1,
             on_done=lambda done: progress.update(done, len(prompts)) if progress else None,
             told=told,
         )
