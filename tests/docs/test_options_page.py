@@ -29,4 +29,6 @@ def test_every_key_has_a_row_with_a_meaning() -> None:
 def test_the_families_of_the_docs_are_those_of_the_specs() -> None:
     script = ROOT / "scripts" / "write_families.py"
     printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    assert printed in (ROOT / "docs" / "families.md").read_text(encoding="utf-8"), "run: python scripts/write_families.py"
+    assert printed in (ROOT / "docs" / "families.md").read_text(encoding="utf-8"), (
+        "run: python scripts/write_families.py"
+    )

@@ -38,8 +38,8 @@ class Lora(Section):
     )
     targets: str | Annotated[list[str], Field(min_length=1)] = Field(
         "attention",
-        description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, where the family has it; "
-        "or a list of patterns on module paths",
+        description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, where the family "
+        "has it; or a list of patterns on module paths",
     )
 
 
@@ -191,14 +191,18 @@ class Config(Section):
 
     family: str | None = Field(None, description="the model family (default: as the base model says)")
     base_model_name: str | None = Field(
-        None, description="a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune"
+        None,
+        min_length=1,
+        description="a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune",
     )
     training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)] = Field(
         "LORA",
         description="LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual inversion)",
     )
     init_from: str | None = Field(
-        None, description="weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer"
+        None,
+        min_length=1,
+        description="weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer",
     )
     datasets: list[Dataset] = Field(
         default_factory=list, description="the folders of clips; --data DIR is a list of one"
@@ -377,7 +381,9 @@ class Config(Section):
     )
     probe: Probe = Field(default_factory=Probe, description="small samples that are measured at checkpoints")
 
-    output_model_destination: str | None = Field(None, description="folder of the exported LoRA (default: RUN/export)")
+    output_model_destination: str | None = Field(
+        None, min_length=1, description="folder of the exported LoRA (default: RUN/export)"
+    )
     output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = Field(
         "diffusers", description="diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"
     )
