@@ -38,7 +38,7 @@ class Lora(Section):
     )
     targets: str | Annotated[list[str], Field(min_length=1)] = Field(
         "attention",
-        description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, as the family has them; "
+        description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, as the family has; "
         "or a list of patterns on module paths",
     )
 
