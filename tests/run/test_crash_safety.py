@@ -358,6 +358,41 @@ def test_the_heartbeat_says_what_a_run_does(said: Say, tmp_path: Path) -> None:
     assert (told()["state"], told()["alive"]) == ("ended", False)
 
 
+def test_the_heartbeat_says_how_far_encoding_is_and_that_the_report_is_written(said: Say, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    running = start(said("steps=1", f"cache_dir={tmp_path / 'cache'}"), run, first=slow_encoding_and_report)
+
+    def told() -> dict[str, Any]:
+        return life(run) or {}
+
+    running.until(lambda: (told().get("progress") or {}).get("done", 0) > 1, "some captions")
+    assert told()["state"] == "encoding"
+    assert told()["progress"]["done"] <= told()["progress"]["total"]
+    running.until(lambda: told().get("state") == "reporting", "the report")
+    assert end_of(run) == ("end", 1, "done")
+    assert (told()["alive"], told()["progress"]) == (True, None)
+    assert running.ended() == DONE
+    assert told()["state"] == "ended"
+
+
+def slow_encoding_and_report() -> None:
+    """Beats at each moment; a caption takes a while, and so does the report."""
+    from videotune.cache.store import Store
+    from videotune.monitor import heartbeat
+    from videotune.report import html
+
+    heartbeat.EVERY, put, write = 0.02, Store.put, html.write_report
+
+    def slowly(work: Callable[..., Any]) -> Callable[..., Any]:
+        def late(*given: Any) -> Any:
+            time.sleep(0.1)
+            return work(*given)
+
+        return late
+
+    Store.put, html.write_report = slowly(put), slowly(write)  # type: ignore[method-assign]
+
+
 def quick_pulse() -> None:
     """Beats at each moment, and the fifth step takes a while."""
     from videotune.monitor import heartbeat

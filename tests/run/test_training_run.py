@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.monitor.journal import read_journal
+from videotune.run.check import check
 from videotune.run.folder import look, only_process
 from videotune.run.resume import Resume
 from videotune.run.settle import Words
@@ -233,6 +235,30 @@ def test_skipped_clips_stop_a_run_unless_allowed(
     assert "--allow-skips 1" in str(caught.value)
     assert not (tmp_path / "run").exists()
     assert train(said, tmp_path / "run", allow_skips="1") == DONE
+
+
+def test_allowed_skips_are_also_clips_without_a_caption(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    data = tmp_path / "data"
+    shutil.copytree(small_clips, data, ignore=shutil.ignore_patterns(".videotune-cache"))
+    (data / "videos" / "broken.mp4").write_bytes(b"not a video")
+    sorted((data / "captions").iterdir())[0].unlink()
+    sets = (*QUIET, f"base_model_name={tiny_bases('wan')}", "resolution=32x32", "steps=1")
+    said, run = Words(data=str(data), sets=sets), tmp_path / "run"
+    with pytest.raises(VideotuneError, match="caption"):
+        train(said, run)
+    with pytest.raises(DoesNotFit, match="2 of the clips would be skipped"):
+        train(said, run, allow_skips="1")
+    with pytest.raises(VideotuneError, match="caption"):
+        train(replace(said, sets=(*sets, "missing_caption=error")), run, allow_skips="all")
+    capsys.readouterr()
+    assert train(said, run, allow_skips="all") == DONE
+    assert "2 clips are left out, 1 of them without a usable caption" in capsys.readouterr().err
+    assert train(Words(), run, resume=Resume()) == DONE
+    assert check(said, allow_skips="all") == DONE
 
 
 def test_steps_that_are_never_finite_end_the_run(

@@ -38,8 +38,13 @@ class Lora(Section):
     )
     targets: str | Annotated[list[str], Field(min_length=1)] = Field(
         "attention",
+<<<<<<< HEAD
         description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, where the family "
         "has it; or a list of patterns on module paths",
+=======
+        description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, as the family has; "
+        "or a list of patterns on module paths",
+>>>>>>> runs-2
     )
 
 
@@ -209,6 +214,7 @@ class Config(Section):
     )
     cache_dir: str | None = Field(
         None,
+        min_length=1,
         description="where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)",
     )
 

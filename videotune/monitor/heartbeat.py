@@ -31,6 +31,7 @@ class Heartbeat:
         now = round(time.time(), 3)
         who = {"pid": os.getpid(), "host": socket.gethostname(), "started": now}
         self._facts: dict[str, Any] = {**who, "step": 0, "state": "starting", "since": now}
+        self._facts["progress"] = None
         self._lock, self._over = threading.Lock(), threading.Event()
 
     @property
@@ -46,13 +47,18 @@ class Heartbeat:
     def tell(self, state: str, step: int | None = None) -> None:
         """What the process does now.
 
-        One of starting, encoding, loading, training, saving, measuring, probing, sampling, paused, exporting, ended.
+        One of starting, encoding, loading, training, saving, measuring, probing, sampling, paused, exporting, reporting,
+        ended.
         """
         new: dict[str, Any] = {}
         if state != self.state:
             self._spent = self._until_now(), state, time.perf_counter()
-            new = {"state": state, "since": round(time.time(), 3)}
+            new = {"state": state, "since": round(time.time(), 3), "progress": None}
         self._facts = self._facts | new | ({} if step is None else {"step": step})
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """How far the state is: so many done of so many."""
+        self._facts = self._facts | {"progress": {"what": what, "done": done, "total": total}}
 
     def _until_now(self) -> dict[str, float]:
         counted, state, since = self._spent

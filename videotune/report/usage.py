@@ -32,6 +32,7 @@ PHASES = {
     "saving": "checkpoints",
     "paused": "waiting for room on the disk",
     "exporting": "exporting, and reading back",
+    "reporting": "writing the report",
 }
 """What a process does, as the heartbeat names it, and in words."""
 

@@ -18,7 +18,7 @@ from videotune.run.dealt import fill_together
 from videotune.run.job import CACHE_NAME, Job, open_job, refuse_skips
 from videotune.run.models import open_models
 from videotune.run.probe_plan import all_prompts
-from videotune.run.settle import Words, settle
+from videotune.run.settle import Words, settle, without_captions_too
 from videotune.run.takes import captions_of, takes_of
 from videotune.train.crew import join
 
@@ -26,7 +26,7 @@ from videotune.train.crew import join
 def cache(words: Words, *, allow_skips: str | None = None) -> int:
     """Fill the cache with everything that a run of these words would need; several processes share it out."""
     with join() as crew:
-        job = crew.in_turn(lambda: _job(words))
+        job = crew.in_turn(lambda: _job(without_captions_too(words, allow_skips)))
         refuse_skips(job, allow_skips)
         for note in job.notes:
             say(f"note: {note}")

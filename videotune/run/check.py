@@ -16,7 +16,7 @@ from videotune.families.find import find
 from videotune.report.dataset import shape_words, short_path
 from videotune.run.console import bar, out, print_table, say, width
 from videotune.run.job import Job, crop_blocker, open_job, refuse_skips, with_views
-from videotune.run.settle import Words, layers, settle
+from videotune.run.settle import Words, layers, settle, without_captions_too
 
 DEFAULT_PRESET = "toy"
 
@@ -44,6 +44,7 @@ def check(
 ) -> int:
     """Print the account of the dataset, with ``every`` a line for each clip; exit code 2 where clips are skipped that the
     person has not allowed."""
+    words = without_captions_too(words, allow_skips)
     named = layers(words)[0]
     assumed = not (words.preset or words.config or named.get("family") or named.get("base_model_name"))
     if assumed:

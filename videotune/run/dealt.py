@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from videotune.cache.encode import dealt
@@ -14,7 +15,7 @@ from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.run.console import clock, say
 from videotune.run.job import Job
-from videotune.run.models import fill_cache, lacks
+from videotune.run.models import Tell, fill_cache, lacks
 from videotune.train.crew import Crew
 from videotune.types import Family
 
@@ -24,27 +25,29 @@ def sharded(config: Config, crew: Crew) -> bool:
     return config.sharding == "FULL" and crew.size > 1
 
 
-def fill_together(job: Job, family: Family, extra: Sequence[str], crew: Crew, keep_bytes: int = 0) -> Store:
+def fill_together(
+    job: Job, family: Family, extra: Sequence[str], crew: Crew, keep_bytes: int = 0, tell: Tell | None = None
+) -> Store:
     """The cache, with all that the run reads from it; what it lacks, the processes that see the same folder share out.
 
     One of them holds the folder's lock, so that no other run writes there, and packs what the others have written. Machines
-    that have caches of their own each fill theirs.
+    that have caches of their own each fill theirs. ``tell`` as in ``fill_once``.
     """
-    store = Store(job.cache, keep_bytes)
+    store, fill = Store(job.cache, keep_bytes), partial(fill_cache, job, family, tell=tell)
     if crew.size == 1:
-        fill_cache(job, family, store, extra)
+        fill(store, extra)
         return store
     todo = lacks(job, family, store, extra)
     if not crew.agree(bool(todo))[0]:
         if crew.first:
-            fill_cache(job, family, store, extra)  # it says what there is to say
+            fill(store, extra)  # it says what there is to say
         return store
     begun, members = time.monotonic(), neighbours(job.cache, crew)
     own = dealt(todo, members.index(crew.rank), len(members))
     if crew.rank == members[0]:
         with store.filling():
             crew.wait()
-            fill_cache(job, family, store, extra, own)
+            fill(store, extra, own)
             crew.wait()
         store = Store(job.cache, keep_bytes)
         with store.filling():
@@ -52,11 +55,11 @@ def fill_together(job: Job, family: Family, extra: Sequence[str], crew: Crew, ke
                 store.pack(kind)
         told = f"{len(todo.captions)} captions and {len(todo.takes)} windows into {job.cache}"
         say(f"encoded {told} by {len(members)} processes in {clock(time.monotonic() - begun)}")
-        fill_cache(job, family, store, extra)
+        fill(store, extra)
         crew.wait()
         return store
     crew.wait()
-    fill_cache(job, family, store, extra, own)
+    fill(store, extra, own)
     crew.wait()
     crew.wait()
     return Store(job.cache, keep_bytes)

@@ -24,6 +24,7 @@ from videotune.data.windows import WindowSettings
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest, user_cache
 from videotune.monitor.exposure import Exposure, exposure
+from videotune.run.console import say
 from videotune.run.text import holding_the_token, unused_rates
 from videotune.types import BasePlace, ClipShape, FamilySpec, Window
 
@@ -343,9 +344,9 @@ def refuse_skips(job: Job, allow: str | None) -> None:
     skipped = job.library.skipped
     if allow not in (None, "all") and not allow.isdigit():
         raise VideotuneError(f"--allow-skips takes a number or all, not {allow!r}")
-    if not skipped or allow == "all":
-        return
-    if allow is not None and len(skipped) <= int(allow):
+    if not skipped or (allow is not None and (allow == "all" or len(skipped) <= int(allow))):
+        if bare := sum(reason.endswith("_caption") for _, reason, _ in skipped):
+            say(f"note: {len(skipped)} clips are left out, {bare} of them without a usable caption")
         return
     lines = "\n".join(f"  {path}: {reason}: {detail}" for path, reason, detail in skipped[:10])
     more = f"\n  … and {len(skipped) - 10} more" if len(skipped) > 10 else ""

@@ -117,13 +117,18 @@ def shift_of(spec: FamilySpec, config: Config) -> Callable[[ClipShape], float] |
     return lambda shape: shift_of_tokens(spec.tokens(shape), rule)
 
 
-def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = (), own: Todo | None = None) -> None:
+Tell = Callable[[str, int, int], None]
+
+
+def fill_cache(
+    job: Job, family: Family, store: Store, extra: Sequence[str] = (), own: Todo | None = None, tell: Tell | None = None
+) -> None:
     """``fill_once``; where the device has no room for the text encoder, once more with its blocks streamed from the host.
 
     Raises DoesNotFit where there is none then either, or none for the autoencoder.
     """
     try:
-        fill_once(job, family, store, extra, own)
+        fill_once(job, family, store, extra, own, tell)
     except (MemoryError, RuntimeError) as error:
         if not of_memory(error):
             raise
@@ -132,7 +137,7 @@ def fill_cache(job: Job, family: Family, store: Store, extra: Sequence[str] = ()
         family.free("vae")
         try:
             with text_encoders_streamed(say):
-                fill_once(job, family, store, extra, own)
+                fill_once(job, family, store, extra, own, tell)
         except (MemoryError, RuntimeError) as again:
             if not of_memory(again):
                 raise
@@ -149,12 +154,23 @@ def lacks(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> 
     return missing(store, prints, tokens, captions_of(job, extra), takes_of(job), seed, job.spec.image_noise, fits)
 
 
-def fill_once(job: Job, family: Family, store: Store, extra: Sequence[str] = (), own: Todo | None = None) -> None:
-    """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds."""
+def fill_once(
+    job: Job, family: Family, store: Store, extra: Sequence[str] = (), own: Todo | None = None, tell: Tell | None = None
+) -> None:
+    """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds.
+
+    ``tell``: called with what is encoded and how fast, how many are done, and how many there are.
+    """
     prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
     captions, todo = captions_of(job, extra), lacks(job, family, store, extra) if own is None else own
     if todo:
         threads = job.config.dataloader_threads
+
+        def told(what: str, done: int, total: int) -> None:
+            progress.update(done, total, what)
+            if tell is not None:
+                tell(what, done, total)
+
         with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
             report = fill(
                 family,
@@ -163,7 +179,7 @@ def fill_once(job: Job, family: Family, store: Store, extra: Sequence[str] = (),
                 job.library.facts,
                 seed,
                 workers,
-                lambda what, done, total: progress.update(done, total, what),
+                told,
                 own is not None,
             )
         if own is None:

@@ -22,7 +22,7 @@ from videotune.run.console import bar, print_table, size
 from videotune.run.experts import trained
 from videotune.run.job import Job, open_job, refuse_skips
 from videotune.run.probe_plan import all_prompts
-from videotune.run.settle import Words, settle
+from videotune.run.settle import Words, settle, without_captions_too
 from videotune.run.takes import captions_of, takes_of
 from videotune.run.text import in_loop, text_size
 from videotune.types import FamilySpec
@@ -47,7 +47,7 @@ def plan(
     ``views``: for how many views of a window the steps are said, instead of the usual ones. Exit code 2 where it does not
     fit.
     """
-    resolved, spec, base = settle(words, planning=True)
+    resolved, spec, base = settle(without_captions_too(words, allow_skips), planning=True)
     with bar("reading clips") as progress:
         job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
     refuse_skips(job, allow_skips)

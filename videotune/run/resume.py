@@ -36,6 +36,7 @@ from videotune.run.keeping import last_words
 from videotune.run.plan import make_plan
 from videotune.run.settle import Words, layers, settle
 from videotune.run.trainer import Trainer
+from videotune.steps import regularization
 from videotune.train.optimizers import load_optimizer_state
 from videotune.train.state import (
     MARKER,
@@ -371,7 +372,9 @@ def _write_anew(trainer: Trainer) -> None:
     if step not in changed_after(run, step - 1):  # what is kept of that step is true: nothing after it stayed
         for name in reversed(FACTS):  # the config last: it says that the three are there
             write_bytes(kept_before(run, name, step), (run / f"{name}.json").read_bytes())
-    write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
+    account = with_views(job, to_json(job.library), job.steps)
+    write_json(run / "check.json", account)
+    trainer.journal.history.steps.aside = frozenset(regularization(account))
     write_json(run / "plan.json", make_plan(job))
     asked, settings = kept.get("asked", {}), job.resolved.to_json()["settings"]
     asked = {key: value if settings[key] == kept["settings"][key] else settings[key] for key, value in asked.items()}

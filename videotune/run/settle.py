@@ -6,7 +6,7 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ class Words:
     data: str | None = None
     sets: tuple[str, ...] = ()
     base: str | None = None
+
+
+def without_captions_too(words: Words, allow_skips: str | None) -> Words:
+    """The words for ``--allow-skips``: clips without a caption are skipped like others, unless missing_caption is set."""
+    if allow_skips is None or "missing_caption" in layers(words)[0]:
+        return words
+    return replace(words, sets=(*words.sets, "missing_caption=skip"))
 
 
 def layers(words: Words) -> tuple[dict[str, Any], dict[str, Any]]:

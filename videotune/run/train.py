@@ -34,7 +34,7 @@ from videotune.run.probes import before_training_probe, probe
 from videotune.run.readings import before_training, measure, preview
 from videotune.run.remedies import NoRoom, another_try, no_room
 from videotune.run.resume import Opened, Resume, open_run, restore
-from videotune.run.settle import Words
+from videotune.run.settle import Words, without_captions_too
 from videotune.run.trainer import Trainer, announce, prepare
 from videotune.run.verdicts import is_new_best, stops_early, take, write_verdict
 from videotune.train.crew import Crew, join
@@ -83,6 +83,7 @@ def train_once(
 ) -> int:
     """``train``, without another try."""
     with join() as crew:
+        words = words if resume else without_captions_too(words, allow_skips)
         opened = crew.in_turn(lambda: open_run(words, run, resume, crew.size))
         if resume is None and crew.first:
             keep_pictures(opened.job)
@@ -353,5 +354,7 @@ def finish(trainer: Trainer, why: str) -> None:
     more = {"memory": held} if held else {}
     trainer.journal.event("end", step=step, why=why, take=taken, seconds=spent, **more)
     when_there_is_room(trainer, step, trainer.journal.sync)
+    trainer.pulse.tell("reporting", step)
+    trainer.pulse.beat()
     report = when_there_is_room(trainer, step, lambda: write_report(run, (history.events, history.steps)))
     say(f"report: {report}  ({clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all)")

@@ -226,7 +226,7 @@ def prepare(
         what_trains(family.skeleton(), job.spec, config)  # a pattern that matches nothing is said before any work
     refuse_text(family, config)
     pulse.tell("encoding")
-    store = fill_together(job, family, all_prompts(job), crew, KEPT_IN_MEMORY)
+    store = fill_together(job, family, all_prompts(job), crew, KEPT_IN_MEMORY, pulse.progress)
     pulse.tell("loading")
     crew.wait()
     bench = open_bench(family, config, rota, job.steps, first, crew)

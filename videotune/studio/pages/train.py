@@ -60,6 +60,7 @@ DOING = {
     "sampling": "drawing previews",
     "paused": "waiting for room on the disk",
     "exporting": "writing the result",
+    "reporting": "writing the report",
     "ended": "ended",
 }
 """What a run's heartbeat says, in words."""
