@@ -38,13 +38,8 @@ class Lora(Section):
     )
     targets: str | Annotated[list[str], Field(min_length=1)] = Field(
         "attention",
-<<<<<<< HEAD
-        description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, where the family "
-        "has it; or a list of patterns on module paths",
-=======
         description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, as the family has; "
         "or a list of patterns on module paths",
->>>>>>> runs-2
     )
 
 
