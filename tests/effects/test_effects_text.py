@@ -67,12 +67,15 @@ def taught(lab: Lab, word: str) -> dict[str, str]:
     """The base with a tokenizer that knows a word already."""
     import shutil
 
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, UMT5EncoderModel
 
     base = shutil.copytree(lab.model, lab.tmp / "taught")
     tokenizer = AutoTokenizer.from_pretrained(base / "tokenizer")
     tokenizer.add_tokens([word])
     tokenizer.save_pretrained(base / "tokenizer")
+    encoder = UMT5EncoderModel.from_pretrained(base / "text_encoder")
+    encoder.resize_token_embeddings(len(tokenizer))
+    encoder.save_pretrained(base / "text_encoder")
     return {"base_model_name": str(base)}
 
 

@@ -48,7 +48,7 @@ def test_what_is_typed_is_what_a_config_file_would_say(key: str, typed: str, mea
     ("key", "typed", "words"),
     [
         ("steps", "0", "greater than or equal to 1"), ("steps", "many", "not a whole number"),
-        ("learning_rate", "-1", "greater than 0"), ("resize", "bend", "not supported"), ("nothing", "1", "no setting"),
+        ("learning_rate", "-1", "greater than 0"), ("resize", "bend", "is not one of"), ("nothing", "1", "no setting"),
         ("cache_dir", "/tmp", "no setting"), ("shuffle", "perhaps", "true or false"),
     ],
 )  # fmt: skip
