@@ -217,7 +217,7 @@ def user_cache() -> Path:
 def digest(value: Any) -> str:
     """32 hex digits that name a JSON-like value, independent of the order of its keys."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def hash_file(path: Path) -> str:

@@ -132,7 +132,8 @@ def test_a_heartbeat_with_a_time_that_is_none_counts_as_none(tmp_path: Path, whe
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(2, 2), (0.5, 0.5), (None, None), ("3", None), (True, None), (float("nan"), None)]
+    ("value", "expected"),
+    [(2, 2), (0.5, 0.5), (None, None), ("3", None), (True, None), (float("nan"), None), (10**400, None), (1e308, None)],
 )
 def test_only_finite_numbers_are_numbers(value: object, expected: float | None) -> None:
     assert number(value) == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,9 @@ from videotune.records import parse_line, read_record
 from videotune.steps import Steps, regularization
 
 Record = Mapping[str, Any]
+
+MOST = 1e300
+"""A larger number is taken for none: sums of such are not finite."""
 
 OF_A_STEP = ("step", "ruler", "verdict", "sample", "probe")
 """Kinds that a resume from an earlier step supersedes; saves and warnings stay, since their files and causes do."""
@@ -96,7 +98,7 @@ def number(value: Any) -> float | None:
     """The value as a finite number, or None: a journal writes null for what was not finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= MOST else None
 
 
 def mapping(value: Any) -> Record:
