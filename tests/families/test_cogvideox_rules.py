@@ -39,7 +39,7 @@ def test_5b_i2v_takes_one_size_alone(cog_bases: Bases, small_clips: Path, tmp_pa
 
     resolved, _, _ = settle(of())
     assert resolved.config.resolution == "32x32"
-    job = open_job(*settle(of("video_config.max_frames=16")))
+    job = open_job(*settle(of("video_config.max_frames=17")))
     assert {str(shape) for shape in job.shapes} == {"49x32x32"}
     assert any("becomes 49: this model takes exactly 49 frames" in note for note in job.notes)
     for asked in ("512", '"32x48"'):
