@@ -16,7 +16,9 @@ settings.load_profile("no clock")
 # a session begun in the background of a shell ignores a Ctrl-C, and so would all that it starts
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nor would they hear that their terminal closes, under nohup
+if (
+    hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+):  # nor would they hear that their terminal closes, under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 

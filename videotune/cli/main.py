@@ -31,7 +31,7 @@ from videotune.cli.words import (
     one_of,
     words_of,
 )
-from videotune.errors import DONE, FAILED, VideotuneError
+from videotune.errors import DONE, FAILED, VideotuneError, printable
 
 app = typer.Typer(
     help="Fine-tune video diffusion models on your own clips.",
@@ -348,7 +348,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(FAILED)
     except OSError as error:
-        where = f"{str(error.filename)[:300]}: " if error.filename else ""
+        where = f"{printable(str(error.filename))}: " if error.filename else ""
         _tell(f"videotune: {where}{error.strerror or error}")
         sys.exit(FAILED)
     except Exception as error:
