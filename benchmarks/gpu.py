@@ -36,10 +36,10 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 
 import torch
 from gpu_rig import GIB, TINY, Case, Rig, device, dtype, fresh, matrix_rate, peaks
 
-from videotune.memory.cards import Card
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
-from videotune.memory.planner import Fixed, fastest, need, smallest
-from videotune.run.fitting import fixed
+from videotune.planner.cards import Card
+from videotune.planner.fit import fixed
+from videotune.planner.memory import Fixed, fastest, need, smallest
 
 Row = dict[str, Any]
 TABLE = {8: (1, 9, 384), 16: (2, 17, 512), 24: (4, 17, 512), 48: (8, 33, 768)}

@@ -20,19 +20,19 @@ import torch
 from torch import Tensor, nn
 
 from videotune.cache.batches import Prepared
-from videotune.cache.experts import Rota
+from videotune.cache.expert_schedule import ExpertSchedule
 from videotune.config.resolve import resolve
 from videotune.families.find import find, spec_for
 from videotune.families.loading import without_weights
 from videotune.families.published import published
-from videotune.memory.planner import Choice, StepFacts
-from videotune.memory.quantization import PackedLinear
-from videotune.run.bench import arrange_blocks, attach, make_learner
-from videotune.run.experts import trained
-from videotune.run.imagine import Imagination
-from videotune.run.memory_plan import Wanted, read_facts
-from videotune.run.models import dtype_of
-from videotune.train.crew import Crew
+from videotune.memory.quantization import QuantizedLinear
+from videotune.planner.fake_run import FakeRun
+from videotune.planner.memory import Choice, StepSpec
+from videotune.planner.memory_plan import Wanted, read_facts
+from videotune.train.components import dtype_of
+from videotune.train.denoisers import arrange_blocks, attach, make_trainable
+from videotune.train.distributed import DistributedContext
+from videotune.train.experts import trained
 from videotune.train.step import Clock, StepSettings, train_step
 from videotune.types import BasePlace, ClipShape, Family
 
@@ -76,7 +76,7 @@ class Case:
             spec, base.folder, config, (ClipShape(self.frames, self.height, self.width, spec.rules.fps),), None
         )
 
-    def facts(self) -> StepFacts:
+    def facts(self) -> StepSpec:
         """What its step would hold, read without a device; settings of memory change none of it."""
         return facts_of(replace(self, sets=tuple(pair for pair in self.sets if pair[0] not in MEMORY)))
 
@@ -91,7 +91,7 @@ class Case:
 
 
 @cache
-def facts_of(case: Case) -> StepFacts:
+def facts_of(case: Case) -> StepSpec:
     """Read once for each case."""
     return read_facts(case.wanted(), dtype(), encoders=False)
 
@@ -116,7 +116,7 @@ def filled(there: torch.device) -> Callable[[nn.Module], object]:
     def fill(net: nn.Module) -> None:
         makes = torch.Generator(device()).manual_seed(0)
         for module in net.modules():
-            if isinstance(module, PackedLinear):
+            if isinstance(module, QuantizedLinear):
                 module.take(matrix(module.shape, module.dtype, makes), there)
             for name, parameter in list(module._parameters.items()):
                 if parameter is None or not parameter.is_meta:
@@ -155,9 +155,9 @@ class Rig:
         self.streams = arrange_blocks(self.net, wanted.spec, self.config, held, None, first=False)
         if self.streams is not None:
             held = self.streams.parameters(held)
-        self.learner = make_learner(held, {}, self.family, self.config, expert, Rota((expert,)), 1000)
+        self.trainable = make_trainable(held, {}, self.family, self.config, expert, ExpertSchedule((expert,)), 1000)
         self.net.train()
-        imagination = Imagination(self.family, self.config)
+        imagination = FakeRun(self.family, self.config)
         self.objective = imagination.objective
         self.prepared = _random(imagination.prepared(self.shape, case.batch), seed)
         size = self.config.micro_batch_size
@@ -174,7 +174,9 @@ class Rig:
         self.done += 1
         now = replace(self.prepared, step=self.done)
         clock = Clock(device())
-        return train_step(self.family, self.net, self.learner, self.objective, now, self.settings, clock, Crew())
+        return train_step(
+            self.family, self.net, self.trainable, self.objective, now, self.settings, clock, DistributedContext()
+        )
 
     def losses(self, steps: int) -> list[float]:
         """The loss of each of so many steps."""

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from videotune.monitor.journal import History
 from videotune.report.html import write_report
+from videotune.train.logging.journal import History
 
 
 def write(run: Path, steps: int) -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from videotune.cache.batches import share_of, uniforms
-from videotune.cache.schedule import Schedule, _ends, _round_keys, _stride, picks, visit
-from videotune.randomness import draws
+from videotune.cache.sampler import Schedule, _ends, _round_keys, _stride, picks, visit
+from videotune.rng import draws
 from videotune.types import ClipShape, Window
 
 
@@ -59,7 +59,7 @@ def check(schedule: Schedule, first: int, steps: int, processes: int) -> int:
             assert own_bucket == bucket
             parts += own
         assert tuple(parts) == whole, f"step {step}: the parts are not the whole"
-        shown = {(bucket, lap, place) for place, lap in zip(whole, visit(schedule, step), strict=True)}
+        shown = {(bucket, epoch, place) for place, epoch in zip(whole, visit(schedule, step), strict=True)}
         assert len(shown) == len(whole)
         assert seen.isdisjoint(shown), f"step {step}: a window came twice in a pass"
         seen |= shown

@@ -27,7 +27,7 @@ from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
-from videotune.memory.offload import OffloadSettings, stream_blocks
+from videotune.memory.weight_streaming import OffloadSettings, stream_blocks
 
 MODELS: dict[str, tuple[int, int, int, int]] = {
     "tiny": (4, 1024, 8, 320),

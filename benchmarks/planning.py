@@ -18,9 +18,9 @@ from typing import Any
 from videotune.config.resolve import resolve
 from videotune.families.find import find, spec_for
 from videotune.families.published import published
-from videotune.memory.cards import USUAL
-from videotune.memory.planner import Fixed, fastest, others, room, smallest
-from videotune.run.memory_plan import Wanted, read_facts
+from videotune.planner.cards import USUAL
+from videotune.planner.memory import Fixed, fastest, others, room, smallest
+from videotune.planner.memory_plan import Wanted, read_facts
 from videotune.types import BasePlace, ClipShape
 
 MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from videotune.cache.schedule import Schedule, _ends, _round_keys, _stride, picks, turns
+from videotune.cache.sampler import Schedule, _ends, _round_keys, _stride, picks, turns
 
 
 def make_schedule(windows: int, buckets: int) -> Schedule:

@@ -28,13 +28,13 @@ import torch
 from safetensors.torch import save_file
 
 from videotune.cache.batches import Prepared, prepare
-from videotune.run.resume import open_run
-from videotune.run.settle import Words
-from videotune.run.train import make_records, write_step
-from videotune.run.trainer import Trainer
-from videotune.run.trainer import prepare as prepare_run
+from videotune.commands.open_run import open_run
+from videotune.commands.train import make_records, write_step
 from videotune.toy.dataset import write_dataset
 from videotune.train.optimizers import OptimizerSettings, make_optimizer
+from videotune.train.resolve_config import Overrides
+from videotune.train.trainer import Trainer
+from videotune.train.trainer import prepare as prepare_run
 
 QUIET = ("sample_after=0", "ruler_after=0", "save_every=0")
 
@@ -48,7 +48,7 @@ class NoBar:
 
 def open_trainer(data: Path, out: Path, sets: Sequence[str]) -> Trainer:
     """A run of the toy preset, up to its first step."""
-    words = Words(preset="toy", data=str(data), sets=(*QUIET, *sets))
+    words = Overrides(preset="toy", data=str(data), sets=(*QUIET, *sets))
     return prepare_run(open_run(words, out, None).job, out, False)
 
 
@@ -71,7 +71,7 @@ def bare_loop(trainer: Trainer, inputs: Sequence[Prepared], optimizer: torch.opt
 
 def our_loop(trainer: Trainer, records: Iterator[Any], steps: int) -> Iterator[tuple[float, float]]:
     """The product's own loop; yields the seconds of each step, and those outside forward, backward and optimizer."""
-    from videotune.run.folder import look
+    from videotune.train.run_dir import look
 
     late = None
     for _ in range(steps):

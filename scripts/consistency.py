@@ -21,23 +21,23 @@ import numpy as np
 import torch
 
 from videotune.cache.store import Store
+from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
+from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE
 from videotune.files import read_json, write_json
-from videotune.monitor.journal import read_journal
-from videotune.randomness import draws
-from videotune.run.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
-from videotune.run.job import Job, open_job
-from videotune.run.models import fill_cache, make_objective, make_source, open_models, plain_batch
-from videotune.run.previews import sample_settings, usual_shape
-from videotune.run.sample import SampleWords, open_sampler
-from videotune.run.settle import Words, settle
-from videotune.sampling.preview import SampleSettings, draw
+from videotune.rng import draws
+from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect
 from videotune.toy.motion import motion
 from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
+from videotune.train.components import fill_cache, make_objective, make_source, open_models, plain_batch
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import Job, open_job
 from videotune.types import Family
+from videotune.validation.previews import sample_settings, usual_shape
 
 LOOKS = [(*CONCEPT, way) for _ in SEEDS for way in DIRECTIONS] + list(CONTROLS)
 PROMPTS = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS] + [caption(*look) for look in CONTROLS]
@@ -74,7 +74,7 @@ class Plan:
         return self.work / "-".join([f"weight-{weight:g}", f"seed-{seed}", f"steps-{self.steps}", *self.sets])
 
 
-def words_of(plan: Plan, weight: float, seed: int) -> Words:
+def overrides_from(plan: Plan, weight: float, seed: int) -> Overrides:
     """The toy preset with this weight: nothing is saved or drawn on the way, the ruler is read first and last."""
     knobs = {
         "video_config.temporal_consistency_weight": weight,
@@ -85,7 +85,7 @@ def words_of(plan: Plan, weight: float, seed: int) -> Words:
         "ruler_after": plan.steps,
     }
     sets = (*(f"{key}={value}" for key, value in knobs.items()), *plan.sets)
-    return Words(preset="toy", data=str(plan.clips), sets=sets)
+    return Overrides(preset="toy", data=str(plan.clips), sets=sets)
 
 
 def sampled(
@@ -158,19 +158,19 @@ def error_flicker(job: Job, family: Family, nets: Mapping[str, torch.nn.Module])
 def one_run(plan: Plan, weight: float, seed: int, states: Mapping[str, Any]) -> dict[str, Any]:
     """Train, or go on with, the run of a weight and a seed, and measure it."""
     run, begun = plan.folder(weight, seed), time.perf_counter()
-    words = words_of(plan, weight, seed)
+    words = overrides_from(plan, weight, seed)
     if train_or_resume(words, run) != DONE:
         raise SystemExit("stopped; the same command goes on")
     took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
-    ruler = [line for line in read_journal(run) if line["kind"] == "ruler"][-1]["held_out"]
-    sampler = open_sampler(SampleWords(tuple(PROMPTS), run=run))
+    validation = [line for line in read_journal(run) if line["kind"] == "ruler"][-1]["held_out"]
+    sampler = open_sampler(SampleOptions(tuple(PROMPTS), run=run))
     drawn = sampled(sampler.family, sampler.nets, sampler.settings, states)
     return {
         "weight": weight,
         "seed": seed,
-        "held_out": round(ruler["mean"], 5),
-        "normalised": round(ruler["normalised"], 5),
-        "error_flicker": error_flicker(open_job(*settle(words)), sampler.family, sampler.nets),
+        "held_out": round(validation["mean"], 5),
+        "normalised": round(validation["normalised"], 5),
+        "error_flicker": error_flicker(open_job(*resolve_config(words)), sampler.family, sampler.nets),
         **measured(drawn),
         **scores(drawn),
         "seconds": {"steps": round(took, 1), "in_all": round(time.perf_counter() - begun, 1)},
@@ -179,7 +179,7 @@ def one_run(plan: Plan, weight: float, seed: int, states: Mapping[str, Any]) -> 
 
 def foundation(plan: Plan, known: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """What does not depend on the runs: the data's measures and the base model's unless known, and prompts' text states."""
-    job = open_job(*settle(words_of(plan, 0, 0)))
+    job = open_job(*resolve_config(overrides_from(plan, 0, 0)))
     family = open_models(job.spec, job.base, job.config)
     texts = list(dict.fromkeys([*PROMPTS, ""]))
     states = dict(zip(texts, family.encode_text(texts), strict=True))

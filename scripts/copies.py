@@ -23,10 +23,10 @@ import torch
 
 from videotune.data.film import video_bytes
 from videotune.files import write_json
-from videotune.monitor.embedding import Embedding, both_ways, default_embedding, in_views
-from videotune.monitor.replication import Baselines, Gallery, Known, Nearest, baselines
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.toy.shapes import COMBINATIONS, draw_clip
+from videotune.validation.copying import Baselines, Gallery, Known, Nearest, baselines
+from videotune.validation.features import Embedding, both_ways, default_embedding, in_views
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

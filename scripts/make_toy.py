@@ -23,8 +23,8 @@ from toymaking.recipe import TINY, Recipe
 from videotune.errors import VideotuneError
 from videotune.families.find import place
 from videotune.files import digest, hash_file, read_json, write_json
-from videotune.monitor.journal import read_journal
 from videotune.toy.shapes import HELD_OUT, caption
+from videotune.train.logging.journal import read_journal
 
 STAGES = ("autoencoder", "text", "transformer", "assemble", "score")
 

@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
+from videotune.commands.demo import TRIGGER
+from videotune.commands.train import make_records
 from videotune.files import read_json, write_json
-from videotune.monitor.ruler import read_ruler
-from videotune.run.demo import TRIGGER
-from videotune.run.job import open_job
-from videotune.run.models import plain_batch
-from videotune.run.settle import Words, settle
-from videotune.run.train import make_records
-from videotune.run.trainer import Trainer, prepare
 from videotune.toy.dataset import write_dataset
+from videotune.train.components import plain_batch
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import open_job
+from videotune.train.trainer import Trainer, prepare
+from videotune.validation.validation_loss import read_validation
 
 COLUMNS = {"base": "base", "trained": "trained", "on_plain": "its adapter over the plain base", "loss": "last losses"}
 """What a row has; of ``--steps 0`` the first alone."""
@@ -46,15 +46,15 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
     }
     sets = (*(f"{key}={value}" for key, value in knobs.items()), *told.set)
     number = len(list(told.work.glob("run-*")))
-    job = open_job(*settle(Words(preset="toy", data=str(told.work / "clips"), sets=sets)))
+    job = open_job(*resolve_config(Overrides(preset="toy", data=str(told.work / "clips"), sets=sets)))
     return prepare(job, told.work / f"run-{number}-{kind}-seed-{seed}", False)
 
 
 def error(trainer: Trainer) -> float:
     """The held-out error as the run's ruler reads it."""
     source = trainer.source
-    reading = read_ruler(
-        trainer.ruler, trainer.family, trainer.bench, source.objective, lambda window: plain_batch(source, window)
+    reading = read_validation(
+        trainer.validation, trainer.family, trainer.pool, source.objective, lambda window: plain_batch(source, window)
     )
     return float(reading["held_out"]["mean"])
 

@@ -28,21 +28,21 @@ import torch
 
 from videotune.cache.batches import Source, assemble
 from videotune.cache.store import Store
+from videotune.commands.demo import train_or_resume
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE
 from videotune.files import hash_file, read_json, write_json
-from videotune.monitor.journal import read_journal
-from videotune.monitor.ruler_plan import OF_HELD_OUT, QUANTILES
-from videotune.monitor.verdict import LEAST_RISE, OVERFITTING, judge
-from videotune.randomness import draws
-from videotune.run.bench import attach, put_weights
-from videotune.run.demo import train_or_resume
-from videotune.run.job import open_job
-from videotune.run.models import fill_cache, make_objective, make_source, open_models
-from videotune.run.settle import Words, settle
+from videotune.rng import draws
 from videotune.toy.dataset import write_dataset
-from videotune.train.state import complete_checkpoints
+from videotune.train.checkpoint import complete_checkpoints
+from videotune.train.components import fill_cache, make_objective, make_source, open_models
+from videotune.train.denoisers import attach, put_weights
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import open_job
 from videotune.types import Family, Window
+from videotune.validation.overfitting import LEAST_RISE, OVERFITTING, judge
+from videotune.validation.selection import OF_HELD_OUT, QUANTILES
 
 VALIDATION = 16
 """Held-out clips of a run of four clips, as many as the ruler reads."""
@@ -90,7 +90,7 @@ def clips_of(plan: Plan, name: str, count: int, seed: int, known: bool = False) 
     return folder
 
 
-def words_of(plan: Plan, case: str, seed: int) -> Words:
+def overrides_from(plan: Plan, case: str, seed: int) -> Overrides:
     """The toy preset, a checkpoint and a reading every so many steps, no previews."""
     if case in ("four", "levels"):
         known, kind = case == "levels", "-known" if case == "levels" else ""
@@ -113,7 +113,7 @@ def words_of(plan: Plan, case: str, seed: int) -> Words:
         "learning_rate": RATE,
     }
     knobs |= LOW if case == "levels" else {}
-    return Words(preset="toy", sets=(*(f"{key}={json.dumps(value)}" for key, value in knobs.items()), *plan.sets))
+    return Overrides(preset="toy", sets=(*(f"{key}={json.dumps(value)}" for key, value in knobs.items()), *plan.sets))
 
 
 class Dense:
@@ -123,7 +123,7 @@ class Dense:
         folder = clips_of(plan, "dense", DENSE, 4000)
         short = (f"{key}={value}" for key, value in SHORT.items())
         sets = (*short, f"cache_dir={plan.work / 'cache-dense'}", "validation_fraction=0")
-        self.job = open_job(*settle(Words(preset="toy", data=str(folder), sets=sets)))
+        self.job = open_job(*resolve_config(Overrides(preset="toy", data=str(folder), sets=sets)))
         self.family: Family = open_models(self.job.spec, self.job.base, self.job.config)
         store, loss = Store(self.job.cache), make_objective(self.job.spec, self.job.config)
         fill_cache(self.job, self.family, store)
@@ -144,7 +144,7 @@ class Dense:
         for number, level in enumerate(self.source.objective.timesteps.quantiles(QUANTILES)):
             some = self.windows[number % THIRD :: THIRD]
             captions = [self.source.clips[window.clip_id].captions[0] for window in some]
-            told = [self.source.tells_first_frame] * len(some)
+            told = [self.source.conditions_on_first_frame] * len(some)
             batch = assemble(self.source, some, captions, [self.source.plain(w) for w in some], told)
             shape = tuple(batch.x0.shape)
             noise = torch.from_numpy(draws(4000, "dense", number).standard_normal(shape, "float32"))
@@ -164,7 +164,7 @@ def dense_of(plan: Plan) -> Dense:
 def one_run(plan: Plan, case: str, seed: int) -> dict[str, Any]:
     """Train, or go on with, a run; its readings, and those of the dense ruler."""
     run, begun = plan.folder(case, seed), time.perf_counter()
-    if train_or_resume(words_of(plan, case, seed), run) != DONE:
+    if train_or_resume(overrides_from(plan, case, seed), run) != DONE:
         raise SystemExit("stopped; the same command goes on")
     kept = ("step", "ruler", "kind", "held_out", "train")
     readings = [{key: line[key] for key in kept} for line in read_journal(run) if line["kind"] == "ruler"]

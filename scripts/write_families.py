@@ -17,7 +17,7 @@ def row(spec: FamilySpec) -> str:
     rules = spec.rules
     cells = (
         f"`{spec.name}`",
-        ", ".join(f"`{name}`" for name in spec.known_as if "Pipeline" not in name),
+        ", ".join(f"`{name}`" for name in spec.aliases if "Pipeline" not in name),
         PATHS[spec.path],
         frame_rule(rules).replace(" frames", "", 1) if rules.most_frames != 1 else "1",
         f"{rules.fps:g}",

@@ -67,7 +67,7 @@ def tiny_family(tiny_bases: Callable[..., Path]) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def small_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips of 32x32 pixels in the guide's layout: five of 17 frames and one of 9."""
-    from videotune.randomness import draws
+    from videotune.rng import draws
     from videotune.toy.dataset import encode_clip
     from videotune.toy.shapes import COMBINATIONS, caption, draw_clip
 

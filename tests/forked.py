@@ -19,7 +19,7 @@ IMPORTED = (
     "diffusers.pipelines.wan.pipeline_wan",
     *("rich.console", "rich.table"),
     *("videotune.cli.main", "videotune.families.wan", "videotune.report.html"),
-    *("videotune.run.begin_from", "videotune.run.train"),
+    *("videotune.train.init_from", "videotune.commands.train"),
 )
 """Modules that every process of a run imports. The server says nothing of one that it cannot find: test_forked.py does."""
 

@@ -14,14 +14,14 @@ OURS = (
     "cache/shards.py",
     "cache/manifest.py",
     "cache/lock.py",
-    "cache/care.py",
+    "cache/maintenance.py",
     "videotune/files.py",
 )
 SAVING = (
-    "train/state.py",
-    "run/going_back.py",
-    "run/resume.py",
-    "monitor/journal.py",
+    "train/checkpoint.py",
+    "train/rollback.py",
+    "commands/open_run.py",
+    "train/logging/journal.py",
     "videotune/files.py",
     "/shutil.py",
 )

@@ -19,9 +19,9 @@ from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.export.lora import export_lora
 from videotune.families.find import find
-from videotune.monitor.ruler import Ruler, normalised, read_ruler
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.types import Batch, ClipShape, FamilySpec, SampleRequest, Window
+from videotune.validation.validation_loss import ValidationLoss, normalised, read_validation
 
 BY_HAND = {
     "hunyuan_video": {  # q, k, v, out of the picture and of the text, two feed-forwards; of one stream q, k, v and two more
@@ -234,14 +234,14 @@ def test_the_plan_counts_what_the_cache_keeps(name: str, variant: str, tiny_fami
     for shape in shapes_of(family):
         moments = family.encode_video(clip_of(family, shape, 0))
         kept = [moments.mean, *([] if moments.logvar is None else [moments.logvar]), *moments.extras.values()]
-        assert family.spec.kept_numbers(shape) == sum(tensor.numel() for tensor in kept), shape
+        assert family.spec.cached_numbers(shape) == sum(tensor.numel() for tensor in kept), shape
 
 
 @KINDS
 def test_what_is_drawn_without_a_run_suits_the_model(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
+    from videotune.commands.sample import shape_of
     from videotune.config.resolve import resolve
-    from videotune.run.previews import sample_settings
-    from videotune.run.sample import shape_of
+    from videotune.validation.previews import sample_settings
 
     spec = find(name).read_spec(tiny_bases(name, variant))
     config = resolve({}, {}, spec).config
@@ -264,7 +264,9 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(name: str, variant: str,
     whole = objective_of(family.spec)
 
     def read() -> dict[str, Any]:
-        with_answers: dict[str, Any] = read_ruler(Ruler((), (window,), 0), family, nets, whole, lambda _: batch)
+        with_answers: dict[str, Any] = read_validation(
+            ValidationLoss((), (window,), 0), family, nets, whole, lambda _: batch
+        )
         return with_answers["train"]
 
     readings.append(read())

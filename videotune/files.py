@@ -30,7 +30,7 @@ LATE = 30.0
 """A heartbeat that is older than so many seconds is that of a dead process; a living one writes it six times as often."""
 
 
-def out_of_room(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Whether a write failed for want of room, which a person can make, rather than for a broken disk."""
     return error.errno in OUT_OF_ROOM
 

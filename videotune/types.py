@@ -149,16 +149,16 @@ class FamilySpec:
     checkpoint takes no image); ``image_noise``: noise is drawn onto that frame before it is encoded, anew for each view.
     ``sample_shape`` (frames, height, width) is what the model draws unless told otherwise (None: 8 steps of its frames in a
     square of ``default_resolution``). What ``encode_video`` gives of a clip: the mean, with ``keeps_variance`` the
-    variance too; ``told_channels`` (of each latent frame, of the first alone) and ``told_states`` numbers of an image.
+    variance too; ``conditioning_channels`` (of each latent frame, of the first alone) and ``conditioning_states`` numbers of an image.
     ``fused``: for an export format that makes one module of several, their list of blocks and their paths within a block,
-    in the order of their rows. ``told_by_text``: numbers that text encoders say of a caption beside its ``text_tokens``
-    states of ``text_width``. ``told_guidance``: the network is told it and takes no second pass. ``padded_tokens``: as many
+    in the order of their rows. ``text_extras``: numbers that text encoders say of a caption beside its ``text_tokens``
+    states of ``text_width``. ``guidance_embedded``: the network is told it and takes no second pass. ``padded_tokens``: as many
     as a picture that is not square is padded to (None: its own). ``shift_by_tokens``: (tokens, μ at them, other tokens, μ
     at those) of the checkpoint's own scheduler, whose shift e^μ grows with the resolution (None: it has a fixed one).
     """
 
     name: str
-    known_as: tuple[str, ...]
+    aliases: tuple[str, ...]
     title: str
     path: str
     rules: VideoRules
@@ -182,20 +182,20 @@ class FamilySpec:
     image_noise: bool = False
     sample_shape: tuple[int, int, int] | None = None
     keeps_variance: bool = False
-    told_channels: tuple[int, int] = (0, 0)
-    told_states: int = 0
+    conditioning_channels: tuple[int, int] = (0, 0)
+    conditioning_states: int = 0
     fused: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(default_factory=dict)
-    told_by_text: int = 0
-    told_guidance: bool = False
+    text_extras: int = 0
+    guidance_embedded: bool = False
     padded_tokens: int | None = None
     shift_by_tokens: tuple[float, float, float, float] | None = None
 
-    def kept_numbers(self, shape: ClipShape) -> int:
+    def cached_numbers(self, shape: ClipShape) -> int:
         """How many numbers the cache keeps of one view of this shape."""
         frames, rows, columns = self.rules.latent_size(shape)
-        each, first = self.told_channels
+        each, first = self.conditioning_channels
         each += self.latent_channels * (2 if self.keeps_variance else 1)
-        return (each * frames + first) * rows * columns + self.told_states
+        return (each * frames + first) * rows * columns + self.conditioning_states
 
     def tokens(self, shape: ClipShape) -> int:
         """How many tokens the denoiser sees for one sample of this shape."""

@@ -16,7 +16,7 @@ from toymaking.recipe import Recipe
 from toymaking.whole_clip import decode, encode
 
 from videotune.files import write_json
-from videotune.randomness import draws, seed32
+from videotune.rng import draws, seed32
 from videotune.toy.shapes import HELD_OUT, KNOWN, Look, draw_clip, draw_wide
 
 STAGES = ((0.12, 1, 16), (0.24, 5, 5), (1.0, 17, 2))

@@ -16,7 +16,7 @@ import torch
 from toymaking.recipe import Recipe
 from transformers import AutoTokenizer, T5Tokenizer, UMT5Config, UMT5EncoderModel
 
-from videotune.randomness import seed32
+from videotune.rng import seed32
 from videotune.toy.shapes import COMBINATIONS, TEMPLATES, caption
 
 RARE = -9.0

@@ -10,15 +10,15 @@ from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, Wa
 from toymaking.recipe import Recipe
 from transformers import AutoTokenizer, UMT5EncoderModel
 
+from videotune.commands.open_run import Resume
+from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json, write_text
-from videotune.monitor.journal import read_journal
-from videotune.randomness import draws, seed32
-from videotune.run.resume import Resume
-from videotune.run.settle import Words
-from videotune.run.train import train
+from videotune.rng import draws, seed32
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import FPS, HELD_OUT, KNOWN, TEMPLATES, Look, caption, draw_clip
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
 
 
 def make(out: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) -> Path:
@@ -31,7 +31,7 @@ def make(out: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) ->
     run = out / f"run-{seed}"
     if not any(line["kind"] == "end" and line["why"] == "done" for line in read_journal(run)):
         begun = (run / "config.json").is_file()
-        code = train(Words() if begun else Words(config=config), run, resume=Resume() if begun else None)
+        code = train(Overrides() if begun else Overrides(config=config), run, resume=Resume() if begun else None)
         if code != DONE:
             raise VideotuneError(f"{run} was cut off: start the same command again to go on")
     return run / str(read_json(run / "exports.json")[-1]["path"])

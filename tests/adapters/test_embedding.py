@@ -19,7 +19,8 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from videotune.adapters.embedding import (
+from videotune.adapters.text import add_text, matching_text
+from videotune.adapters.textual_inversion import (
     EmbeddingSettings,
     Overlay,
     add_rows,
@@ -29,7 +30,6 @@ from videotune.adapters.embedding import (
     spelled,
     token_names,
 )
-from videotune.adapters.text import add_text, matching_text
 from videotune.data.captions import with_token
 from videotune.errors import VideotuneError
 from videotune.families.tiny import letters_tokenizer

@@ -16,7 +16,7 @@ from clips import write_clip
 
 from videotune.cache.batches import Prepared, Source, prepare, quiet_pool, stream, uniforms
 from videotune.cache.keys import latent_key, text_key
-from videotune.cache.schedule import Schedule, picks, visit
+from videotune.cache.sampler import Schedule, picks, visit
 from videotune.cache.store import Store
 from videotune.data.buckets import padded_box
 from videotune.data.decode import decode
@@ -24,9 +24,9 @@ from videotune.data.probe import probe
 from videotune.data.windows import take
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.run.job import open_job
-from videotune.run.models import fill_cache, make_objective, make_source
-from videotune.run.settle import Words, settle
+from videotune.train.components import fill_cache, make_objective, make_source
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import open_job
 from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window
 
 Open = Callable[..., Any]
@@ -41,7 +41,7 @@ def source(small_clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Op
         "batch_size=3",
         "seed=5",
     )
-    job = open_job(*settle(Words(data=str(small_clips), sets=sets)))
+    job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
     family, store = tiny_family("wan"), Store(tmp_path)
     fill_cache(job, family, store)
     return make_source(job, family, store, make_objective(job.spec, job.config))
@@ -216,7 +216,7 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
     for step in range(1, 7 * 6 + 1):  # 7 entries, 2 a step: 12 passes
         bucket, places = picks(source.schedule, step)
         laps = visit(source.schedule, step)
-        takes = [source.take(bucket, place, lap) for place, lap in zip(places, laps, strict=True)]
+        takes = [source.take(bucket, place, epoch) for place, epoch in zip(places, laps, strict=True)]
         batch = prepare(source, step).batch
         assert batch.x0[:, 0, 0, 0, 0].tolist() == [number_of(shown) for shown in takes]
         assert batch.window_ids == tuple(shown.window.id for shown in takes)
@@ -224,8 +224,8 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
             seen[shown.window.clip_id].append(shown.variant)
     for clip in clips:
         shown_by_pass = zip(*[iter(seen[clip.id])] * clip.repeats, strict=True)
-        for lap, variants in enumerate(shown_by_pass):
-            views = range(lap * clip.repeats, (lap + 1) * clip.repeats)
+        for epoch, variants in enumerate(shown_by_pass):
+            views = range(epoch * clip.repeats, (epoch + 1) * clip.repeats)
             assert sorted(variants) == sorted(view % 3 for view in views)
         assert Counter(seen[clip.id]) == dict.fromkeys(range(3), 4 * clip.repeats)
 
@@ -233,7 +233,7 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
 def test_a_window_that_does_not_vary_has_one_take(tmp_path: Path) -> None:
     clips = some_clips(2, 1)
     source = made(tmp_path, [entries(clips)], clips)
-    assert {source.take(0, place, lap).variant for place in range(3) for lap in range(5)} == {0}
+    assert {source.take(0, place, epoch).variant for place in range(3) for epoch in range(5)} == {0}
 
 
 def test_the_plain_view_draws_nothing(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_encoding_in_the_loop_gives_what_the_cache_holds(
         "video_config.frames=5",
         "video_config.windows=head",
     )
-    job = open_job(*settle(Words(data=str(small_clips), sets=sets)))
+    job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
     family, store = tiny_family("wan"), Store(tmp_path)
     fill_cache(job, family, store)
     cached = make_source(job, family, store, make_objective(job.spec, job.config))

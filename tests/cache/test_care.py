@@ -9,7 +9,7 @@ import torch
 from kills import kill_points, killed_at
 
 from videotune.cache import store as store_module
-from videotune.cache.care import listing, prune, verify
+from videotune.cache.maintenance import listing, prune, verify
 from videotune.cache.store import Store
 from videotune.errors import VideotuneError
 

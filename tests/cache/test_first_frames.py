@@ -14,10 +14,10 @@ from videotune.cache.encode import encode_take, fill, missing, wanted
 from videotune.cache.store import Store
 from videotune.cache.views import moments_of, tensors_of, view, view_key
 from videotune.diffusion.loss import denoising_loss
-from videotune.randomness import draws
-from videotune.run.job import Job, open_job
-from videotune.run.models import fill_cache, make_objective, make_source, plain_batch
-from videotune.run.settle import Words, settle
+from videotune.rng import draws
+from videotune.train.components import fill_cache, make_objective, make_source, plain_batch
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import Job, open_job
 from videotune.types import PLAIN, Moments, Window
 
 Open = Callable[..., Any]
@@ -31,8 +31,8 @@ def make(small_clips: Path, tiny_bases: Callable[..., Path], tiny_family: Open, 
     def get(variant: str, *sets: str) -> tuple[Job, Any, Source]:
         words = (f"base_model_name={tiny_bases('wan', variant)}", f"cache_dir={tmp_path}", "resolution=32x32")
         job = open_job(
-            *settle(
-                Words(data=str(small_clips), sets=(*words, "batch_size=4", "seed=5", "dataloader_threads=0", *sets))
+            *resolve_config(
+                Overrides(data=str(small_clips), sets=(*words, "batch_size=4", "seed=5", "dataloader_threads=0", *sets))
             )
         )
         family, store = tiny_family("wan", variant=variant), Store(tmp_path)
@@ -181,8 +181,8 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
             assert [noise_in(where, window, v, plain) for v in range(4)] == pytest.approx(wanted_, abs=1e-5)
         assert noise_in(in_the_loop, window, 9, plain) not in wanted_
     bucket = source.buckets[0]
-    assert [source.take(0, 0, lap).variant for lap in range(6)] == [0, 1, 2, 3, 0, 1]
-    assert [in_the_loop.take(0, 0, lap).variant for lap in range(6)] == list(range(6))
+    assert [source.take(0, 0, epoch).variant for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [in_the_loop.take(0, 0, epoch).variant for epoch in range(6)] == list(range(6))
     keys = {view_key(view(bucket[0], v, 5, True), "vae", 5, True) for v in (PLAIN, 0, 1, 2, 3)}
     assert len(keys) == 5
     other_seed = view_key(view(bucket[0], 0, 6, True), "vae", 6, True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from videotune.cache.schedule import (
+from videotune.cache.sampler import (
     ROUNDS,
     Schedule,
     _stride,
@@ -238,8 +238,8 @@ def test_permutation_is_a_bijection(num: int, word: int) -> None:
     assert sorted(permute(place, num, keys) for place in range(num)) == list(range(num))
 
 
-def order(schedule: Schedule, bucket: int, lap: int) -> tuple[int, ...]:
-    return tuple(window_at(schedule, bucket, lap, place) for place in range(schedule.sizes[bucket]))
+def order(schedule: Schedule, bucket: int, epoch: int) -> tuple[int, ...]:
+    return tuple(window_at(schedule, bucket, epoch, place) for place in range(schedule.sizes[bucket]))
 
 
 def test_seeds_buckets_and_passes_have_orders_of_their_own() -> None:
@@ -253,7 +253,7 @@ def test_seeds_buckets_and_passes_have_orders_of_their_own() -> None:
 def test_small_permutations_are_all_about_equally_likely(num: int) -> None:
     trials = 4000
     schedule = Schedule(seed=0, sizes=(num,), batches=(1,))
-    met = Counter(order(schedule, 0, lap) for lap in range(trials))
+    met = Counter(order(schedule, 0, epoch) for epoch in range(trials))
     assert len(met) == factorial(num)
     expected = trials / factorial(num)
     chi2 = sum((count - expected) ** 2 / expected for count in met.values())
@@ -265,7 +265,7 @@ def test_places_and_windows_are_independent() -> None:
     # Over many passes every window meets every place, and neighbours in a pass are no neighbours in the list.
     num, laps = 20, 2000
     schedule = Schedule(seed=9, sizes=(num,), batches=(1,))
-    orders = [order(schedule, 0, lap) for lap in range(laps)]
+    orders = [order(schedule, 0, epoch) for epoch in range(laps)]
     for table in (
         Counter((place, window) for o in orders for place, window in enumerate(o)),
         Counter((b - a) % num for o in orders for a, b in pairwise(o)),
@@ -311,8 +311,8 @@ def test_ten_million_steps_into_a_hundred_million_windows() -> None:
     for bucket, (windows, seen) in enumerate_by_bucket(drawn, laps).items():
         first = walked[bucket] * schedule.batches[bucket]
         places = [divmod(first + i, sizes[bucket]) for i in range(len(windows))]
-        assert seen == [lap for lap, _ in places]
-        assert windows == [window_at(schedule, bucket, int(lap), int(place)) for lap, place in places]
+        assert seen == [epoch for epoch, _ in places]
+        assert windows == [window_at(schedule, bucket, int(epoch), int(place)) for epoch, place in places]
         assert len(set(windows)) == len(windows)
         assert all(0 <= window < sizes[bucket] for window in windows)
 
@@ -322,10 +322,10 @@ def enumerate_by_bucket(
 ) -> dict[int, tuple[list[int], list[int]]]:
     """For each bucket the windows drawn, in order, and the pass of each."""
     out: dict[int, tuple[list[int], list[int]]] = {}
-    for (bucket, windows), lap in zip(drawn, laps, strict=True):
+    for (bucket, windows), epoch in zip(drawn, laps, strict=True):
         kept = out.setdefault(bucket, ([], []))
         kept[0].extend(windows)
-        kept[1].extend(lap)
+        kept[1].extend(epoch)
     return out
 
 

@@ -12,8 +12,8 @@ import torch
 from clips import noise, write_clip
 
 from videotune.cache import manifest, shards
-from videotune.cache.care import listing, prune, verify
 from videotune.cache.encode import cut_captions, fits_of
+from videotune.cache.maintenance import listing, prune, verify
 from videotune.cache.store import Store
 from videotune.data.index import identify, recall
 from videotune.data.untrusted import refuse_linked_folder
@@ -21,9 +21,9 @@ from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.families.find import find, names
 from videotune.files import write_json
-from videotune.memory.measure import Reading
-from videotune.memory.planner import StepFacts
-from videotune.run import memory_plan
+from videotune.planner import memory_plan
+from videotune.planner.measure import Reading
+from videotune.planner.memory import StepSpec
 from videotune.types import ClipShape
 
 
@@ -258,7 +258,7 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
 
 def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Path) -> None:
     reading = {mode: Reading({"forward": {"weights": 4}}, 1.0) for mode in ("OFF", "ON")}
-    facts = StepFacts(reading, reading, (4,), (0,), {"x": 1}, ((3, 2.0),))
+    facts = StepSpec(reading, reading, (4,), (0,), {"x": 1}, ((3, 2.0),))
     good = memory_plan.to_json(facts)
     place = tmp_path / "plan.json"
     write_json(place, good)

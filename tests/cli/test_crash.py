@@ -14,8 +14,8 @@ import sys
 import videotune.cli.main as command_line
 def fail(*words, **options):
     raise {error}
-import videotune.run.presets
-videotune.run.presets.list_keys = fail
+import videotune.commands.presets
+videotune.commands.presets.list_keys = fail
 command_line.main()
 """
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from videotune.commands.presets import show_preset
 from videotune.config.load import (
     flatten,
     memory_class,
@@ -14,7 +15,6 @@ from videotune.config.load import (
     read_preset,
 )
 from videotune.errors import VideotuneError
-from videotune.run.presets import show_preset
 
 THE_GUIDES = {"wan 2.2 LoRA": 12, "wan 2.2 Finetune": 180, "wan 2.2 Embedding": 16}
 """Named by the guide, which says no class; what is said of each says the GB."""

@@ -152,7 +152,7 @@ def perform(seeds: Path, first: int, last: int) -> None:
     from videotune.data.decode import decode
     from videotune.data.facts import REASONS, ClipProblem
     from videotune.data.probe import probe
-    from videotune.randomness import draws
+    from videotune.rng import draws
 
     resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))  # an allocation beyond all reason is an error, too
     files = sorted(path for path in seeds.iterdir() if path.is_file())

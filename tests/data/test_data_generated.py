@@ -10,7 +10,7 @@ import pytest
 from clips import noise, write_clip
 from PIL import Image
 
-from videotune.cache.schedule import Schedule, picks, round_of, turns, views
+from videotune.cache.sampler import Schedule, picks, round_of, turns, views
 from videotune.data.account import to_json, totals
 from videotune.data.decode import decode
 from videotune.data.facts import REASONS

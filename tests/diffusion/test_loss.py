@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from videotune.diffusion.loss import anchored_target, denoising_loss, noisy, weighted_mean
+from videotune.diffusion.loss import denoising_loss, noisy, prior_target, weighted_mean
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.path import scaled_linear_alphas_cumprod
 from videotune.diffusion.timesteps import Timesteps
@@ -236,7 +236,7 @@ def test_anchored_samples_aim_at_what_the_base_says(kind: str) -> None:
             seen.append((x_t, t, batch))
             return super().predict(net, x_t, t, batch)
 
-    target = anchored_target(Listener(), base, how, batch, t, noise, [1, 3])
+    target = prior_target(Listener(), base, how, batch, t, noise, [1, 3])
     x_t, v = noisy(how, batch, t, noise)
     assert not target.requires_grad
     assert torch.equal(target[[0, 2]], v[[0, 2]])

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from videotune.commands.check import check
+from videotune.commands.open_run import Resume
+from videotune.commands.plan import plan
+from videotune.commands.train import train
 from videotune.config.resolve import Resolved
 from videotune.data.facts import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED
 from videotune.files import read_json
-from videotune.monitor.exposure import BANDS
-from videotune.monitor.journal import read_journal
-from videotune.run.check import check
-from videotune.run.plan import plan
-from videotune.run.resume import Resume
-from videotune.run.settle import Words
-from videotune.run.train import train
 from videotune.toy.dataset import write_dataset
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
+from videotune.validation.exposure import BANDS
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"
@@ -40,7 +40,7 @@ DEMO = {
     "base": "asset:toy",
     "seconds": 123.4,
 }
-"""The keys that videotune/run/demo.py writes."""
+"""The keys that videotune/commands/demo.py writes."""
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
     cache = tmp_path_factory.mktemp("cache")
     fixed = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={cache}", "resolution=32x32", "sample.steps=1")
 
-    def make(*sets: str, data: Path = small_clips) -> Words:
-        return Words(data=str(data), sets=(*fixed, *sets))
+    def make(*sets: str, data: Path = small_clips) -> Overrides:
+        return Overrides(data=str(data), sets=(*fixed, *sets))
 
     return make
 
@@ -81,7 +81,7 @@ def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "steps=3", "batch_size=2", 'output_model_format=["diffusers", "comfyui"]', *often, data=folder / "clips"
     )
     assert train(said, folder / "run") == INTERRUPTED
-    assert train(Words(), folder / "run", resume=Resume()) == DONE
+    assert train(Overrides(), folder / "run", resume=Resume()) == DONE
     return folder / "run"
 
 
@@ -161,7 +161,7 @@ def test_plan_and_check_print_the_same_kind_of_json(words: Any, capsys: pytest.C
 
 
 def test_plan_without_a_base_model(small_clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(Words(family="wan", data=str(small_clips), sets=("resolution=32x32",)), as_json=True) == DONE
+    assert plan(Overrides(family="wan", data=str(small_clips), sets=("resolution=32x32",)), as_json=True) == DONE
     facts = json.loads(capsys.readouterr().out)
     assert faults("plan", facts) == []
     assert facts["adapter"] is None

@@ -11,7 +11,7 @@ from clips import noise, write_dataset
 from effects_kit import Lab
 
 from videotune.families.wan import tiny
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import caption, draw_clip
 

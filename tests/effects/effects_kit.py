@@ -18,11 +18,11 @@ import torch
 from videotune.cache.batches import Source
 from videotune.cache.encode import fill, missing
 from videotune.cache.store import Store
-from videotune.run.job import Job, open_job
-from videotune.run.models import fill_cache, make_objective, make_source, open_models
-from videotune.run.settle import Words, settle
-from videotune.run.train import make_records
-from videotune.run.trainer import Trainer, prepare
+from videotune.commands.train import make_records
+from videotune.train.components import fill_cache, make_objective, make_source, open_models
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import Job, open_job
+from videotune.train.trainer import Trainer, prepare
 from videotune.types import Moments, Window
 
 BASE: dict[str, Any] = {
@@ -70,7 +70,9 @@ def job_of(
         "datasets": [{"path": str(data or lab.clips)}],
     }
     settings = ({} if preset else BASE) | places | dict(knobs or {})
-    return open_job(*settle(Words(preset, sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))))
+    return open_job(
+        *resolve_config(Overrides(preset, sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())))
+    )
 
 
 def source_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None) -> Source:

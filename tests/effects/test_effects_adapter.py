@@ -12,15 +12,15 @@ import torch
 from effects_kit import Lab, job_of, run_steps, trainer_of, watched
 from safetensors.torch import load_file
 
+from videotune.commands.export import export_run
 from videotune.errors import VideotuneError
 from videotune.export.lora import read_back
 from videotune.families.find import names
 from videotune.families.wan import tiny
-from videotune.run.export import export_run
-from videotune.run.job import open_job
-from videotune.run.readings import measure
-from videotune.run.settle import Words, settle
-from videotune.run.trainer import Trainer
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import open_job
+from videotune.train.trainer import Trainer
+from videotune.validation.callbacks import measure
 
 
 def exported(trainer: Trainer, steps: int = 1) -> Path:
@@ -88,8 +88,8 @@ def test_a_family_stands_in_for_a_base_model_and_must_not_contradict_one(lab: La
     def shapes(family: str | None, base: Path | None = None) -> tuple[Any, list[str]]:
         sets = [f"cache_dir={lab.cache}", "video_config.max_frames=16", "video_config.target_fps=16"]
         sets += [f"base_model_name={base}"] if base else []
-        words = Words(family=family, data=str(lab.clips), sets=tuple(sets))
-        job = open_job(*settle(words))
+        words = Overrides(family=family, data=str(lab.clips), sets=tuple(sets))
+        job = open_job(*resolve_config(words))
         return job.spec, [str(shape) for shape in job.shapes]
 
     for name in names():

@@ -17,9 +17,9 @@ from effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, tex
 
 from videotune.cache.batches import prepare
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.monitor.journal import read_journal
-from videotune.run.job import refuse_skips
-from videotune.run.readings import measure
+from videotune.train.logging.journal import read_journal
+from videotune.train.run_spec import refuse_skips
+from videotune.validation.callbacks import measure
 
 Counted = Callable[..., list[list[int]]]
 

@@ -14,8 +14,8 @@ from effects_kit import Lab, gradients, in_cache, job_of, pixels, run_steps, sou
 
 from videotune.cache.batches import prepare
 from videotune.errors import VideotuneError
-from videotune.monitor.journal import read_journal
-from videotune.run.readings import measure
+from videotune.train.logging.journal import read_journal
+from videotune.validation.callbacks import measure
 
 
 def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:

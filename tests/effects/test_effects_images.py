@@ -13,9 +13,9 @@ import torch
 from effects_kit import Lab, film, run_steps, trainer_of, watched
 
 from videotune.cache.batches import prepare
+from videotune.commands.sample import SampleOptions, open_sampler, render
+from videotune.commands.train import Trainer, preview
 from videotune.errors import VideotuneError
-from videotune.run.sample import SampleWords, open_sampler, render
-from videotune.run.train import Trainer, preview
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_second_expert_has_guidance_of_its_own(lab: Lab, tiny_bases: Callabl
     def drawn(steps: int, guidance_2: float | None) -> np.ndarray:
         sets = ["sample.frames=5", "sample.resolution=32x32", f"sample.steps={steps}", "sample.guidance=4"]
         sets += [] if guidance_2 is None else [f"sample.guidance_2={guidance_2}"]
-        sampler = open_sampler(SampleWords(("a cat",), 1, base=base, sets=tuple(sets)))
+        sampler = open_sampler(SampleOptions(("a cat",), 1, base=base, sets=tuple(sets)))
         return render(sampler, ["a cat"], [1])[0].astype(int)
 
     assert np.array_equal(drawn(8, None), drawn(8, 4))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from effects_kit import BASE, Lab
 
+from videotune.commands import train as loop
+from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.run import train as loop
-from videotune.run.settle import Words
-from videotune.run.train import train
-from videotune.run.trainer import Trainer
+from videotune.train.resolve_config import Overrides
+from videotune.train.trainer import Trainer
 
 
 @pytest.mark.effect("deterministic")
@@ -37,7 +37,9 @@ def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
 
     def go(run: str, **more: Any) -> int:
         knobs = {**BASE, **places, "steps": 2, **more}
-        return train(Words(sets=tuple(f"{key}={json.dumps(value)}" for key, value in knobs.items())), tmp_path / run)
+        return train(
+            Overrides(sets=tuple(f"{key}={json.dumps(value)}" for key, value in knobs.items())), tmp_path / run
+        )
 
     assert go("plain") == DONE
     assert asked == [False, False]

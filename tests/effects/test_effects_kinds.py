@@ -10,9 +10,9 @@ from effects_kit import Lab, run_steps, trainer_of, weights
 from safetensors.torch import load_file
 
 from videotune.adapters.kinds import PARTS, split
+from videotune.commands.export import export_run
 from videotune.errors import VideotuneError
-from videotune.run.export import export_run
-from videotune.run.trainer import Trainer
+from videotune.train.trainer import Trainer
 
 
 def exported(trainer: Trainer) -> Path:

@@ -16,8 +16,8 @@ from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.families.cogvideox import tiny
-from videotune.randomness import draws
-from videotune.run.models import make_objective, shift_of
+from videotune.rng import draws
+from videotune.train.components import make_objective, shift_of
 
 
 def levels(lab: Lab, **knobs: Any) -> tuple[list[float], list[float]]:

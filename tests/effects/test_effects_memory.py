@@ -10,7 +10,7 @@ from effects_kit import Lab, gradients, run_steps, trainer_of, watched, weights
 
 from videotune.cache.batches import prepare
 from videotune.diffusion.loss import denoising_loss
-from videotune.run.trainer import Trainer
+from videotune.train.trainer import Trainer
 
 
 @pytest.mark.effect("layer_offload_fraction")
@@ -23,7 +23,7 @@ def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(lab: Lab)
         losses[fraction], after[fraction] = [line["loss"] for line in lines], weights(trainer)
         own = [p for name, p in trainer.net.named_parameters() if "lora_" not in name]
         away[fraction] = sum(p.numel() * 4 for p in own) - sum(p.untyped_storage().nbytes() for p in own)
-        streams = trainer.bench.streams
+        streams = trainer.pool.streams
         loads[fraction] = 0 if streams is None else streams.ring.loads
     block = sum(p.numel() * 4 for name, p in trainer.net.blocks[0].named_parameters() if "lora_" not in name)
     assert away[0.0] == 0
@@ -58,7 +58,7 @@ def test_inputs_of_blocks_wait_on_the_host(lab: Lab) -> None:
     for mode in ("ON", "CPU_OFFLOADED"):
         trainer = trainer_of(lab, {"gradient_checkpointing": mode})
         kept[mode] = kept_by_the_graph(trainer)
-        streams: Any = trainer.bench.streams
+        streams: Any = trainer.pool.streams
         sent[mode] = 0 if streams is None else streams.parking.bytes
         losses[mode] = [line["loss"] for line in run_steps(trainer, 3)]
     # 3 latent frames of 2 x 2 tokens, 24 numbers each, before each of two blocks

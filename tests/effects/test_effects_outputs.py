@@ -12,14 +12,14 @@ import torch
 from effects_kit import Lab, film, text_of, trainer_of, watched
 from safetensors.torch import load_file
 
+from videotune.commands.export import export_run
+from videotune.commands.train import loop
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.monitor.journal import read_journal
-from videotune.run.export import export_run
-from videotune.run.previews import sample_settings, usual_shape
-from videotune.run.readings import preview
-from videotune.run.train import loop
-from videotune.sampling.preview import draw
+from videotune.sampling.pipeline import draw
+from videotune.train.logging.journal import read_journal
+from videotune.validation.callbacks import preview
+from videotune.validation.previews import sample_settings, usual_shape
 
 
 def steps_of(files: list[Path]) -> list[int]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from effects_kit import Lab, text_of, trainer_of, watched
 
-from videotune.monitor.journal import read_journal
-from videotune.run.probes import probe
-from videotune.run.train import loop
+from videotune.commands.train import loop
+from videotune.train.logging.journal import read_journal
+from videotune.validation.sample_metrics import probe
 
 PROBED = {"probe_budget": 1e6, "probe.steps": 1, "probe.samples": 2}
 

@@ -9,12 +9,12 @@ import torch
 from effects_kit import BASE, Lab
 from safetensors.torch import load_file
 
+from videotune.commands import train as loop
+from videotune.commands.train import train
 from videotune.errors import DONE, DoesNotFit
-from videotune.monitor.journal import read_journal
-from videotune.run import train as loop
-from videotune.run.settle import Words
-from videotune.run.train import train
-from videotune.run.trainer import Trainer
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
+from videotune.train.trainer import Trainer
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -42,8 +42,8 @@ def test_another_try_where_it_is_allowed_and_an_end_where_not(
 ) -> None:
     places = {"base_model_name": str(lab.model), "cache_dir": str(lab.cache), "datasets": [{"path": str(lab.clips)}]}
 
-    def words(**more: Any) -> Words:
-        return Words(sets=tuple(f"{key}={json.dumps(value)}" for key, value in {**BASE, **places, **more}.items()))
+    def words(**more: Any) -> Overrides:
+        return Overrides(sets=tuple(f"{key}={json.dumps(value)}" for key, value in {**BASE, **places, **more}.items()))
 
     def weights(run: Path) -> dict[str, torch.Tensor]:
         return load_file(run / "checkpoints" / "step-4" / "weights.safetensors")

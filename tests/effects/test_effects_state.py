@@ -10,12 +10,12 @@ import torch
 from effects_kit import Lab, run_steps, trainer_of, weights
 from safetensors.torch import load_file
 
+from videotune.commands.export import export_run
+from videotune.commands.train import loop
 from videotune.errors import VideotuneError
-from videotune.run.export import export_run
-from videotune.run.keeping import save
-from videotune.run.readings import averaged
-from videotune.run.train import loop
-from videotune.train.state import complete_checkpoints
+from videotune.train.checkpoint import complete_checkpoints
+from videotune.train.saving import save
+from videotune.validation.callbacks import averaged
 
 
 def stored(run: Path, part: str) -> dict[str, torch.Tensor]:

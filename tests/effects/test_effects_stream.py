@@ -14,13 +14,13 @@ import torch
 from effects_kit import Lab, gradients, run_steps, source_of, trainer_of, watched, weights
 
 from videotune.cache.batches import Prepared, prepare
+from videotune.commands.train import make_records
 from videotune.config.load import parse_sets
 from videotune.config.resolve import resolve
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
-from videotune.randomness import draws
-from videotune.run.models import make_objective
-from videotune.run.train import make_records
+from videotune.rng import draws
+from videotune.train.components import make_objective
 
 
 @pytest.mark.effect("steps")

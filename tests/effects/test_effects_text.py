@@ -7,9 +7,9 @@ import torch
 from effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights
 from safetensors.torch import load_file
 
+from videotune.commands.export import export_run
 from videotune.errors import VideotuneError
-from videotune.run.export import export_run
-from videotune.run.trainer import Trainer
+from videotune.train.trainer import Trainer
 
 NEW = {"training_method": "EMBEDDING", "steps": 1}
 FULL = {"training_method": "FINE_TUNE", "steps": 1, "text_encoder.train": True}

@@ -10,9 +10,9 @@ from effects_kit import Lab, moved, run_steps, trainer_of, weights
 from torch._subclasses import FakeTensorMode
 
 from videotune.errors import VideotuneError
-from videotune.run.keeping import save
+from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.optimizers import optimizer_state
-from videotune.train.state import complete_checkpoints
+from videotune.train.saving import save
 
 FULL = {"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16"}
 EVERY = ("ADAMW", "ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON")
@@ -28,8 +28,8 @@ def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(la
         before = weights(trainer)
         run_steps(trainer)
         ways[name] = moved(before, weights(trainer), "lora_B")
-        (learner,) = trainer.bench.learners.values()
-        kept[name] = {key.rpartition(".")[2] for key in optimizer_state(learner.optimizer, learner.parameters)}
+        (trainable,) = trainer.pool.trainables.values()
+        kept[name] = {key.rpartition(".")[2] for key in optimizer_state(trainable.optimizer, trainable.parameters)}
         assert ways[name].abs().max() > 0
     for one in EVERY:
         for other in EVERY:
@@ -169,8 +169,8 @@ def test_within_backward_the_norm_of_each_tensor_is_what_is_clipped(lab: Lab) ->
         knobs = {"optimizer.name": "LION", "optimizer.step_in_backward": True, "max_grad_norm": limit, "steps": 1}
         trainer = trainer_of(lab, knobs)
         run_steps(trainer)
-        (learner,) = trainer.bench.learners.values()
-        state = optimizer_state(learner.optimizer, learner.parameters)
+        (trainable,) = trainer.pool.trainables.values()
+        state = optimizer_state(trainable.optimizer, trainable.parameters)
         norms = [value.norm().item() for key, value in state.items() if key.endswith("state1") and value.any()]
         clipped = [norm for norm in norms if norm == pytest.approx(1e-5 * 0.01, rel=1e-2)]
         assert len(clipped) == (len(norms) if limit == 1e-5 else 0)
@@ -195,9 +195,9 @@ def test_the_average_lies_where_it_is_told_and_is_the_same(lab: Lab) -> None:
         trainer = trainer_of(lab, {"ema": {"decay": 0.5, "device": where}, "steps": 3})
         run_steps(trainer)
         found[where] = {name: value.clone() for name, value in trainer.averages.items()}
-        (learner,) = trainer.bench.learners.values()
+        (trainable,) = trainer.pool.trainables.values()
         with FakeTensorMode():
             pretended = torch.empty(3, device="cuda")
-            assert learner.ema is not None
-            assert learner.ema._own(pretended).device.type == ("cuda" if where == "device" else "cpu")
+            assert trainable.ema is not None
+            assert trainable.ema._own(pretended).device.type == ("cuda" if where == "device" else "cpu")
     assert all(torch.equal(value, found["host"][name]) for name, value in found["device"].items())

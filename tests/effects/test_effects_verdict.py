@@ -14,13 +14,13 @@ from effects_kit import BASE, Lab, trainer_of
 from PIL import Image
 from safetensors.torch import load_file
 
+from videotune.commands.train import train
 from videotune.errors import VideotuneError
 from videotune.files import read_json
-from videotune.monitor.board import FOLDER
-from videotune.monitor.journal import read_journal
-from videotune.run.job import open_job
-from videotune.run.settle import Words, settle
-from videotune.run.train import train
+from videotune.train.logging.journal import read_journal
+from videotune.train.logging.tensorboard import FOLDER
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import open_job
 
 HELD = (1.0, 0.8, 0.6, 0.5, 0.6, 0.7, 0.8, 0.9)
 TRAIN = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -31,7 +31,7 @@ TRAIN = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 def copying(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ruler reads what is planted, after each step the next."""
 
-    def planted(ruler: Any, family: Any, nets: Any, objective: Any, batch_of: Any) -> dict[str, Any]:
+    def planted(validation: Any, family: Any, nets: Any, objective: Any, batch_of: Any) -> dict[str, Any]:
         lora = [value for name, value in nets.net.named_parameters() if "lora_B" in name]
         step = planted.seen.setdefault(float(lora[0].detach().double().abs().sum()), len(planted.seen))  # type: ignore[attr-defined]
 
@@ -42,14 +42,14 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"held_out": part(HELD[step], (0.9, 1.0, 1.1)), "train": part(TRAIN[step], (1.0, 1.0))}
 
     planted.seen = {}  # type: ignore[attr-defined]
-    monkeypatch.setattr("videotune.run.readings.read_ruler", planted)
+    monkeypatch.setattr("videotune.validation.callbacks.read_ruler", planted)
 
 
 def run_of(lab: Lab, data: list[dict[str, str]], **knobs: Any) -> list[dict[str, Any]]:
     """The journal of a whole run."""
     places = {"base_model_name": str(lab.model), "cache_dir": str(lab.cache), "datasets": data}
     settings = BASE | places | knobs
-    train(Words(sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())), lab.tmp / "run")
+    train(Overrides(sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())), lab.tmp / "run")
     return read_journal(lab.tmp / "run")
 
 
@@ -94,8 +94,8 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
 def test_early_stopping_that_cannot_come_is_told(lab: Lab, sets: tuple[str, ...], why: str) -> None:
     place = (f"base_model_name={lab.model}", f"cache_dir={lab.cache}")
     for asked in (True, False):
-        said = Words(data=str(lab.clips), sets=(*place, *sets, *(("early_stopping=2",) if asked else ())))
-        told = [note for note in open_job(*settle(said)).notes if note.startswith("early_stopping is unused")]
+        said = Overrides(data=str(lab.clips), sets=(*place, *sets, *(("early_stopping=2",) if asked else ())))
+        told = [note for note in open_job(*resolve_config(said)).notes if note.startswith("early_stopping is unused")]
         assert [why in note for note in told] == [True] * asked
 
 

@@ -12,9 +12,9 @@ from effects_kit import Lab, run_steps, trainer_of, watched
 from videotune.config.drift import class_of
 from videotune.config.words import ROUNDED
 from videotune.errors import VideotuneError
-from videotune.memory.quantization import PackedLinear, share_of
-from videotune.run.settle import Words, settle
-from videotune.run.trainer import Trainer
+from videotune.memory.quantization import QuantizedLinear, share_of
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.trainer import Trainer
 
 NEAR = {"FLOAT_8": 0.02, "INT_8": 0.005, "NFLOAT_4": 0.05, "BFLOAT_16": 0.005}
 """How far the losses over rounded weights may lie from those over plain ones, as a share of them."""
@@ -36,7 +36,7 @@ SEEN: dict[tuple[str, str], list[float]] = {}
 
 
 def packed(net: torch.nn.Module) -> set[str]:
-    return {path for path, module in net.named_modules() if isinstance(module, PackedLinear)}
+    return {path for path, module in net.named_modules() if isinstance(module, QuantizedLinear)}
 
 
 def bytes_of(trainer: Trainer) -> int:
@@ -164,7 +164,7 @@ def test_what_is_frozen_beside_a_fine_tuning_may_be_rounded(lab: Lab) -> None:
 
 def test_words_are_not_case_sensitive_and_auto_undoes_a_preset_s(lab: Lab) -> None:
     sets = (f"base_model_name={lab.model}", "weight_dtype=nfloat_4", "transformer.weight_dtype=AUTO")
-    config = settle(Words(sets=sets))[0].config
+    config = resolve_config(Overrides(sets=sets))[0].config
     assert (config.weight_dtype, config.transformer.weight_dtype) == ("NFLOAT_4", "auto")
 
 

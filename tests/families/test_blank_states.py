@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from videotune.families.find import find, names
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.types import ClipShape
 
 EACH = [(name, variant) for name in names() for variant in find(name).VARIANTS]

@@ -15,7 +15,7 @@ from videotune.adapters.lora import LoraSettings, add_lora
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.cogvideox import read_spec
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.types import ClipShape, SampleRequest
 
 Bases = Callable[[str], Path]

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from videotune.commands.sample import shape_of
 from videotune.config.resolve import resolve
 from videotune.data.buckets import choose_size, parse_resolution
 from videotune.data.windows import WindowSettings, frame_rule, planned_frames, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
 from videotune.families.cogvideox import read_spec
-from videotune.run.job import open_job
-from videotune.run.previews import sample_settings
-from videotune.run.sample import shape_of
-from videotune.run.settle import Words, settle
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import open_job
+from videotune.validation.previews import sample_settings
 
 Bases = Callable[[str], Path]
 
@@ -33,18 +33,18 @@ def test_no_window_is_longer_than_the_model_takes(variant: str, most: int, cog_b
 def test_5b_i2v_takes_one_size_alone(cog_bases: Bases, small_clips: Path, tmp_path: Path) -> None:
     """Its own is the default; another is refused, an area too, before a clip is read."""
 
-    def of(*sets: str) -> Words:
+    def of(*sets: str) -> Overrides:
         fixed = (f"base_model_name={cog_bases('5b-i2v')}", f"cache_dir={tmp_path}", "video_config.pad_short=freeze")
-        return Words(data=str(small_clips), sets=(*fixed, *sets))
+        return Overrides(data=str(small_clips), sets=(*fixed, *sets))
 
-    resolved, _, _ = settle(of())
+    resolved, _, _ = resolve_config(of())
     assert resolved.config.resolution == "32x32"
-    job = open_job(*settle(of("video_config.max_frames=17")))
+    job = open_job(*resolve_config(of("video_config.max_frames=17")))
     assert {str(shape) for shape in job.shapes} == {"49x32x32"}
     assert any("becomes 49: this model takes exactly 49 frames" in note for note in job.notes)
     for asked in ("512", '"32x48"'):
         with pytest.raises(VideotuneError, match=r'one size of 32x32 pixels alone\. Set resolution="32x32"'):
-            open_job(*settle(of(f"resolution={asked}")))
+            open_job(*resolve_config(of(f"resolution={asked}")))
 
 
 def test_sides_of_1_5_have_an_end(cog_bases: Bases) -> None:

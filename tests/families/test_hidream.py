@@ -51,7 +51,7 @@ def test_the_published_size(tiny_bases: Bases, tmp_path: Path) -> None:
     assert spec.tokens(ClipShape(1, 1024, 1024, 1.0)) == 4096
     assert spec.tokens(ClipShape(1, 512, 512, 1.0)) == 1024
     assert spec.tokens(ClipShape(1, 512, 528, 1.0)) == 4096, "what is not square is padded"
-    assert 2 * (spec.told_by_text + 128 * 4096) == pytest.approx(34.6e6, rel=1e-3), "bytes a caption in bfloat16"
+    assert 2 * (spec.text_extras + 128 * 4096) == pytest.approx(34.6e6, rel=1e-3), "bytes a caption in bfloat16"
 
 
 def test_what_it_cannot_read_is_refused(tiny_bases: Bases, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_longest_count_of_tokens_counts(tiny_bases: Bases, tiny_family: Open
 
 def test_a_new_token_does_not_move_the_end_of_a_caption(tiny_bases: Bases, tmp_path: Path) -> None:
     """Older configs of CLIP name 2 as its end mark; then the highest number of a caption counted, that of the new token."""
-    from videotune.adapters.embedding import EmbeddingSettings, add_rows
+    from videotune.adapters.textual_inversion import EmbeddingSettings, add_rows
     from videotune.families.hidream import open_family
 
     folder = shutil.copytree(tiny_bases("hidream"), tmp_path / "older")

@@ -230,7 +230,7 @@ def test_latents_are_normalised_and_decoded_as_in_the_pipeline(variant: str, tin
         return
     raw, words = dist.mean, []
     if variant == "0.9.7":
-        from videotune.randomness import draws
+        from videotune.rng import draws
 
         noise = torch.from_numpy(draws(0, "decode noise").standard_normal(tuple(raw.shape), "float32"))
         raw, words = 0.975 * raw + 0.025 * noise, [torch.tensor([0.05])]

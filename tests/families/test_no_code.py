@@ -20,7 +20,7 @@ import torch
 from pathlib import Path
 from videotune.errors import VideotuneError
 from videotune.families.find import find, place, spec_for
-from videotune.monitor.embedding import open_encoder
+from videotune.validation.features import open_encoder
 
 def family(folder):
     base = place(folder)

@@ -17,7 +17,7 @@ from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.find import place, spec_for
 from videotune.families.wan import native, read_spec
-from videotune.sampling.preview import SampleSettings, decode, draw
+from videotune.sampling.pipeline import SampleSettings, decode, draw
 from videotune.types import ClipShape
 
 SHAPE = ClipShape(5, 32, 32, 16.0)

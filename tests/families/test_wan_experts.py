@@ -15,7 +15,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.export.lora import export_lora
 from videotune.families.wan import VARIANTS
 from videotune.families.wan.nets import full_name
-from videotune.sampling.preview import SampleSettings, draw
+from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.types import ClipShape
 
 Open = Callable[..., Any]

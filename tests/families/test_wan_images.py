@@ -11,7 +11,7 @@ from PIL import Image
 
 from videotune.adapters.lora import LoraSettings, add_lora
 from videotune.export.lora import export_lora
-from videotune.sampling.preview import SampleSettings, draw
+from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.types import Batch, ClipShape
 
 SIZES = [(1, 32, 32), (5, 32, 48), (9, 64, 32), (17, 32, 32)]

@@ -8,7 +8,7 @@ import pytest
 from videotune.config.load import flatten, preset_about, preset_names, preset_reasons, read_preset
 from videotune.config.resolve import resolve
 from videotune.families.wan import read_spec
-from videotune.run.fitting import OPEN
+from videotune.planner.fit import OPEN
 
 KINDS = {
     "wan 2.1 1.3B LoRA 16GB": "t2v",

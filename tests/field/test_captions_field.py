@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from videotune.monitor.journal import read_journal
-from videotune.run.settle import Words
-from videotune.run.train import train
+from videotune.commands.train import train
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
 
 
 def test_musubi_tuner_434_the_exact_text_of_every_step_can_be_recovered(
@@ -25,7 +25,7 @@ def test_musubi_tuner_434_the_exact_text_of_every_step_can_be_recovered(
         "lora.rank=2",
     ]
     sets += ["sample_after=0", "ruler_after=0", "save_every=0", f"base_model_name={tiny_bases('wan')}"]
-    assert train(Words(data=str(data), sets=tuple(sets)), tmp_path / "run") == 0
+    assert train(Overrides(data=str(data), sets=tuple(sets)), tmp_path / "run") == 0
     account = json.loads((tmp_path / "run" / "check.json").read_text())
     captions = {clip["id"][:12]: clip["captions"] for clip in account["clips"]}
     names = {clip["id"][:12]: Path(clip["path"]).stem for clip in account["clips"]}

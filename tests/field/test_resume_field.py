@@ -3,7 +3,7 @@
 musubi-tuner #927 (a resume counts from 0 again) and #497 (its rate is 0), diffusion-pipe #278 (another rate is taken for the
 old one) and #263 (there is no way back to an earlier step), OneTrainer #132 (a run that is done resumes to nothing, and
 nothing says so), SimpleTuner #2613 (a damaged checkpoint is loaded). SimpleTuner #2353 (a full disk ends the run) is in
-tests/run/test_full_disk.py, finetrainers #135 (a loss of NaN becomes a file) in tests/run/test_not_finite.py.
+tests/commands/test_full_disk.py, finetrainers #135 (a loss of NaN becomes a file) in tests/commands/test_not_finite.py.
 """
 
 import shutil
@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from videotune.commands.open_run import Resume
+from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.monitor.journal import read_journal
-from videotune.run.resume import Resume
-from videotune.run.settle import Words
-from videotune.run.train import train
-from videotune.train.state import complete_checkpoints
+from videotune.train.checkpoint import complete_checkpoints
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
 
 STEPS, MIDDLE = 6, 3
 
@@ -30,7 +30,7 @@ def whole(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
     sets = [f"steps={STEPS}", f"save_every={MIDDLE}", "learning_rate=0.01", "warmup_steps=1"]
     sets += ["learning_rate_scheduler=COSINE", "resolution=32x32", "lora.rank=2", "sample_after=0", "ruler_after=0"]
     sets += [f"base_model_name={tiny_bases('wan')}", f"cache_dir={home / 'cache'}"]
-    assert train(Words(data=str(small_clips), sets=tuple(sets)), home / "run") == DONE
+    assert train(Overrides(data=str(small_clips), sets=tuple(sets)), home / "run") == DONE
     return home / "run"
 
 
@@ -51,17 +51,19 @@ def rates(run: Path) -> list[float]:
 def test_musubi_tuner_927_a_resume_goes_on_at_its_step(
     run: Path, whole: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(Words(), run, resume=Resume(step=MIDDLE)) == DONE
+    assert train(Overrides(), run, resume=Resume(step=MIDDLE)) == DONE
     assert f"resuming from step {MIDDLE}" in capfd.readouterr().err
     assert [line["step"] for line in steps_of(run)] == list(range(1, STEPS + 1))
     assert steps_of(run) == steps_of(whole), "the same windows, losses and gradients, not those of the first steps"
 
 
 def test_musubi_tuner_497_the_rate_of_a_resume_is_that_of_its_step(run: Path, whole: Path) -> None:
-    assert train(Words(), run, resume=Resume(step=MIDDLE)) == DONE
+    assert train(Overrides(), run, resume=Resume(step=MIDDLE)) == DONE
     assert rates(run) == rates(whole)
     assert min(rates(run)) > 0
-    more = Words(sets=("steps=12",))  # more steps under a falling rate: asked for, since the rate of each step moves
+    more = Overrides(
+        sets=("steps=12",)
+    )  # more steps under a falling rate: asked for, since the rate of each step moves
     with pytest.raises(VideotuneError, match="the rate of a COSINE schedule depends on the number of steps"):
         train(more, run, resume=Resume())
     assert train(more, run, resume=Resume(override=True)) == DONE
@@ -70,7 +72,7 @@ def test_musubi_tuner_497_the_rate_of_a_resume_is_that_of_its_step(run: Path, wh
 
 
 def test_diffusion_pipe_278_another_rate_is_refused_or_taken_and_never_ignored(run: Path) -> None:
-    other = Words(sets=("learning_rate=0.002", "learning_rate_scheduler=CONSTANT"))
+    other = Overrides(sets=("learning_rate=0.002", "learning_rate_scheduler=CONSTANT"))
     with pytest.raises(VideotuneError, match=r"learning_rate: 0\.01 -> 0\.002"):
         train(other, run, resume=Resume(step=MIDDLE))
     assert train(other, run, resume=Resume(step=MIDDLE, override=True)) == DONE
@@ -80,7 +82,7 @@ def test_diffusion_pipe_278_another_rate_is_refused_or_taken_and_never_ignored(r
 def test_diffusion_pipe_263_back_to_an_earlier_step_under_another_rate_keeps_the_later_ones(
     run: Path, whole: Path
 ) -> None:
-    words = Words(sets=("learning_rate=0.002",))
+    words = Overrides(sets=("learning_rate=0.002",))
     assert train(words, run, resume=Resume(step=MIDDLE, override=True)) == DONE
     old = run / "branches" / "1"
     assert [one.step for one in complete_checkpoints(old)] == [STEPS]
@@ -96,10 +98,10 @@ def test_diffusion_pipe_263_back_to_an_earlier_step_under_another_rate_keeps_the
 def test_onetrainer_132_a_run_that_is_done_says_so_and_takes_more_steps(
     run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(Words(), run, resume=Resume()) == DONE
+    assert train(Overrides(), run, resume=Resume()) == DONE
     assert f"all {STEPS} steps are done already" in capfd.readouterr().err
     assert len(steps_of(run)) == STEPS
-    assert train(Words(sets=("steps=7",)), run, resume=Resume(override=True)) == DONE
+    assert train(Overrides(sets=("steps=7",)), run, resume=Resume(override=True)) == DONE
     assert len(steps_of(run)) == STEPS + 1
 
 
@@ -110,9 +112,9 @@ def test_simpletuner_2613_a_damaged_checkpoint_is_named_and_never_loaded(name: s
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[: size // 2])
     with pytest.raises(VideotuneError) as caught:
-        train(Words(), run, resume=Resume())
+        train(Overrides(), run, resume=Resume())
     assert f"{name}.safetensors has {size // 2} bytes of {size}" in str(caught.value)
     assert f"Go on from one of them: --from {MIDDLE}" in str(caught.value)
-    assert train(Words(), run, resume=Resume(step=MIDDLE)) == DONE
+    assert train(Overrides(), run, resume=Resume(step=MIDDLE)) == DONE
     assert steps_of(run) == steps_of(whole)
     assert [one.step for one in complete_checkpoints(run)] == [MIDDLE, STEPS]

@@ -1,7 +1,7 @@
 """Speed and time left, after public threads of other trainers.
 
 diffusion-pipe #152 (which phase is slow?) and #410 (buckets throw the time left off), DiffSynth-Studio #658 (the GPU waits
-for data and nothing says so). The bar's time left is tested in tests/monitor/test_speed.py.
+for data and nothing says so). The bar's time left is tested in tests/validation/test_speed.py.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from videotune.monitor.journal import read_journal
-from videotune.run.pace import WAITS
-from videotune.run.resume import open_run
-from videotune.run.settle import Words
-from videotune.run.train import loop
-from videotune.run.trainer import announce, prepare
+from videotune.commands.open_run import open_run
+from videotune.commands.train import loop
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
+from videotune.train.throughput import WAITS
+from videotune.train.trainer import announce, prepare
 
 
-def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Words:
+def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
     fixed = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", "lora.rank=2", "dataloader_threads=0")
-    return Words(data=str(small_clips), sets=(*fixed, *sets))
+    return Overrides(data=str(small_clips), sets=(*fixed, *sets))
 
 
 def test_seconds_by_phase_sum_to_the_wall_time(
@@ -52,7 +52,7 @@ def test_a_run_that_waits_for_data_says_so(
     small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each batch takes 60 ms longer to come than it does; the warning comes once, after twenty steps."""
-    import videotune.run.train as train
+    import videotune.commands.train as train
 
     batches = train.stream
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.files import read_json
-from videotune.monitor.journal import read_journal
-from videotune.run.settle import Words
-from videotune.run.train import train
 from videotune.toy.dataset import write_dataset
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
 
 
-def words(folder: Path, own: int, *sets: str) -> Words:
+def words(folder: Path, own: int, *sets: str) -> Overrides:
     """The toy base on so many clips of a concept, measured on eight others."""
     write_dataset(folder / "own", concept_clips=own, reminder_clips=0)
     write_dataset(folder / "others", concept_clips=8, reminder_clips=0, seed=1)
@@ -31,7 +31,7 @@ def words(folder: Path, own: int, *sets: str) -> Words:
         "learning_rate=0.002",
         f"cache_dir={folder / 'cache'}",
     )
-    return Words(preset="toy", sets=(*fixed, f"datasets={json.dumps(data)}", *sets))
+    return Overrides(preset="toy", sets=(*fixed, f"datasets={json.dumps(data)}", *sets))
 
 
 @pytest.mark.long

@@ -15,19 +15,19 @@ import torch
 from mutate import COUNT, try_each
 from safetensors.torch import save_file
 
+from videotune.commands.open_run import Resume, open_run
+from videotune.commands.sample import SampleOptions, open_sampler
+from videotune.commands.train import train
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
 from videotune.export.read import read_file, read_parts
 from videotune.families.find import find, place, spec_for
-from videotune.monitor.journal import History
+from videotune.report.diagnosis import diagnose
 from videotune.report.html import write_report
-from videotune.run.diagnosis import diagnose
-from videotune.run.models import open_models
-from videotune.run.resume import Resume, open_run
-from videotune.run.sample import SampleWords, open_sampler
-from videotune.run.settle import Words, layers, settle
-from videotune.run.train import train
-from videotune.train.state import complete_checkpoints, last_checkpoint
+from videotune.train.checkpoint import complete_checkpoints, last_checkpoint
+from videotune.train.components import open_models
+from videotune.train.logging.journal import History
+from videotune.train.resolve_config import Overrides, layers, resolve_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -56,8 +56,8 @@ def test_configs(tmp_path: Path) -> None:
 
     def read() -> None:
         for path in files:
-            layers(Words(config=path))
-        settle(Words(config=files[0]))
+            layers(Overrides(config=path))
+        resolve_config(Overrides(config=files[0]))
 
     outcome = try_each(files, read, 2 * COUNT)
     assert min(outcome.values()) > 0
@@ -82,7 +82,7 @@ def test_base_models(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
 def test_weights_of_a_base_model(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
     base = Path(shutil.copytree(tiny_bases("wan"), tmp_path / "base"))
     files = sorted((base / "transformer").glob("*.safetensors")) + sorted((base / "vae").glob("*.safetensors"))
-    config = settle(Words(base=str(base))).__getitem__(0).config
+    config = resolve_config(Overrides(base=str(base))).__getitem__(0).config
 
     def read() -> None:
         opened = open_models(spec_for(None, place(str(base), weights=False)), place(str(base), weights=False), config)
@@ -132,7 +132,7 @@ def run(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: py
         "save_every=2", "ruler_after=2", "sample_after=4", "sample.steps=1", "samples=1", "probe_budget=0", "ema=0.9",
         "validation_fraction=0.4", "dataloader_threads=0",
     )  # fmt: skip
-    assert train(Words(data=str(small_clips), sets=sets), home / "run") == DONE
+    assert train(Overrides(data=str(small_clips), sets=sets), home / "run") == DONE
     journal = home / "run" / "journal.jsonl"
     lines = [line for line in journal.read_text().splitlines(keepends=True) if '"kind": "end"' not in line]
     journal.write_text("".join(lines))
@@ -174,7 +174,7 @@ def test_files_of_a_run(run: Path, tmp_path: Path) -> None:
     def read() -> None:
         diagnose(copy)
         write_report(copy)
-        open_run(Words(sets=("steps=6",)), copy, Resume())
+        open_run(Overrides(sets=("steps=6",)), copy, Resume())
 
     read()
     outcome = try_each(files, read, COUNT // 4)
@@ -195,5 +195,5 @@ def test_checkpoints(run: Path, tmp_path: Path) -> None:
 
     read()
     assert try_each(files, read, COUNT)["refused"] > 0
-    words = SampleWords(("a cat",), 0, copy, None, None, (), 1.0, (), (), ())
+    words = SampleOptions(("a cat",), 0, copy, None, None, (), 1.0, (), (), ())
     try_each([step / "state.json", step / "COMPLETE"], lambda: open_sampler(words), COUNT // 20, seed=1)

@@ -17,12 +17,12 @@ from videotune.cache.batches import Drawn, Prepared
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.families.find import find
-from videotune.memory.home import Home
-from videotune.memory.offload import OffloadSettings, Streams, stream_blocks
-from videotune.train.crew import Crew
-from videotune.train.masters import Masters
+from videotune.memory.host_weights import HostWeights
+from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.train.distributed import DistributedContext
+from videotune.train.master_weights import MasterWeights
 from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer
-from videotune.train.step import Clock, Learner, StepSettings, train_step
+from videotune.train.step import Clock, StepSettings, Trainable, train_step
 from videotune.types import Batch, ClipShape, Condition
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ class Rig:
 
     family: Any
     net: nn.Module
-    learner: Learner
+    trainable: Trainable
     streams: Streams | None
     losses: list[tuple[float, float]] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
@@ -101,10 +101,10 @@ class Rig:
         """Take real steps; gradients are those that the optimizer is given."""
 
         def keep(*_: Any) -> None:
-            given = {n: p.grad.clone() for n, p in self.learner.parameters.items() if p.grad is not None}
+            given = {n: p.grad.clone() for n, p in self.trainable.parameters.items() if p.grad is not None}
             self.gradients.append(given)
 
-        handle = self.learner.optimizer.register_step_pre_hook(keep)
+        handle = self.trainable.optimizer.register_step_pre_hook(keep)
         self.net.train()
         spec = self.family.spec
         loss = objective(spec.path, spec.path_constants, Timesteps())
@@ -116,14 +116,14 @@ class Rig:
             prepared = Prepared(step, Drawn(batch.window_ids, batch.captions, t), 0, shown, t, noise)
             settings = StepSettings(parts, 1.0, 7, micro)
             record = train_step(
-                self.family, self.net, self.learner, loss, prepared, settings, Clock(CPU), Crew(), step
+                self.family, self.net, self.trainable, loss, prepared, settings, Clock(CPU), DistributedContext(), step
             ).read()
             self.losses.append((record["loss"], record["grad_norm"]))  # type: ignore[arg-type]
         handle.remove()
         return self
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self.learner.parameters.items()}
+        return {name: parameter.detach().clone() for name, parameter in self.trainable.parameters.items()}
 
 
 def rig(
@@ -132,7 +132,7 @@ def rig(
     method: str = "LORA",
     dropout: float = 0.0,
     isolate: bool = False,
-    home: Home | None = None,
+    home: HostWeights | None = None,
 ) -> Rig:
     """A network of the family with an adapter that already does something, or all of it training."""
     net = family.denoiser(family.spec.experts[-1].name)
@@ -150,14 +150,14 @@ def rig(
         resident = held.values() if method == "LORA" else ()
         streams = stream_blocks(net, family.spec.blocks, CPU, settings, list(resident), home)
         held = streams.parameters(held)
-    masters = Masters(held)
-    learner = Learner(
+    masters = MasterWeights(held)
+    trainable = Trainable(
         masters.parameters,
         make_optimizer({"transformer": list(masters.parameters.values())}, OptimizerSettings()),
         {"transformer": RateSettings(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)},
         masters if masters.apart else None,
     )
-    return Rig(family, net, learner, streams)
+    return Rig(family, net, trainable, streams)
 
 
 def same(one: Rig, other: Rig) -> None:

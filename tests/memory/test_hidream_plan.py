@@ -15,11 +15,11 @@ from videotune.config.schema import Config
 from videotune.families.find import find
 from videotune.families.hidream import SPEC
 from videotune.memory.checkpointing import checkpoint_blocks
-from videotune.memory.shallow import deep
-from videotune.run.fitting import OPEN
-from videotune.run.imagine import Imagination
-from videotune.run.models import lora_settings
-from videotune.train.crew import Crew
+from videotune.planner.fake_run import FakeRun
+from videotune.planner.fit import OPEN
+from videotune.planner.shallow import deep
+from videotune.train.components import lora_settings
+from videotune.train.distributed import DistributedContext
 from videotune.train.step import Clock, StepSettings, train_step
 from videotune.types import ClipShape
 
@@ -32,7 +32,7 @@ def test_a_plan_holds_what_a_step_holds(targets: str, method: str, tiny_bases: C
     folder, shape = tiny_bases("hidream"), ClipShape(1, 96, 96, 1.0)
     config = Config(training_method=method, lora={"targets": targets})
     cpu = torch.device("cpu")
-    seen = Imagination(find("hidream").open_family(folder, cpu, torch.float32), config, piece=1)
+    seen = FakeRun(find("hidream").open_family(folder, cpu, torch.float32), config, piece=1)
     counts = {path: len(blocks) for path, blocks in seen.whole().items()}
     reading = deep(lambda depths: seen.step(shape, 2, "OFF", depths), counts)
 
@@ -43,23 +43,25 @@ def test_a_plan_holds_what_a_step_holds(targets: str, method: str, tiny_bases: C
         net.requires_grad_(True)
     checkpoint_blocks(net, "OFF")
     net.train()
-    like = Imagination(real, config)
-    learner, prepared = like.learner(held), like.prepared(shape, 2)
+    like = FakeRun(real, config)
+    trainable, prepared = like.trainable(held), like.prepared(shape, 2)
     batch = prepared.batch
     assert batch is not None
 
     def step() -> None:
-        train_step(real, net, learner, like.objective, prepared, StepSettings(1, 1.0, None), Clock(cpu), Crew())
+        train_step(
+            real, net, trainable, like.objective, prepared, StepSettings(1, 1.0, None), Clock(cpu), DistributedContext()
+        )
 
     step()
-    states = [t for state in learner.optimizer.state.values() for t in state.values()]
+    states = [t for state in trainable.optimizer.state.values() for t in state.values()]
     told = [batch.x0, prepared.noise, batch.cond.text, *batch.cond.extras.values()]
     assert reading.peak == pytest.approx(allocated(step, bytes_of(net, states, told)), rel=0.05)
 
 
 def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: Callable[..., Path]) -> None:
     family: Any = find("hidream").open_family(tiny_bases("hidream"), torch.device("cpu"), torch.float32)
-    reading, blocks = Imagination(family, Config(), piece=1).read_text()
+    reading, blocks = FakeRun(family, Config(), piece=1).read_text()
     (parts,) = reading.phases.values()
     encoders = [part.encoder for part in family.text_parts().values()]
     assert parts["weights"] == pytest.approx(sum(bytes_of(net) for net in encoders), rel=1e-3)

@@ -8,7 +8,7 @@ import pytest
 LOOP = """
 import resource, torch
 from pathlib import Path
-from videotune.memory.host import keep_freed_memory
+from videotune.memory.host_memory import keep_freed_memory
 torch.set_num_threads(1)
 kept = keep_freed_memory() if {keep} else None
 def resident():

@@ -16,13 +16,13 @@ from videotune.config.schema import Config
 from videotune.families.find import find
 from videotune.families.published import published
 from videotune.memory.checkpointing import checkpoint_blocks
-from videotune.memory.measure import Ledger, fake_mode, imagine
-from videotune.memory.offload import OffloadSettings, stream_blocks
-from videotune.memory.planner import Choice, StepFacts, need
-from videotune.memory.shallow import deep
-from videotune.run.imagine import Imagination
-from videotune.run.models import lora_settings, weights_of
-from videotune.train.crew import Crew
+from videotune.memory.weight_streaming import OffloadSettings, stream_blocks
+from videotune.planner.fake_run import FakeRun
+from videotune.planner.measure import Ledger, fake_mode, to_fake
+from videotune.planner.memory import Choice, StepSpec, need
+from videotune.planner.shallow import deep
+from videotune.train.components import lora_settings, weights_of
+from videotune.train.distributed import DistributedContext
 from videotune.train.step import Clock, StepSettings, train_step
 from videotune.types import ClipShape
 
@@ -60,14 +60,14 @@ def test_operations_are_counted_as_torch_counts_them() -> None:
 def test_a_parameter_that_stands_in_two_places_stays_one() -> None:
     net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
     net["b"].weight = net["a"].weight
-    imagine(net, fake_mode())
+    to_fake(net, fake_mode())
     assert net["b"].weight is net["a"].weight
     assert len(list(net.parameters())) == 3
 
 
-def imagination(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> Imagination:
+def imagination(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> FakeRun:
     kept = weights_of(Config(**config), {torch.float32: "FLOAT_32", torch.bfloat16: "BFLOAT_16"}[dtype])
-    return Imagination(find(family).open_family(folder, torch.device("cpu"), dtype, kept), Config(**config))
+    return FakeRun(find(family).open_family(folder, torch.device("cpu"), dtype, kept), Config(**config))
 
 
 @pytest.mark.parametrize("checkpointing", ["OFF", "ON"])
@@ -98,16 +98,18 @@ def test_a_real_step_holds_what_was_read(
         net.requires_grad_(True)
     checkpoint_blocks(net, checkpointing)
     net.train()
-    like = Imagination(real, seen.config)
-    learner, prepared = like.learner(held), like.prepared(shape, 2)
+    like = FakeRun(real, seen.config)
+    trainable, prepared = like.trainable(held), like.prepared(shape, 2)
 
     def step() -> None:
         settings = StepSettings(1, 1.0, None)
-        train_step(real, net, learner, like.objective, prepared, settings, Clock(torch.device("cpu")), Crew())
+        train_step(
+            real, net, trainable, like.objective, prepared, settings, Clock(torch.device("cpu")), DistributedContext()
+        )
 
     step()
     assert prepared.batch is not None
-    states = [t for state in learner.optimizer.state.values() for t in state.values()]
+    states = [t for state in trainable.optimizer.state.values() for t in state.values()]
     standing = bytes_of(net, states, [prepared.batch.x0, prepared.noise, prepared.batch.cond.text])
     assert reading.peak == pytest.approx(allocated(step, standing), rel=0.02)
 
@@ -171,7 +173,7 @@ def test_streamed_weights_leave_what_the_plan_says(
     blocks = tuple(size for sizes in whole.values() for size in sizes)
     reading = seen.step(shape, 1, "ON", tuple((path, len(sizes)) for path, sizes in whole.items()))
     one = dict.fromkeys(("OFF", "ON"), reading)
-    facts = StepFacts(one, one, blocks, (0,) * len(blocks), {"OFF": 0, "ON": 0})
+    facts = StepSpec(one, one, blocks, (0,) * len(blocks), {"OFF": 0, "ON": 0})
     planned = need(facts, Choice(1, "ON", round(fraction * len(blocks)))).device["end"]
 
     family = find("wan").open_family(folder, torch.device("cpu"), torch.float32, seen.family.weights)

@@ -21,9 +21,9 @@ from torch import nn
 from videotune.adapters.lora import adapter_off
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.families.find import find, names
-from videotune.memory import host
-from videotune.memory.home import Home
-from videotune.memory.offload import OffloadSettings, spread, stream_blocks
+from videotune.memory import host_memory as host
+from videotune.memory.host_weights import HostWeights
+from videotune.memory.weight_streaming import OffloadSettings, spread, stream_blocks
 
 Bases = Callable[..., Path]
 Deep = Callable[..., Any]
@@ -224,13 +224,13 @@ def test_another_network_takes_over_the_weights_that_have_trained(deep: Deep) ->
     batch = batch_of(family)
     plain = rig(family, None, "FINE_TUNE").steps(batch, count=2)
     first = rig(family, poisoned(1.0), "FINE_TUNE").steps(batch, count=2)
-    home: Home = first.streams.home
+    home: HostWeights = first.streams.home
     second = rig(family, poisoned(1.0), "FINE_TUNE", home=home)
     with torch.no_grad():
         for name, parameter in second.net.named_parameters():
             if name not in home.parameters:
                 parameter.copy_(first.net.get_parameter(name))
-    assert all(second.learner.parameters[name] is parameter for name, parameter in home.parameters.items())
+    assert all(second.trainable.parameters[name] is parameter for name, parameter in home.parameters.items())
     assert torch.equal(predicted(family, second.net, batch), predicted(family, plain.net, batch))
 
 
@@ -260,11 +260,11 @@ def test_what_breaks_off_a_pass_leaves_nothing_behind(deep: Deep) -> None:
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 streamed.steps(batch, count=1)
-            streamed.learner.optimizer.zero_grad(set_to_none=True)
+            streamed.trainable.optimizer.zero_grad(set_to_none=True)
         handle.remove()
         assert len(calls) == 3
         streamed.gradients, streamed.losses = [], []
-        streamed.learner.optimizer._optimizer_step_pre_hooks.clear()
+        streamed.trainable.optimizer._optimizer_step_pre_hooks.clear()
         same(plain.steps(batch), streamed.steps(batch))
 
 
@@ -397,7 +397,7 @@ def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(monkey
 
     monkeypatch.setattr(torch, "empty", refuse)
     weights = {str(i): torch.randn(64) for i in range(4)}
-    home = Home([weights], True, 256, said.append)
+    home = HostWeights([weights], True, 256, said.append)
     for lot in home.lots[0]:
         home.take(lot, weights[lot.name])
     assert asked == [256, 256]

@@ -14,13 +14,13 @@ from offload_kit import batch_of, deepen
 from torch import nn
 
 from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.commands.open_run import open_run
+from videotune.commands.train import make_records
 from videotune.families.find import find
 from videotune.families.loading import loading_onto
-from videotune.memory.offload import OffloadSettings, Streams, stream_blocks
-from videotune.run.resume import open_run
-from videotune.run.settle import Words
-from videotune.run.train import make_records
-from videotune.run.trainer import prepare
+from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.train.resolve_config import Overrides
+from videotune.train.trainer import prepare
 
 pytestmark = pytest.mark.cuda
 Bases = Callable[..., Path]
@@ -85,7 +85,7 @@ def test_no_step_waits_for_the_host(small_clips: Path, tiny_bases: Bases, tmp_pa
     fixed = ("resolution=32x32", "sample_after=0", "ruler_after=0", "steps=12", f"cache_dir={tmp_path / 'cache'}")
     streamed = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED")
     base = deepen(tiny_bases("wan"), tmp_path / "deep")
-    said = Words(data=str(small_clips), sets=(f"base_model_name={base}", *fixed, *streamed))
+    said = Overrides(data=str(small_clips), sets=(f"base_model_name={base}", *fixed, *streamed))
     trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
     records: Any = make_records(trainer)
     late = [next(records)]

@@ -11,19 +11,19 @@ import torch
 from offload_kit import deepen
 from safety_kit import equal, facts_of, of_kind, state
 
+from videotune.commands.open_run import Resume
+from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.run import readings
-from videotune.run.resume import Resume
-from videotune.run.settle import Words
-from videotune.run.train import train
+from videotune.train.resolve_config import Overrides
+from videotune.validation import callbacks as readings
 
-Say = Callable[..., Words]
+Say = Callable[..., Overrides]
 
 
 @pytest.fixture(scope="module")
 def said(
     small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Words]:
+) -> Callable[..., Overrides]:
     """Words of a run of four steps on a tiny base of six blocks; everything that a run does happens in it."""
     folder = tmp_path_factory.mktemp("deep")
     bases = {variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")}
@@ -33,8 +33,8 @@ def said(
         "dataloader_threads=0", "learning_rate=0.001",
     )  # fmt: skip
 
-    def make(*sets: str, variant: str = "t2v") -> Words:
-        return Words(data=str(small_clips), sets=(*fixed, f"base_model_name={bases[variant]}", *sets))
+    def make(*sets: str, variant: str = "t2v") -> Overrides:
+        return Overrides(data=str(small_clips), sets=(*fixed, f"base_model_name={bases[variant]}", *sets))
 
     return make
 
@@ -102,7 +102,7 @@ def test_a_resume_turns_streaming_on(said: Say, tmp_path: Path) -> None:
     plain, run = tmp_path / "plain", tmp_path / "run"
     assert train(said(*sets), plain) == DONE
     assert train(said(*sets, "steps=2"), run) == DONE
-    assert train(Words(sets=("steps=4", *STREAMED)), run, resume=Resume()) == DONE
+    assert train(Overrides(sets=("steps=4", *STREAMED)), run, resume=Resume()) == DONE
     assert facts_of(run) == facts_of(plain)
     assert equal(state(run, 4), state(plain, 4))
 
@@ -111,7 +111,7 @@ def test_a_run_that_was_streamed_goes_on_without(said: Say, tmp_path: Path) -> N
     sets = ("training_method=FINE_TUNE", "sample_after=0", "ruler_after=0")
     assert train(said(*sets), tmp_path / "plain") == DONE
     assert train(said(*sets, "steps=2", "layer_offload_fraction=1"), tmp_path / "run") == DONE
-    assert train(Words(sets=("steps=4", "layer_offload_fraction=0")), tmp_path / "run", resume=Resume()) == DONE
+    assert train(Overrides(sets=("steps=4", "layer_offload_fraction=0")), tmp_path / "run", resume=Resume()) == DONE
     assert facts_of(tmp_path / "run") == facts_of(tmp_path / "plain")
     assert equal(state(tmp_path / "run", 4), state(tmp_path / "plain", 4))
 

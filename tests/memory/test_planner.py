@@ -8,17 +8,17 @@ from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.families.find import spec_for
 from videotune.families.published import published
-from videotune.memory.cards import USUAL, card, cards
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
-from videotune.memory.measure import Reading
-from videotune.memory.planner import (
+from videotune.planner.cards import USUAL, card, cards
+from videotune.planner.measure import Reading
+from videotune.planner.memory import (
     ASIDE,
     PLAIN,
     STREAMED,
     TILED,
     Choice,
     Fixed,
-    StepFacts,
+    StepSpec,
     choices,
     fastest,
     lighter,
@@ -29,7 +29,7 @@ from videotune.memory.planner import (
     shared_out,
     smallest,
 )
-from videotune.run.memory_plan import Wanted, from_json, read_facts, to_json
+from videotune.planner.memory_plan import Wanted, from_json, read_facts, to_json
 from videotune.types import BasePlace, ClipShape
 
 MB = 10**6
@@ -48,10 +48,10 @@ def reading(weights: int, activations: int, flops: float) -> Reading:
     )
 
 
-def facts(full: bool = False) -> StepFacts:
+def facts(full: bool = False) -> StepSpec:
     """Ten blocks of 100 MB beside 200 MB; a sample keeps 80 MB a block, or 5 MB where the block is computed again."""
     blocks = (100 * MB,) * 10
-    return StepFacts(
+    return StepSpec(
         one={OFF: reading(1200 * MB, 800 * MB, 3e12), ON: reading(1200 * MB, 100 * MB, 4e12)},
         two={OFF: reading(1200 * MB, 1600 * MB, 6e12), ON: reading(1200 * MB, 200 * MB, 8e12)},
         blocks=blocks,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from videotune.families.published import published
-from videotune.run.fitting import asked_card, fit
-from videotune.run.job import open_job
-from videotune.run.settle import Words, settle
+from videotune.planner.fit import asked_card, fit
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import open_job
 
 MODELS = {
     "wan 2.2 LoRA": ("wan2.2-ti2v-5b", 12),
@@ -70,6 +70,6 @@ def test_every_preset_of_a_model_is_planned() -> None:
 def test_a_preset_fits_its_cards(name: str, long_clip: Path, tmp_path: Path) -> None:
     model, gb = MODELS[name]
     sets = (f"base_model_name={published(model)}", f"cache_dir={tmp_path / 'cache'}")
-    job = open_job(*settle(Words(name, data=str(long_clip), sets=sets)))
+    job = open_job(*resolve_config(Overrides(name, data=str(long_clip), sets=sets)))
     limit, card = asked_card(gb, None)
     assert fit(job, "BFLOAT_16", limit, card).fits, name

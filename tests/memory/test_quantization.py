@@ -18,7 +18,7 @@ from videotune.families.find import find, names
 from videotune.families.loading import text_encoders_streamed
 from videotune.families.parts import weight_files
 from videotune.memory.quantization import (
-    PackedLinear,
+    QuantizedLinear,
     bytes_a_number,
     form,
     longest_list,
@@ -44,7 +44,7 @@ def deep(tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantised(net: nn.Module) -> dict[str, torch.Tensor]:
-    return {path: layer.dequantize() for path, layer in net.named_modules() if isinstance(layer, PackedLinear)}
+    return {path: layer.dequantize() for path, layer in net.named_modules() if isinstance(layer, QuantizedLinear)}
 
 
 def plain_with_the_same_numbers(family: Any, packed: nn.Module) -> nn.Module:
@@ -85,7 +85,7 @@ def test_nfloat_4_is_linear4bit_to_the_bit(dtype: torch.dtype) -> None:
     theirs.weight = Params4bit(linear.weight.data.clone(), requires_grad=False, quant_type="nf4")
     theirs.bias = nn.Parameter(linear.bias.data.to(dtype), requires_grad=False)
     theirs = theirs.to("cpu")
-    ours = PackedLinear(linear, "NFLOAT_4", dtype)
+    ours = QuantizedLinear(linear, "NFLOAT_4", dtype)
     ours.take(linear.weight, CPU)
     ours.bias = theirs.bias
     state = theirs.weight.quant_state
@@ -124,7 +124,7 @@ def test_bytes_of_a_number() -> None:
 @pytest.mark.parametrize("kind", [*ROUNDED, "BFLOAT_16"])
 def test_a_layer_is_a_linear_with_its_rounded_numbers_and_keeps_bytes_for_backward(kind: str) -> None:
     linear = nn.Linear(48, 256)
-    layer = PackedLinear(linear, kind, torch.float32)
+    layer = QuantizedLinear(linear, kind, torch.float32)
     layer.take(linear.weight, CPU)
     plain = nn.Linear(48, 256)
     plain.weight.data, plain.bias.data = layer.dequantize(), linear.bias.data
@@ -143,7 +143,7 @@ def test_a_layer_is_a_linear_with_its_rounded_numbers_and_keeps_bytes_for_backwa
 
 def test_what_the_backward_pass_keeps_is_packed() -> None:
     linear = nn.Linear(256, 256, bias=False)
-    layer, kept = PackedLinear(linear, "FLOAT_8", torch.float32), []
+    layer, kept = QuantizedLinear(linear, "FLOAT_8", torch.float32), []
     layer.take(linear.weight, CPU)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         layer(torch.randn(1, 256, requires_grad=True))
@@ -158,10 +158,10 @@ def test_linears_of_the_blocks_are_packed_and_nothing_else(name: str, tiny_bases
     inside = tuple(f"{path}." for path in family.spec.blocks)
     for path, module in plain.named_modules():
         ours = packed.get_submodule(path)
-        assert isinstance(ours, PackedLinear) == (isinstance(module, nn.Linear) and path.startswith(inside)), path
+        assert isinstance(ours, QuantizedLinear) == (isinstance(module, nn.Linear) and path.startswith(inside)), path
     theirs = dict(plain.named_parameters())
     names_ours = {key for key, _ in packed.named_parameters()}
-    layers = {path for path, module in packed.named_modules() if isinstance(module, PackedLinear)}
+    layers = {path for path, module in packed.named_modules() if isinstance(module, QuantizedLinear)}
     for key, value in packed.named_parameters():
         if key.rpartition(".")[0] not in layers or key.endswith(".bias"):
             assert torch.equal(value, theirs[key]), key

@@ -461,7 +461,7 @@ def test_the_loss_leaves_out_steps_of_regularization_alone(run: Path) -> None:
 
 def test_what_is_switched_off_is_not_awaited(tmp_path: Path) -> None:
     write_journal(tmp_path, [start(), step(1)])
-    for settings, ruler, samples in (
+    for settings, validation, samples in (
         (
             {"ruler_after": 0, "sample_after": 0},
             "Switched off (ruler_after is 0).",
@@ -472,5 +472,5 @@ def test_what_is_switched_off_is_not_awaited(tmp_path: Path) -> None:
     ):
         put(tmp_path, "config.json", {"settings": settings})
         page = report(tmp_path)
-        assert ruler in part(page, "ruler")
+        assert validation in part(page, "ruler")
         assert samples in part(page, "samples")

@@ -9,8 +9,8 @@ from typing import Any
 
 from report_kit import CLIPS, account, config, put, reading, start, step, write_journal
 
-from videotune.monitor.verdict import judge
 from videotune.report.html import write_report
+from videotune.validation.overfitting import judge
 
 
 def report(folder: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from videotune.sampling.preview import SampleSettings, decode, draw, file_name, to_frames
+from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name, to_frames
 from videotune.types import ClipShape
 
 

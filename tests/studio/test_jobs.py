@@ -154,7 +154,7 @@ def test_progress_and_time_left(tmp_path: Path) -> None:
     steps(run, range(1, 11))
     write_json(run / "config.json", {"steps": 30, "settings": {}})
     far = status.progress(status.read_live(run))
-    assert (far.done, far.total, far.left, far.pace) == (10, 30, 10.0, 0.5)
+    assert (far.done, far.total, far.left, far.throughput) == (10, 30, 10.0, 0.5)
 
 
 def beat(run: Path, pid: int, state: str = "training", ago: float = 0) -> None:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from videotune.errors import VideotuneError
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.toy.dataset import encode_clip, write_dataset
 from videotune.toy.detect import detect
 from videotune.toy.shapes import COLOURS, DIRECTIONS, HELD_OUT, SHAPES, draw_clip

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from kills import SAVING, kill_points, killed_at
 
 from videotune.errors import VideotuneError
-from videotune.files import hash_file, out_of_room
-from videotune.monitor.best import best_step
-from videotune.train.state import (
+from videotune.files import hash_file, is_disk_full
+from videotune.train.checkpoint import (
     MARKER,
     Checkpoint,
     complete_checkpoints,
@@ -32,6 +31,7 @@ from videotune.train.state import (
     superfluous,
     sweep,
 )
+from videotune.validation.best import best_step
 
 ADAPTER = {"a.lora_A.weight": torch.arange(6.0).view(2, 3)}
 MOMENTS = {"a.lora_A.weight.exp_avg": torch.ones(2, 3), "a.lora_A.weight.step": torch.tensor(7.0)}
@@ -207,15 +207,15 @@ def test_a_disk_that_fails_while_a_backup_becomes_a_save_leaves_one_of_the_two(t
 def test_a_full_disk_is_told_from_a_broken_one(number: int, tmp_path: Path) -> None:
     with disk(1, "before", number), pytest.raises(OSError) as full:
         save(tmp_path, 5)
-    assert out_of_room(full.value)
+    assert is_disk_full(full.value)
     with disk(1, "before", errno.EIO), pytest.raises(OSError) as broken:
         save(tmp_path, 5)
-    assert not out_of_room(broken.value)
+    assert not is_disk_full(broken.value)
 
 
 def test_the_library_s_own_error_keeps_the_number_of_the_system(tmp_path: Path) -> None:
     """safetensors has an error of its own kind, with the number in its text alone; nothing is made up here."""
-    from videotune.train.state import write_tensors
+    from videotune.train.checkpoint import write_tensors
 
     with pytest.raises(OSError) as caught:
         write_tensors(tmp_path / "not there" / "weights.safetensors", ADAPTER)
@@ -370,9 +370,9 @@ def test_three_backups_may_stay_while_there_are_two() -> None:
     assert superfluous(made(["backup", "backup"]), 3, None, None) == []
 
 
-def reading(step: int, value: float | None, ruler: str = "a") -> dict[str, object]:
+def reading(step: int, value: float | None, validation: str = "a") -> dict[str, object]:
     held_out = None if value is None else {"normalised": value}
-    return {"kind": "ruler", "step": step, "ruler": ruler, "held_out": held_out}
+    return {"kind": "ruler", "step": step, "ruler": validation, "held_out": held_out}
 
 
 def test_the_best_one_is_that_of_the_lowest_reading_of_the_ruler_in_use() -> None:

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.monitor.journal import read_journal
-from videotune.run.settle import Words
-from videotune.run.train import train
-from videotune.train.crew import Crew, launched
-from videotune.train.state import complete_checkpoints
+from videotune.train.checkpoint import complete_checkpoints
+from videotune.train.distributed import DistributedContext, launched
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
 
 STEPS = 4
 LAUNCHERS = {
@@ -49,12 +49,12 @@ def launch(launcher: str, processes: int, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command(launcher, processes, words), env=environment, text=True, **said)  # type: ignore[call-overload]
 
 
-def words_of(words: Words, *sets: str) -> list[str]:
+def overrides_from(words: Overrides, *sets: str) -> list[str]:
     return ["--data", str(words.data), *(part for text in (*words.sets, *sets) for part in ("--set", text))]
 
 
 @pytest.fixture(scope="module")
-def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Words:
+def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Overrides:
     cache = tmp_path_factory.mktemp("several") / "cache"
     sets = (
         f"base_model_name={tiny_bases('wan')}",
@@ -67,15 +67,15 @@ def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
         "sample.steps=1",
         "samples=1",
     )
-    return Words(data=str(small_clips), sets=sets)
+    return Overrides(data=str(small_clips), sets=sets)
 
 
 @pytest.fixture(scope="module")
-def alone(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process with two samples a step."""
     run = tmp_path_factory.mktemp("alone") / "run"
     sets = (*words.sets, "batch_size=2", "sample_after=0", "ruler_after=0", "probe_budget=0", "save_every=2")
-    assert train(Words(data=words.data, sets=sets), run) == DONE
+    assert train(Overrides(data=words.data, sets=sets), run) == DONE
     return run
 
 
@@ -100,13 +100,13 @@ def close(run: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_processes_with_one_sample_are_one_with_two(
-    launcher: str, words: Words, alone: Path, tmp_path: Path
+    launcher: str, words: Overrides, alone: Path, tmp_path: Path
 ) -> None:
     """With previews, readings and probes on, which the first process makes alone while the other waits, or both in step."""
     run = tmp_path / "run"
     shared = f"sharding={'FULL' if launcher == 'torchrun' else 'OFF'}"
     looking = ("sample_after=2", "ruler_after=2", "probe_budget=100000", "probe.steps=1", "probe.samples=2")
-    process = launch(launcher, 2, "--out", str(run), *words_of(words, "batch_size=1", *looking, shared))
+    process = launch(launcher, 2, "--out", str(run), *overrides_from(words, "batch_size=1", *looking, shared))
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
     close(run, alone)
@@ -119,7 +119,7 @@ def test_two_processes_with_one_sample_are_one_with_two(
     assert (run / "export" / f"run-step-{STEPS}.safetensors").is_file()
 
 
-def test_a_resume_may_have_another_number_of_processes(words: Words, alone: Path, tmp_path: Path) -> None:
+def test_a_resume_may_have_another_number_of_processes(words: Overrides, alone: Path, tmp_path: Path) -> None:
     """Begun by two, killed, gone on with by three, of which one has no sample; then by one, which has both."""
     run = tmp_path / "run"
     quiet = (
@@ -130,7 +130,7 @@ def test_a_resume_may_have_another_number_of_processes(words: Words, alone: Path
         "save_every=1",
         "warmup_steps=0",
     )
-    process = launch("torchrun", 2, "--out", str(run), *words_of(words, *quiet, "steps=100000"))
+    process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet, "steps=100000"))
     while not (run / "checkpoints" / "step-2" / "COMPLETE").is_file():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.002)
@@ -148,11 +148,11 @@ def test_a_resume_may_have_another_number_of_processes(words: Words, alone: Path
     assert [line.get("processes", 1) for line in read_journal(run) if line["kind"] == "resume"] == [3, 1]
 
 
-def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: Words, tmp_path: Path) -> None:
+def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: Overrides, tmp_path: Path) -> None:
     """SIGTERM to the launcher, which hands it on to each."""
     run = tmp_path / "run"
     quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "probe_budget=0", "save_every=0", "steps=100000")
-    process = launch("torchrun", 2, "--out", str(run), *words_of(words, *quiet))
+    process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
     while not (run / "journal.jsonl").is_file() or len(steps_of(run)) < 3:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
@@ -163,11 +163,11 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: 
     assert read_journal(run)[-1]["why"] == "interrupted"
 
 
-def test_each_window_is_shown_once_a_pass(words: Words, tmp_path: Path) -> None:
+def test_each_window_is_shown_once_a_pass(words: Overrides, tmp_path: Path) -> None:
     """Two buckets of five windows and one, steps of two samples: over N steps each is drawn twice, however many run it."""
     run = tmp_path / "run"
     quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "probe_budget=0", "steps=6")
-    process = launch("torchrun", 2, "--out", str(run), *words_of(words, *quiet))
+    process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
     shown = Counter(name for line in steps_of(run) for name in line["window_ids"])
@@ -175,8 +175,8 @@ def test_each_window_is_shown_once_a_pass(words: Words, tmp_path: Path) -> None:
     assert set(shown.values()) == {2}
 
 
-def test_an_error_of_the_first_process_ends_them_all(words: Words, tmp_path: Path) -> None:
-    process = launch("torchrun", 2, "--out", str(tmp_path / "run"), *words_of(words, "sample.frames=6"))
+def test_an_error_of_the_first_process_ends_them_all(words: Overrides, tmp_path: Path) -> None:
+    process = launch("torchrun", 2, "--out", str(tmp_path / "run"), *overrides_from(words, "sample.frames=6"))
     told, _ = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "sample.frames" in told
@@ -184,7 +184,7 @@ def test_an_error_of_the_first_process_ends_them_all(words: Words, tmp_path: Pat
 
 def test_each_process_sends_the_same_messages_whatever_samples_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one process sends the others wait for: with no sample, or with none of some module, it sends zeros."""
-    monkeypatch.setattr("videotune.train.crew.FLAT", 100)
+    monkeypatch.setattr("videotune.train.distributed.FLAT", 100)
     sent: list[tuple[torch.dtype, int]] = []
 
     def doubled(value: torch.Tensor, *_: Any, **__: Any) -> None:
@@ -199,7 +199,7 @@ def test_each_process_sends_the_same_messages_whatever_samples_it_has(monkeypatc
         for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
             parameter.grad = torch.full_like(parameter, number) if yes else None
         sent.clear()
-        Crew(0, 2).sum_gradients(parameters)
+        DistributedContext(0, 2).sum_gradients(parameters)
         messages.append(list(sent))
         for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
             assert parameter.grad is not None

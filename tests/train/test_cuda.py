@@ -10,20 +10,20 @@ import pytest
 import torch
 from cuda_kit import no_host_sync
 
+from videotune.commands.open_run import open_run
+from videotune.commands.train import make_records, train
 from videotune.errors import DONE
-from videotune.monitor.journal import read_journal
-from videotune.run.resume import open_run
-from videotune.run.settle import Words
-from videotune.run.train import make_records, train
-from videotune.run.trainer import prepare
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
+from videotune.train.trainer import prepare
 
 pytestmark = pytest.mark.cuda
 Bases = Callable[[str], Path]
 
 
-def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Words:
+def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
     fixed = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", "sample_after=0", "ruler_after=0")
-    return Words(data=str(small_clips), sets=(*fixed, *sets))
+    return Overrides(data=str(small_clips), sets=(*fixed, *sets))
 
 
 @pytest.mark.parametrize("anchored", [False, True])

@@ -16,16 +16,16 @@ import torch
 from videotune.adapters.lora import LoraSettings, add_lora
 from videotune.cache.batches import Source, stream
 from videotune.cache.keys import latent_key, text_key
-from videotune.cache.schedule import Schedule
+from videotune.cache.sampler import Schedule
 from videotune.cache.store import Store
 from videotune.data.windows import take
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.families.find import find
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.train.engine import run_steps
 from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer
-from videotune.train.step import Learner, StepSettings
+from videotune.train.step import StepSettings, Trainable
 from videotune.types import Clip, ClipShape, Window
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "wan_tiny_lora.json"
@@ -71,9 +71,9 @@ def losses(base: Path, folder: Path) -> list[float]:
     net = family.denoiser()
     parameters = add_lora(net, family.spec, LoraSettings(rank=4, targets="linear"), seed=7)
     optimizer = make_optimizer({"transformer": list(parameters.values())}, OptimizerSettings())
-    learner = Learner(parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)})
+    trainable = Trainable(parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)})
     steps, settings = stream(source, 1, 20, 0), StepSettings(2, 1.0, None)
-    records = run_steps(family, lambda step: (net, learner, step), loss, steps, settings, torch.device("cpu"))
+    records = run_steps(family, lambda step: (net, trainable, step), loss, steps, settings, torch.device("cpu"))
     return [float(record.read()["loss"]) for record in records]
 
 

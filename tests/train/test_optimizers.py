@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from videotune.errors import VideotuneError
+from videotune.train.checkpoint import write_tensors
 from videotune.train.optimizers import (
     OPTIMIZERS,
     STATE_BYTES,
@@ -18,7 +19,6 @@ from videotune.train.optimizers import (
     optimizer_state,
     without_state,
 )
-from videotune.train.state import write_tensors
 
 NAMES = [name for name in OPTIMIZERS if name != "PAGED_ADAMW_8BIT"]
 GOOD, BAD = torch.tensor(True), torch.tensor(False)

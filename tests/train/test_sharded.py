@@ -18,14 +18,14 @@ from crew_kit import Ended, processes
 from safetensors.torch import load_file
 
 from videotune.cache.store import Store
+from videotune.commands.export import export
+from videotune.commands.open_run import Resume
+from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.monitor.journal import read_journal
-from videotune.run.export import export
-from videotune.run.folder import read_run_config
-from videotune.run.resume import Resume
-from videotune.run.settle import Words
-from videotune.run.train import train
-from videotune.train.state import complete_checkpoints, incomplete_checkpoints, pick
+from videotune.train.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
+from videotune.train.run_dir import read_run_config
 
 STEPS = 4
 QUIET = ("sample_after=0", "ruler_after=0", "probe_budget=0")
@@ -34,7 +34,7 @@ LOOKING = ("sample_after=4", "ruler_after=4", "probe_budget=100000", "probe.step
 
 
 @pytest.fixture(scope="module")
-def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Words:
+def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Overrides:
     sets = (
         f"base_model_name={tiny_bases('wan')}",
         f"cache_dir={tmp_path_factory.mktemp('sharded') / 'cache'}",
@@ -48,10 +48,10 @@ def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
         "sample.steps=1",
         "samples=1",
     )
-    return Words(data=str(small_clips), sets=sets)
+    return Overrides(data=str(small_clips), sets=sets)
 
 
-def several(count: int, run: Path, words: Words, *sets: str, fault: str = "") -> Ended:
+def several(count: int, run: Path, words: Overrides, *sets: str, fault: str = "") -> Ended:
     """A sharded run in so many processes, of one sample each a step."""
     told = ("batch_size=1", "sharding=FULL", *sets)
     options = [part for text in (*words.sets, *told) for part in ("--set", text)]
@@ -65,7 +65,7 @@ def go_on(count: int, run: Path, *more: str) -> Ended:
 
 
 @pytest.fixture(scope="module")
-def alone(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """One process with two samples a step, for each method once."""
     made: dict[str, Path] = {}
 
@@ -73,14 +73,14 @@ def alone(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
         if method not in made:
             made[method] = tmp_path_factory.mktemp(f"alone-{method}") / "run"
             sets = (*words.sets, f"training_method={method}", "batch_size=2", *LOOKING)
-            assert train(Words(data=words.data, sets=sets), made[method]) == DONE
+            assert train(Overrides(data=words.data, sets=sets), made[method]) == DONE
         return made[method]
 
     return get
 
 
 @pytest.fixture(scope="module")
-def two(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes that train every weight, each a part of them, with readings and previews."""
     run = tmp_path_factory.mktemp("two") / "run"
     ended = several(2, run, words, "training_method=FINE_TUNE", *LOOKING)
@@ -186,7 +186,7 @@ def test_a_sharded_run_goes_on_in_one_process(two: Path, alone: Callable[[str], 
     """From the rows of two processes to one that has them all, and the checkpoint is one file again."""
     run = tmp_path / "run"
     shutil.copytree(two, run)
-    assert train(Words(), run, resume=Resume(step=2)) == DONE
+    assert train(Overrides(), run, resume=Resume(step=2)) == DONE
     assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
     close(run, alone("FINE_TUNE"))
 
@@ -212,7 +212,7 @@ def alike(ours: Store, theirs: Store) -> None:
 
 
 def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process(
-    words: Words, alone: Callable[[str], Path], tmp_path: Path
+    words: Overrides, alone: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The adapter itself each process has whole, so the checkpoint is the plain one. They also share the encoding out."""
     run, cache = tmp_path / "run", tmp_path / "cache"
@@ -224,7 +224,7 @@ def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process
     assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
 
 
-def test_a_process_killed_while_all_save_leaves_the_checkpoint_before(words: Words, tmp_path: Path) -> None:
+def test_a_process_killed_while_all_save_leaves_the_checkpoint_before(words: Overrides, tmp_path: Path) -> None:
     run = tmp_path / "run"
     fault = "killed in the second save"
     ended = several(2, run, words, "training_method=FINE_TUNE", *QUIET, fault=fault)
@@ -237,7 +237,7 @@ def test_a_process_killed_while_all_save_leaves_the_checkpoint_before(words: Wor
 
 
 @pytest.mark.long
-def test_where_one_process_has_no_room_all_wait_and_go_on(words: Words, tmp_path: Path) -> None:
+def test_where_one_process_has_no_room_all_wait_and_go_on(words: Overrides, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ended = several(2, run, words, "training_method=FINE_TUNE", *QUIET, fault="no room once")
     assert ended.codes == (DONE, DONE), ended.said

@@ -11,8 +11,8 @@ import torch
 from crew_kit import processes
 
 from videotune.errors import DONE
-from videotune.monitor.journal import read_journal
-from videotune.train.state import pick
+from videotune.train.checkpoint import pick
+from videotune.train.logging.journal import read_journal
 
 pytestmark = pytest.mark.long
 

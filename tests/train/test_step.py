@@ -26,7 +26,7 @@ from videotune.cache.batches import Drawn, Prepared
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.memory.checkpointing import checkpoint_blocks
-from videotune.train.crew import Crew
+from videotune.train.distributed import DistributedContext
 from videotune.train.optimizers import (
     OptimizerSettings,
     RateSettings,
@@ -35,7 +35,7 @@ from videotune.train.optimizers import (
     optimizer_state,
     rate,
 )
-from videotune.train.step import Clock, Learner, StepRecord, StepSettings, by_t, train_step
+from videotune.train.step import Clock, StepRecord, StepSettings, Trainable, by_t, train_step
 from videotune.types import Batch, Condition
 
 Open = Callable[..., Any]
@@ -81,9 +81,11 @@ class Setup:
     def step(
         self, prepared: Prepared, parts: int = 1, clip: float = 1.0, seed: int | None = None, most: int | None = None
     ) -> StepRecord:
-        learner = Learner(self.parameters, self.optimizer, {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)})
+        trainable = Trainable(self.parameters, self.optimizer, {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)})
         settings = StepSettings(parts, clip, seed, most)
-        return train_step(self.family, self.net, learner, self.objective, prepared, settings, Clock(CPU), Crew())
+        return train_step(
+            self.family, self.net, trainable, self.objective, prepared, settings, Clock(CPU), DistributedContext()
+        )
 
     def gradient(
         self, prepared: Prepared, parts: int = 1, seed: int | None = None, most: int | None = None

@@ -9,8 +9,8 @@ from torch import nn
 
 from videotune.train.ema import Ema
 from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer, optimizer_state
-from videotune.train.rounding import round_by_chance, update_rounded
-from videotune.train.step import Learner, StepSettings, train_step
+from videotune.train.step import StepSettings, Trainable, train_step
+from videotune.train.stochastic_rounding import round_by_chance, update_rounded
 from videotune.train.updates import InBackward, clip, owners_of, update
 
 GOOD = torch.tensor(True)
@@ -254,7 +254,7 @@ def test_averages_on_the_host_take_no_device_memory() -> None:
 
 @pytest.mark.parametrize("settings", [StepSettings(2, 1.0, None), StepSettings(1, 1.0, None, micro_batch_size=1)])
 def test_a_split_step_is_refused_within_backward(settings: StepSettings) -> None:
-    learner = Learner(
+    trainable = Trainable(
         {"w": nn.Parameter(torch.zeros(1))},
         make_optimizer({"t": [nn.Parameter(torch.zeros(1))]}, OptimizerSettings(), apart=True),
         {"t": RateSettings(1.0, "CONSTANT", 0, 1)},
@@ -263,4 +263,4 @@ def test_a_split_step_is_refused_within_backward(settings: StepSettings) -> None
     prepared: Any = type("P", (), {"step": 1, "drawn": type("D", (), {"window_ids": ("w", "v")})})
     nothing: Any = None
     with pytest.raises(AssertionError, match="cannot be summed up"):
-        train_step(nothing, nn.Linear(1, 1), learner, nothing, prepared, settings, nothing, nothing)
+        train_step(nothing, nn.Linear(1, 1), trainable, nothing, prepared, settings, nothing, nothing)

@@ -14,7 +14,7 @@ from videotune.adapters.effect import updates
 from videotune.adapters.kinds import ZERO, peft_config, split
 from videotune.adapters.patterns import named_by
 from videotune.errors import VideotuneError
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.types import FamilySpec
 
 if TYPE_CHECKING:

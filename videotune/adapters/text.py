@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from videotune.adapters.embedding import spelled
+from videotune.adapters.textual_inversion import spelled
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from threading import Barrier, Lock
 import torch
 from torch import Tensor
 
-from videotune.cache.experts import Rota
+from videotune.cache.expert_schedule import ExpertSchedule
 from videotune.cache.keys import text_key
-from videotune.cache.schedule import Schedule, picks, visit
+from videotune.cache.sampler import Schedule, picks, visit
 from videotune.cache.store import Store
 from videotune.cache.views import moments_of, view, view_key
 from videotune.data.buckets import padded_box
 from videotune.diffusion.objective import Objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.types import PLAIN, Batch, Clip, ClipShape, Condition, Moments, Take, Window
 
 
@@ -87,7 +87,7 @@ class Source:
     patch_frames: int
     sizes: Mapping[str, tuple[int, int]]
     encode: Callable[[Take], Moments] | None = None
-    rota: Rota | None = None
+    expert_schedule: ExpertSchedule | None = None
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     given: str = "none"
     first_frame: float = 0.0
@@ -99,7 +99,7 @@ class Source:
 
     def timesteps_of(self, step: int) -> Timesteps:
         """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
-        own = self.ranges.get(self.rota.at(step)) if self.rota else None
+        own = self.ranges.get(self.expert_schedule.at(step)) if self.expert_schedule else None
         levels = self.objective.timesteps
         if self.shift_of is not None:
             bucket, _ = picks(self.schedule, step)
@@ -128,17 +128,17 @@ class Source:
         return self.drawn(view(window, PLAIN, self.schedule.seed, self.image_noise), window.id)
 
     @property
-    def tells_first_frame(self) -> bool:
+    def conditions_on_first_frame(self) -> bool:
         """Whether the run is rather told first frames than not: so are then validation, the ruler and previews."""
         return self.given != "none" and self.first_frame >= 0.5
 
-    def take(self, bucket: int, place: int, lap: int) -> Take:
-        """What a bucket's entry shows in the bucket's pass ``lap``: its window's next view, or what each view shows."""
+    def take(self, bucket: int, place: int, epoch: int) -> Take:
+        """What a bucket's entry shows in the bucket's pass ``epoch``: its window's next view, or what each view shows."""
         window = self.buckets[bucket][place]
         variant = 0
         if window.varies or self.image_noise:
             repeats = self.clips[window.clip_id].repeats
-            number = lap * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
+            number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
             variant = number % self.variants if self.variants else number
         return view(window, variant, self.schedule.seed, self.image_noise)
 
@@ -248,7 +248,9 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
     """
     seed = source.schedule.seed
     bucket, places = picks(source.schedule, step)
-    takes = [source.take(bucket, place, lap) for place, lap in zip(places, visit(source.schedule, step), strict=True)]
+    takes = [
+        source.take(bucket, place, epoch) for place, epoch in zip(places, visit(source.schedule, step), strict=True)
+    ]
     windows = [shown.window for shown in takes]
     captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
     t = source.timesteps_of(step).draw(uniforms(seed, step, len(takes), source.stratified))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from videotune.cache.keys import latent_key
 from videotune.data.windows import take
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.types import PLAIN, Moments, Take, Window
 
 if TYPE_CHECKING:

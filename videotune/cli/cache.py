@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from videotune.cli.words import (
+from videotune.cli.overrides import (
     AsJson,
     Base,
     CachePlace,
@@ -17,7 +17,7 @@ from videotune.cli.words import (
     Preset,
     Sets,
     Skips,
-    words_of,
+    overrides_from,
 )
 from videotune.errors import VideotuneError
 
@@ -41,9 +41,9 @@ def cache(
         if preset or config or family or base or data or sets or allow_skips or offline:
             raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
         return
-    from videotune.run.cache import cache as run
+    from videotune.commands.cache import cache as run
 
-    raise typer.Exit(run(words_of(preset, config, family, data, sets, base), allow_skips=allow_skips))
+    raise typer.Exit(run(overrides_from(preset, config, family, data, sets, base), allow_skips=allow_skips))
 
 
 @cache_app.command("ls")
@@ -53,7 +53,7 @@ def cache_ls(
     every: Annotated[bool, typer.Option("--all", help="a row for each entry")] = False,
 ) -> None:
     """List what a cache holds: clips, captions, sizes, and what made them."""
-    from videotune.run.cache import list_cache
+    from videotune.commands.cache import list_cache
 
     raise typer.Exit(list_cache(place, as_json=as_json, every=every))
 
@@ -61,7 +61,7 @@ def cache_ls(
 @cache_app.command("verify")
 def cache_verify(place: CachePlace) -> None:
     """Read every entry again; damaged ones are dropped, and the next run makes them anew (exit code 2)."""
-    from videotune.run.cache import verify_cache
+    from videotune.commands.cache import verify_cache
 
     raise typer.Exit(verify_cache(place))
 
@@ -78,6 +78,6 @@ def cache_prune(
     offline: Offline = False,
 ) -> None:
     """Remove what a run of these words would not read."""
-    from videotune.run.cache import prune_cache
+    from videotune.commands.cache import prune_cache
 
-    raise typer.Exit(prune_cache(words_of(preset, config, family, data, sets, base), yes=yes))
+    raise typer.Exit(prune_cache(overrides_from(preset, config, family, data, sets, base), yes=yes))

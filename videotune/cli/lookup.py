@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from videotune.cli.words import AsJson
+from videotune.cli.overrides import AsJson
 
 presets_app = typer.Typer(help="The presets that come with videotune, and every key.", no_args_is_help=True)
 config_app = typer.Typer(help="What a config may say.", no_args_is_help=True)
@@ -15,7 +15,7 @@ config_app = typer.Typer(help="What a config may say.", no_args_is_help=True)
 @presets_app.command("list")
 def presets_list() -> None:
     """The presets' names and purposes."""
-    from videotune.run.presets import list_presets
+    from videotune.commands.presets import list_presets
 
     raise typer.Exit(list_presets())
 
@@ -23,7 +23,7 @@ def presets_list() -> None:
 @presets_app.command("show")
 def presets_show(name: Annotated[str, typer.Argument(help="the preset")]) -> None:
     """A preset as a config file."""
-    from videotune.run.presets import show_preset
+    from videotune.commands.presets import show_preset
 
     raise typer.Exit(show_preset(name))
 
@@ -31,7 +31,7 @@ def presets_show(name: Annotated[str, typer.Argument(help="the preset")]) -> Non
 @presets_app.command("keys")
 def presets_keys() -> None:
     """Every key of the config with its default and its meaning."""
-    from videotune.run.presets import list_keys
+    from videotune.commands.presets import list_keys
 
     raise typer.Exit(list_keys())
 
@@ -39,7 +39,7 @@ def presets_keys() -> None:
 @config_app.command("schema")
 def config_schema() -> None:
     """The JSON Schema of a config file, for editors."""
-    from videotune.run.options import show_schema
+    from videotune.commands.options import show_schema
 
     raise typer.Exit(show_schema())
 
@@ -50,6 +50,6 @@ def config_explain(
     as_json: AsJson = False,
 ) -> None:
     """A key's meaning, unit, bounds, default and its reason, and what the guide advises."""
-    from videotune.run.options import explain_key
+    from videotune.commands.options import explain_key
 
     raise typer.Exit(explain_key(key, as_json=as_json))

@@ -16,8 +16,7 @@ import typer
 from videotune import BEGUN, __version__
 from videotune.cli.cache import cache_app
 from videotune.cli.lookup import config_app, presets_app
-from videotune.cli.tiny import tiny
-from videotune.cli.words import (
+from videotune.cli.overrides import (
     AsJson,
     Base,
     ConfigFile,
@@ -29,8 +28,9 @@ from videotune.cli.words import (
     Sets,
     Skips,
     one_of,
-    words_of,
+    overrides_from,
 )
+from videotune.cli.tiny import tiny
 from videotune.errors import DONE, FAILED, VideotuneError, printable
 
 app = typer.Typer(
@@ -66,9 +66,9 @@ def check(
     offline: Offline = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
-    from videotune.run.check import check as run
+    from videotune.commands.check import check as run
 
-    words = words_of(preset, config, family, one_of(folder, data), sets, base)
+    words = overrides_from(preset, config, family, one_of(folder, data), sets, base)
     raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet, every=every))
 
 
@@ -100,12 +100,12 @@ def plan(
     offline: Offline = False,
 ) -> None:
     """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
-    words = words_of(preset, config, family, one_of(folder, data), sets, base)
+    words = overrides_from(preset, config, family, one_of(folder, data), sets, base)
     if timesteps:
-        from videotune.run.levels import show_levels
+        from videotune.planner.noise_levels import plot_noise_levels
 
-        raise typer.Exit(show_levels(words, as_json=as_json))
-    from videotune.run.plan import plan as run
+        raise typer.Exit(plot_noise_levels(words, as_json=as_json))
+    from videotune.commands.plan import plan as run
 
     raise typer.Exit(
         run(words, as_json=as_json, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
@@ -123,7 +123,7 @@ def dataset_split(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace scenes that are there")] = False,
 ) -> None:
     """Cut videos into their scenes, one file a scene, with their captions."""
-    from videotune.run.dataset import split_dataset
+    from videotune.commands.dataset import split_dataset
 
     code = split_dataset(source, out, min_seconds=min_seconds, threshold=threshold, overwrite=overwrite)
     raise typer.Exit(code)
@@ -160,11 +160,11 @@ def train(
     offline: Offline = False,
 ) -> None:
     """Train, with previews and checkpoints, into a run folder; export the result."""
-    from videotune.run.resume import Resume
-    from videotune.run.train import train as run
+    from videotune.commands.open_run import Resume
+    from videotune.commands.train import train as run
 
     sets = [*(sets or []), *([f"init_from={json.dumps(str(init_from))}"] if init_from else [])]
-    words = words_of(preset, config, family, data, sets, base)
+    words = overrides_from(preset, config, family, data, sets, base)
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
     how = Resume(step, override, allow_data_change, replan) if resume else None
@@ -198,12 +198,12 @@ def sample(
     offline: Offline = False,
 ) -> None:
     """Draw videos with what a run has learnt, with a LoRA or embedding file, or with a base model alone."""
-    from videotune.run.sample import SampleWords
-    from videotune.run.sample import sample as draw
+    from videotune.commands.sample import SampleOptions
+    from videotune.commands.sample import sample as draw
 
     files, images = tuple(lora or ()), tuple(image or ())
     rows = tuple(embedding or ())
-    words = SampleWords(tuple(prompt or ()), seed, run, step, base, files, strength, tuple(sets or ()), images, rows)
+    words = SampleOptions(tuple(prompt or ()), seed, run, step, base, files, strength, tuple(sets or ()), images, rows)
     raise typer.Exit(draw(words, out))
 
 
@@ -217,7 +217,7 @@ def compare(
     offline: Offline = False,
 ) -> None:
     """Draw one prompt with one seed at every checkpoint of a run, the base model first, side by side."""
-    from videotune.run.compare import compare as draw
+    from videotune.commands.compare import compare as draw
 
     raise typer.Exit(draw(run, prompt, seed, out, image))
 
@@ -236,7 +236,7 @@ def export(
     offline: Offline = False,
 ) -> None:
     """Write what a run has learnt for other programs, and read it back through diffusers."""
-    from videotune.run.export import export as write
+    from videotune.commands.export import export as write
 
     raise typer.Exit(write(run, formats or (), step, out, merge))
 
@@ -255,7 +255,7 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", min=0, help="of the clips and of the training")] = 0,
 ) -> None:
     """Fine-tune the toy base on a shape that it does not know, and show before and after."""
-    from videotune.run.demo import demo as run
+    from videotune.commands.demo import demo as run
 
     raise typer.Exit(run(out, seed))
 
@@ -270,16 +270,16 @@ def doctor(
 ) -> None:
     """Say what is installed, which device there is, and what is missing; or what a run's journal shows."""
     if repair_journal:
-        from videotune.run.diagnosis import repair_journal as repair
+        from videotune.report.diagnosis import repair_journal as repair
 
         if run is None:
             raise VideotuneError("--repair-journal: of which run? videotune doctor RUN --repair-journal")
         raise typer.Exit(repair(run))
     if run is not None:
-        from videotune.run.diagnosis import diagnose
+        from videotune.report.diagnosis import diagnose
 
         raise typer.Exit(diagnose(run, as_json=as_json))
-    from videotune.run.doctor import doctor as look
+    from videotune.commands.doctor import doctor as look
 
     raise typer.Exit(look())
 

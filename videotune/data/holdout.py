@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from videotune.randomness import key
+from videotune.rng import key
 
 SOURCES_NEEDED = 20
 """Below this number of source videos nothing is held out: every clip counts more in training than in validation."""

@@ -98,16 +98,16 @@ def near_duplicates(clips: Sequence[NamedClip]) -> list[tuple[int, int]]:
     order = _order(clips)
     ordered = [clips[i] for i in order]
     frames = _Frames(ordered)
-    rows_of: dict[int, list[int]] = defaultdict(list)
+    shards_of: dict[int, list[int]] = defaultdict(list)
     for row, clip in enumerate(frames.clip.tolist()):
-        rows_of[clip].append(row)
+        shards_of[clip].append(row)
     pairs = []
     for row, others in frames.matches(frames.place == 1):
         clip = int(frames.clip[row])
         for other in sorted(set(frames.clip[others].tolist())):
             if other >= clip:
                 break
-            mine, its = rows_of[clip], rows_of[other]
+            mine, its = shards_of[clip], shards_of[other]
             if len(mine) == len(its) == len(_signatures(ordered[clip])) == len(_signatures(ordered[other])):
                 lengths = ordered[clip].seconds, ordered[other].seconds
                 same_length = abs(lengths[0] - lengths[1]) <= max(0.5, 0.2 * max(lengths))

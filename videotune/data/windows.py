@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from videotune.errors import VideotuneError
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.types import PLAIN, Take, VideoRules, Window
 
 from .facts import Facts

@@ -24,7 +24,7 @@ def denoising_loss(
     """s·w(t)·(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v, over what ``batch.weight`` counts.
 
     t (B,), noise (B,C,F,H,W) float32, both drawn by the caller; s is ``batch.scale``; ``target`` (B,C,F,H,W) takes the
-    place of the data's v, see ``anchored_target``. ``per_clip`` is what ``loss`` is the mean of; ``mse`` is ‖e‖² alone, so
+    place of the data's v, see ``prior_target``. ``per_clip`` is what ``loss`` is the mean of; ``mse`` is ‖e‖² alone, so
     that runs with other weights, scales and λ compare.
     """
     x_t, v = noisy(objective, batch, t, noise)
@@ -49,7 +49,7 @@ def noisy(objective: Objective, batch: Batch, t: Tensor, noise: Tensor) -> tuple
     return x_t, v
 
 
-def anchored_target(
+def prior_target(
     family: Family,
     base: nn.Module,
     objective: Objective,

@@ -75,13 +75,13 @@ def refuse(family: Family, path: Path, keys: list[str], why: str) -> VideotuneEr
     return VideotuneError(f"{path} is no LoRA of {family.spec.title}: {why}; {found}. Read are: {READS}")
 
 
-def warn_of_another_base(family: Family, facts: Mapping[str, Any], path: Path, say: Callable[[str], None]) -> None:
-    """Tell ``say`` where a file of ours was trained over other weights than the base model's: the header names them."""
+def warn_base_differs(family: Family, facts: Mapping[str, Any], path: Path, echo: Callable[[str], None]) -> None:
+    """Tell ``echo`` where a file of ours was trained over other weights than the base model's: the header names them."""
     part = expert_part(family.spec, facts.get("expert"))
     base = facts.get("base")
     made = base.get("fingerprints", {}).get(part) if isinstance(base, dict) else None
     if made is not None and made != family.fingerprints().get(part):
-        say(f"warning: {path.name} was trained on {base.get('name')}, whose {part} is not this base model's")  # type: ignore[union-attr]
+        echo(f"warning: {path.name} was trained on {base.get('name')}, whose {part} is not this base model's")  # type: ignore[union-attr]
 
 
 def lora_of(
@@ -90,11 +90,11 @@ def lora_of(
     path: Path,
     tensors: Mapping[str, Tensor],
     header: Mapping[str, str],
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
 ) -> dict[str, Tensor]:
     """The tensors of a LoRA or DoRA file as ``load_lora_weights`` takes it: diffusers' names, and B times alpha / rank.
 
-    ``say`` is told where no alpha stands anywhere, and the rank is taken for it. Raises VideotuneError for what
+    ``echo`` is told where no alpha stands anywhere, and the rank is taken for it. Raises VideotuneError for what
     cannot be read whole.
     """
     modules: dict[str, dict[str, Tensor]] = {}
@@ -114,7 +114,7 @@ def lora_of(
     settings = _settings(header, path)
     alphas = any("alpha" in parts for parts in modules.values()) or "lora_alpha" in (settings or {})
     if not alphas and "videotune" not in header:
-        say(f"note: {path.name} does not say its alpha: the rank is taken for it, which is a scale of 1")
+        echo(f"note: {path.name} does not say its alpha: the rank is taken for it, which is a scale of 1")
     table = _places(family, net)
     places = {name: table[_bare(name)] for name in modules if _bare(name) in table}
     known = len(places) == len(modules) and not rest

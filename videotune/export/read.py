@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.adapters.kinds import by_module, kind_of, split
 from videotune.adapters.lora import lora_parameters
 from videotune.errors import VideotuneError
-from videotune.export.adapter_file import facts_in, lora_of, read_tensors, refuse, warn_of_another_base
+from videotune.export.adapter_file import facts_in, lora_of, read_tensors, refuse, warn_base_differs
 from videotune.export.formats import CONFIG
 from videotune.families.base_config import parse_object
 from videotune.families.parts import said
@@ -79,19 +79,19 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> None:
     _read_by_peft(family, net, path, name, settings)
 
 
-def read_file(family: Family, net: nn.Module, path: Path, name: str, say: Callable[[str], None] = said) -> None:
-    """Read an adapter's file of any program into a network, alpha included; ``say`` is told what had to be assumed.
+def read_file(family: Family, net: nn.Module, path: Path, name: str, echo: Callable[[str], None] = said) -> None:
+    """Read an adapter's file of any program into a network, alpha included; ``echo`` is told what had to be assumed.
 
     Raises VideotuneError for a file that cannot be read whole, or changes nothing.
     """
     settings = settings_in(path)
     with explained(f"{path} is no LoRA of {family.spec.title}: it was made for another base, or is damaged"):
         tensors, header = read_tensors(path)
-        warn_of_another_base(family, facts_in(header, path), path, say)
+        warn_base_differs(family, facts_in(header, path), path, echo)
         if settings is not None:
             _read_by_peft(family, net, path, name, settings)
         else:
-            state = lora_of(family, net, path, tensors, header, say)
+            state = lora_of(family, net, path, tensors, header, echo)
             family.pipeline_class().load_lora_into_transformer(state, net, adapter_name=name, metadata=None)
     if kind_of(lora_parameters(net, name)) is None:
         raise refuse(family, path, [], "it changes none of its modules")

@@ -55,7 +55,7 @@ def find(name: str) -> ModuleType:
             return importlib.import_module(f"videotune.families.{known}")
     for known in names():
         module = importlib.import_module(f"videotune.families.{known}")
-        if wanted in {alias.lower() for alias in module.SPEC.known_as}:
+        if wanted in {alias.lower() for alias in module.SPEC.aliases}:
             return module
     near = difflib.get_close_matches(wanted, names(), 1, 0.4)
     raise VideotuneError(f"there is no family {name!r}{did_you_mean(near)}  Families: {', '.join(names())}.")
@@ -66,24 +66,24 @@ def place(
     *,
     weights: bool = True,
     files: Mapping[str, Path] | None = None,
-    say: Callable[[str], None] = said,
+    echo: Callable[[str], None] = said,
 ) -> BasePlace:
     """Where the base model called ``name`` lies: asset:NAME, a folder, or a Hub id.
 
     What of a Hub model is not here is downloaded; without ``weights`` its configs and tokenizers alone. With ``weights``
     all of the model must be there, and the heads of its files must fit its configs. ``files`` (``part_files``) stand for
-    the weights of the parts that they name. ``say`` is told what a download takes.
+    the weights of the parts that they name. ``echo`` is told what a download takes.
 
     Raises VideotuneError that says what was looked for, or what is missing.
     """
     files = files or {}
-    folder = _folder(name, weights, files, say)
+    folder = _folder(name, weights, files, echo)
     if not weights:
         return BasePlace(name, folder)
     complete(name, folder, own=files)
     parts = model_parts(read_config(folder / "model_index.json"))
     verify((file for part, (_, cls) in parts.items() if has_weights(cls) and part not in files
-            for file in weight_files(folder / part)), say)  # fmt: skip
+            for file in weight_files(folder / part)), echo)  # fmt: skip
     if files:
         folder = with_files(folder, files)
     from videotune.families.matching import check_base
@@ -92,7 +92,7 @@ def place(
     return BasePlace(name, folder)
 
 
-def _folder(name: str, weights: bool, files: Mapping[str, Path], say: Callable[[str], None]) -> Path:
+def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: Callable[[str], None]) -> Path:
     if name.startswith("asset:"):
         folder = Path(str(resources.files("videotune") / "assets" / name.removeprefix("asset:")))
         if not (folder / "model_index.json").is_file():
@@ -114,7 +114,7 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], say: Callable[[
         raise NotHere(f"base_model_name: no such folder: {name}")
     from videotune.families.hub import fetch
 
-    return fetch(name, weights=weights, own=tuple(files), say=say)
+    return fetch(name, weights=weights, own=tuple(files), echo=echo)
 
 
 def part_files(value: str | Sequence[str | None] | None, spec: FamilySpec) -> dict[str, Path]:
@@ -197,7 +197,7 @@ def of_base(folder: Path) -> ModuleType:
     name = read_config(folder / "model_index.json").get("_class_name", "?")
     for known in names():
         module = importlib.import_module(f"videotune.families.{known}")
-        if name in module.SPEC.known_as:
+        if name in module.SPEC.aliases:
             return module
     raise VideotuneError(f"{folder}: no family reads a {name}. Families: {', '.join(names())}.")
 

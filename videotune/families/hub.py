@@ -41,11 +41,11 @@ def go_offline() -> None:
     os.environ[OFFLINE] = "1"
 
 
-def fetch(name: str, *, weights: bool, own: Collection[str], say: Callable[[str], None]) -> Path:
+def fetch(name: str, *, weights: bool, own: Collection[str], echo: Callable[[str], None]) -> Path:
     """The folder in the Hub's cache with what videotune needs of the model ``name``; what is not there is downloaded.
 
     That is the parts of its model_index.json: configs and tokenizers, and with ``weights`` the safetensors of each part but
-    those in ``own``; never variants, other formats or code. Before weights are fetched, ``say`` is told their size, the
+    those in ``own``; never variants, other formats or code. Before weights are fetched, ``echo`` is told their size, the
     licence and the place. A connection that breaks is taken up where it broke; of a run that was stopped, files that had
     come whole are kept. Raises VideotuneError that says what to do: for a wrong id, a gated or private model, a full disk,
     no network.
@@ -62,7 +62,7 @@ def fetch(name: str, *, weights: bool, own: Collection[str], say: Callable[[str]
         with _bars(False):
             index = read_config(Path(hf_hub_download(name, "model_index.json", revision=info.sha)))
         files = wanted(name, index, sorted(listed), weights=weights, own=own)
-        large = weights and _account(name, info, files, say)
+        large = weights and _account(name, info, files, echo)
         with _bars(large):
             patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
             folder = Path(snapshot_download(name, revision=info.sha, allow_patterns=patterns))
@@ -78,7 +78,7 @@ def fetch(name: str, *, weights: bool, own: Collection[str], say: Callable[[str]
                 own=own,
                 why="the Hub is not reached: check the network; files that have come are kept",
             )
-            say(f"note: the Hub is not reached; {name} is taken from {folder}")
+            echo(f"note: the Hub is not reached; {name} is taken from {folder}")
             return folder
         raise VideotuneError(told(name, error)) from error
 
@@ -132,7 +132,7 @@ def _bars(shown: bool) -> Iterator[None]:
             enable_progress_bars()
 
 
-def _account(name: str, info: ModelInfo, files: Sequence[str], say: Callable[[str], None]) -> bool:
+def _account(name: str, info: ModelInfo, files: Sequence[str], echo: Callable[[str], None]) -> bool:
     """Tell what will be fetched, if it is much; VideotuneError where the disk has no room for it."""
     from huggingface_hub import constants
 
@@ -140,7 +140,7 @@ def _account(name: str, info: ModelInfo, files: Sequence[str], say: Callable[[st
     if need.to_come < _WORTH_A_WORD:
         return False
     here = f", {_size(need.size - need.to_come)} of it are here" if need.to_come < need.size else ""
-    say(
+    echo(
         f"{name}: {need.files} files, {_size(need.size)}{here}; {_size(need.to_come)} are fetched into {cache}; "
         f"licence: {_licence(info)}"
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from videotune.memory.quantization import PackedLinear
+    from videotune.memory.quantization import QuantizedLinear
 
 
 def load_model(
@@ -50,7 +50,7 @@ def load_model(
     if not hasattr(cls, "load_config"):  # transformers streams by itself, and ties weights that stand in a file once
         return _text_encoder(cls, folder, files, dtype, device, own, kept)
     net = to_fill(cls, folder, dtype)
-    rename = check_part(cls, folder, net, say=said)
+    rename = check_part(cls, folder, net, echo=said)
     exact = in_float32(cls, dtype)
     layers = {} if kept is None else _packed(net, blocks, kept, dtype, exact)
     for batch in [files] if rename else [[file] for file in files]:
@@ -81,7 +81,7 @@ def without_weights(fill: Callable[[nn.Module], object]) -> Iterator[None]:
 
 def _packed(
     net: nn.Module, blocks: Sequence[str], kept: str, dtype: torch.dtype, exact: Sequence[str]
-) -> dict[str, PackedLinear]:
+) -> dict[str, QuantizedLinear]:
     """Packed layers in the place of a network's Linears, empty; of its longest list of modules where no list is named."""
     from videotune.memory.quantization import longest_list, pack_linears
 
@@ -105,12 +105,12 @@ _STREAMED: ContextVar[Callable[[str], None] | None] = ContextVar("streamed", def
 
 
 @contextmanager
-def text_encoders_streamed(say: Callable[[str], None]) -> Iterator[None]:
+def text_encoders_streamed(echo: Callable[[str], None]) -> Iterator[None]:
     """Text encoders that are loaded within keep the weights of their blocks on the host; the numbers are the same.
 
-    ``say`` is told what could not be done as it should.
+    ``echo`` is told what could not be done as it should.
     """
-    before = _STREAMED.set(say)
+    before = _STREAMED.set(echo)
     try:
         yield
     finally:
@@ -119,10 +119,10 @@ def text_encoders_streamed(say: Callable[[str], None]) -> Iterator[None]:
 
 def _streamed(net: nn.Module, device: torch.device) -> nn.Module:
     """Move a network to the device, but for the weights of its longest list of blocks."""
-    from videotune.memory.offload import OffloadSettings, stream_blocks
     from videotune.memory.quantization import longest_list
+    from videotune.memory.weight_streaming import OffloadSettings, stream_blocks
 
-    streams = stream_blocks(net, [longest_list(net)], device, OffloadSettings(1.0), say=_STREAMED.get() or said)
+    streams = stream_blocks(net, [longest_list(net)], device, OffloadSettings(1.0), echo=_STREAMED.get() or said)
     net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network
     return net
 
@@ -183,7 +183,7 @@ def _text_encoder(
     """A network of transformers on a device, or streamed to it. ``own``: where weights that are packed are packed."""
     import torch
 
-    from videotune.memory.quantization import PackedLinear, share_of
+    from videotune.memory.quantization import QuantizedLinear, share_of
 
     streamed, held = _STREAMED.get() is not None, headers(files)
     refuse_dtypes(files, held)
@@ -198,7 +198,7 @@ def _text_encoder(
         linear = linears.pop(path)  # and with it the only weight there is: one after the other goes as it is packed
         layer.take(linear.weight.detach().to(own), torch.device("cpu"))
         linear.weight = None
-    packed = {id(x) for layer in net.modules() if isinstance(layer, PackedLinear) for x in layer.kept.values()}
+    packed = {id(x) for layer in net.modules() if isinstance(layer, QuantizedLinear) for x in layer.kept.values()}
     for name, parameter in net.named_parameters():
         if id(parameter) not in packed:
             wanted = torch.float32 if any(part in exact for part in name.split(".")) else dtype

@@ -55,10 +55,10 @@ def refuse_dtypes(files: list[Path], found: Mapping[str, Header]) -> None:
 Rename = Callable[[dict[str, "Tensor"]], dict[str, "Tensor"]]
 
 
-def check_part(cls: Any, folder: Path, net: nn.Module, say: Callable[[str], None] | None = None) -> Rename | None:
+def check_part(cls: Any, folder: Path, net: nn.Module, echo: Callable[[str], None] | None = None) -> Rename | None:
     """Compare the heads of a part's files with its config's model.
 
-    Returns how tensors must be renamed, where the file has the authors' names (None: it has diffusers'). ``say`` is told
+    Returns how tensors must be renamed, where the file has the authors' names (None: it has diffusers'). ``echo`` is told
     of weights that are left out. Raises VideotuneError that names both models where they differ.
     """
     files = weight_files(folder)
@@ -73,8 +73,8 @@ def check_part(cls: Any, folder: Path, net: nn.Module, say: Callable[[str], None
     spare = [name for name in found if name not in shapes]
     if wrong or sum(found[name].count for name in spare) > _SPARE * sum(header.count for header in found.values()):
         _refuse(cls, folder, found, shapes, wrong or spare)
-    if spare and say:
-        say(
+    if spare and echo:
+        echo(
             f"note: {told(files)}: {len(spare)} weights have no place in a {cls.__name__} and are left out: {spare[0]} …"
         )
     return rename

@@ -15,7 +15,7 @@ _WORTH_A_WORD = 1 << 30
 """Bytes; a smaller file takes about a second."""
 
 
-def verify(files: Iterable[Path], say: Callable[[str], None]) -> None:
+def verify(files: Iterable[Path], echo: Callable[[str], None]) -> None:
     """Read files of the Hub's cache once and compare their bytes with their names; others have nothing to compare with.
 
     A file that is as it was (place, size, time, inode) is not read again. Of several processes the first one reads. Raises
@@ -32,7 +32,7 @@ def verify(files: Iterable[Path], say: Callable[[str], None]) -> None:
         if mark.exists():
             continue
         if facts.st_size > _WORTH_A_WORD:
-            say(f"checking the bytes of {path.name} ({facts.st_size / 1e9:.1f} GB), once")
+            echo(f"checking the bytes of {path.name} ({facts.st_size / 1e9:.1f} GB), once")
         with blob.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != blob.name:
@@ -44,6 +44,6 @@ def verify(files: Iterable[Path], say: Callable[[str], None]) -> None:
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
         except OSError as error:
-            say(
+            echo(
                 f"note: that {path.name} is whole cannot be remembered ({error}); it is checked again at the next start"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 OFF, ON, CPU_OFFLOADED = "OFF", "ON", "CPU_OFFLOADED"
-"""Keep all activations; each block's input alone; and that on the host (``videotune/memory/offload.py``)."""
+"""Keep all activations; each block's input alone; and that on the host (``videotune/memory/weight_streaming.py``)."""
 
 
 def checkpoint_blocks(net: Any, mode: str) -> None:

@@ -147,7 +147,7 @@ class _Product(torch.autograd.Function):
         return (to_x, to_bias, None, None, *[None] * len(ctx.names))
 
 
-class PackedLinear(nn.Linear):
+class QuantizedLinear(nn.Linear):
     """A frozen Linear whose weight is packed; it computes in ``dtype``.
 
     It is a ``nn.Linear`` because that is what adapters look for. ``weight`` has the shape, dtype and device of the weight
@@ -220,7 +220,7 @@ def longest_list(net: nn.Module) -> str:
 
 def pack_linears(
     net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype, kept: Collection[str] = ()
-) -> dict[str, PackedLinear]:
+) -> dict[str, QuantizedLinear]:
     """Put packed layers in the place of the Linears inside lists of blocks, without weights yet; they, by their paths.
 
     All else stays as it is: norms, biases, tables, embeddings, the layers before and after the blocks, and modules of which
@@ -229,7 +229,7 @@ def pack_linears(
     inside, found = tuple(f"{path}." for path in blocks), {}
     for path, module in list(net.named_modules()):
         if type(module) is nn.Linear and path.startswith(inside) and set(kept).isdisjoint(path.split(".")):
-            found[path] = PackedLinear(module, kind, dtype)
+            found[path] = QuantizedLinear(module, kind, dtype)
             net.set_submodule(path, found[path])
     return found
 
@@ -246,7 +246,7 @@ class Share:
 
 def share_of(net: nn.Module) -> Share:
     """How much of a network is packed."""
-    layers = [module for module in net.modules() if isinstance(module, PackedLinear)]
+    layers = [module for module in net.modules() if isinstance(module, QuantizedLinear)]
     own = {id(tensor) for layer in layers for tensor in layer.kept.values()}
     packed = sum(layer.in_features * layer.out_features for layer in layers)
     others = [parameter for parameter in net.parameters() if id(parameter) not in own]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Shard:
     """Which rows of a tensor a process has: ``count`` from number ``first`` on, of a tensor of the shape ``whole``."""
 
     whole: tuple[int, ...]
@@ -42,7 +42,7 @@ class Shards:
 
     def __init__(self) -> None:
         self.local: dict[str, nn.Parameter] = {}
-        self.rows: dict[str, Rows] = {}
+        self.rows: dict[str, Shard] = {}
         self._cut: dict[str, Any] = {}
 
     def bind(self, net: nn.Module, paths: Sequence[str], mesh: DeviceMesh, alone: Collection[nn.Parameter]) -> None:
@@ -83,7 +83,7 @@ class Shards:
         """Let the plain parameter of a name be this process's rows of the network that is bound now."""
         part: Tensor = self._cut[name].to_local()
         each = -(-shape[0] // mesh.size())  # as torch.chunk cuts
-        self.rows[name] = Rows(shape, min(each * mesh.get_local_rank(), shape[0]), part.shape[0])
+        self.rows[name] = Shard(shape, min(each * mesh.get_local_rank(), shape[0]), part.shape[0])
         if part.shape[0] == 0:
             return
         before = self.local.get(name)

@@ -21,7 +21,7 @@ from videotune.report.markup import (
 )
 from videotune.report.read import Record, Run, items, mapping, number, of_kind, setting
 from videotune.report.svg import Line, Point, line_chart, smooth, smoothing_width, thin
-from videotune.steps import NINTHS
+from videotune.train.logging.step_sums import NINTHS
 
 
 def loss_section(run: Run) -> Html:

@@ -21,7 +21,7 @@ from videotune.report.markup import (
     text,
 )
 from videotune.report.read import Run, items, last_of_kind, mapping, number, regularization_clips
-from videotune.steps import clip_of
+from videotune.train.logging.step_sums import clip_of
 
 BANDS = (
     (10.0, "conservative", "calm"),

@@ -43,7 +43,7 @@ from videotune.report.style import CSS
 from videotune.report.tables import clips_section, files_section, settings_section
 from videotune.report.usage import time_section, use_section
 from videotune.report.verdict import verdict_section
-from videotune.steps import Steps
+from videotune.train.logging.step_sums import Steps
 
 PARTS = {
     "verdict": "How it went",

@@ -12,7 +12,7 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.files import life
 from videotune.records import parse_line, read_record
-from videotune.steps import Steps, regularization
+from videotune.train.logging.step_sums import Steps, regularization
 
 Record = Mapping[str, Any]
 

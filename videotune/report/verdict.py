@@ -24,7 +24,7 @@ from videotune.report.markup import (
 )
 from videotune.report.read import Record, Run, items, last_of_kind, mapping, number, of_kind, setting
 from videotune.report.svg import Line, Point, line_chart
-from videotune.steps import clip_of
+from videotune.train.logging.step_sums import clip_of
 
 COLOURS = {"LEARNING": "good", "PLATEAU": "calm", "OVERFITTING": "bad"}
 

@@ -18,7 +18,7 @@ from videotune.studio import clips, form, jobs, projects
 from videotune.studio.projects import Project, inside, named
 
 Answer = Mapping[str, str | bool]
-"""``say``: a sentence; ``go``: an address to go to; ``reload``: whether the form changes."""
+"""``echo``: a sentence; ``go``: an address to go to; ``reload``: whether the form changes."""
 
 
 _writing = RLock()

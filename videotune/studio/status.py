@@ -15,7 +15,7 @@ from videotune.errors import VideotuneError
 from videotune.files import life
 from videotune.records import parse_line, read_record
 from videotune.report.read import Run
-from videotune.steps import Steps, regularization
+from videotune.train.logging.step_sums import Steps, regularization
 
 MOST_OPEN = 8
 """Runs whose journals are kept in memory."""
@@ -112,7 +112,7 @@ class Progress:
     done: int
     total: int | None
     left: float | None
-    pace: float | None
+    throughput: float | None
     loss: float | None
 
 
@@ -124,7 +124,7 @@ def progress(run: Run) -> Progress:
         return Progress(0, total, None, None, None)
     done = run.steps.last
     spent = [sum(one["seconds"].values()) for one in last]
-    pace = sum(spent) / len(spent) if any(spent) else None
-    left = pace * (total - done) if pace and total else None
+    throughput = sum(spent) / len(spent) if any(spent) else None
+    left = throughput * (total - done) if throughput and total else None
     losses = [one["mse"] for one in last if one["mse"] is not None]
-    return Progress(done, total, left, pace, sum(losses) / len(losses) if losses else None)
+    return Progress(done, total, left, throughput, sum(losses) / len(losses) if losses else None)

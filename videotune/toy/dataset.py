@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from videotune.data.film import write_video
 from videotune.errors import VideotuneError
 from videotune.files import write_text
-from videotune.randomness import draws
+from videotune.rng import draws
 from videotune.toy.shapes import DIRECTIONS, FPS, KNOWN, Look, draw_clip, phrase
 
 CONCEPT = ("orange", "diamond")

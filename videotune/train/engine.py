@@ -9,11 +9,11 @@ from torch import nn
 
 from videotune.cache.batches import Prepared
 from videotune.diffusion.objective import Objective
-from videotune.train.crew import Crew
-from videotune.train.step import Clock, Learner, StepRecord, StepSettings, train_step
+from videotune.train.distributed import DistributedContext
+from videotune.train.step import Clock, StepRecord, StepSettings, Trainable, train_step
 from videotune.types import Family
 
-Turn = tuple[nn.Module, Learner, int]
+Turn = tuple[nn.Module, Trainable, int]
 """The network of a step, what of it trains, and how many steps that has had with this one."""
 
 
@@ -24,20 +24,20 @@ def run_steps(
     stream: Iterable[Prepared],
     settings: StepSettings,
     device: torch.device,
-    crew: Crew | None = None,
+    dist: DistributedContext | None = None,
 ) -> Iterator[StepRecord]:
     """One update for each prepared batch; the record of a step is yielded when its weights are in place."""
-    batches, crew, before = iter(stream), crew or Crew(), None
+    batches, dist, before = iter(stream), dist or DistributedContext(), None
     while True:
         clock = Clock(device)
         prepared = next(batches, None)
         if prepared is None:
             return
         clock.mark("data")
-        net, learner, own_step = turn_of(prepared.step)
-        if learner.expert and learner.expert != before:
+        net, trainable, own_step = turn_of(prepared.step)
+        if trainable.expert and trainable.expert != before:
             clock.mark("experts")  # the other one had to be loaded
-            before = learner.expert
+            before = trainable.expert
         if not net.training:  # a preview or the ruler was here; setting it walks every module
             net.train()
-        yield train_step(family, net, learner, objective, prepared, settings, clock, crew, own_step)
+        yield train_step(family, net, trainable, objective, prepared, settings, clock, dist, own_step)

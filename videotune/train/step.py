@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from videotune.adapters.lora import adapter_off
 from videotune.adapters.text import LiveText
 from videotune.cache.batches import Prepared, share_of
-from videotune.diffusion.loss import anchored_target, denoising_loss
+from videotune.diffusion.loss import denoising_loss, prior_target
 from videotune.diffusion.objective import Objective
 from videotune.memory.sharding import Shards
-from videotune.randomness import seed32
-from videotune.train.crew import Crew
+from videotune.rng import seed32
+from videotune.train.distributed import DistributedContext
 from videotune.train.ema import Ema
-from videotune.train.masters import Masters
+from videotune.train.master_weights import MasterWeights
 from videotune.train.optimizers import AnyOptimizer, RateSettings, rate
 from videotune.train.updates import InBackward, clip, update
 from videotune.types import Batch, Family
@@ -135,7 +135,7 @@ class StepSettings:
 
 
 @dataclass(frozen=True)
-class Learner:
+class Trainable:
     """What of a network trains: the parameters that its optimizer holds, by name, and their average if there is one.
 
     ``rates`` by the optimizer's groups; ``held`` are the parameters in the network's own dtype, where the optimizer holds
@@ -147,7 +147,7 @@ class Learner:
     parameters: Mapping[str, nn.Parameter]
     optimizer: AnyOptimizer
     rates: Mapping[str, RateSettings]
-    masters: Masters | None = None
+    masters: MasterWeights | None = None
     ema: Ema | None = None
     held: Mapping[str, nn.Parameter] | None = None
     expert: str | None = None
@@ -168,12 +168,12 @@ class OutOfMemory(RuntimeError):
 def train_step(
     family: Family,
     net: nn.Module,
-    learner: Learner,
+    trainable: Trainable,
     objective: Objective,
     prepared: Prepared,
     settings: StepSettings,
     clock: Clock,
-    crew: Crew,
+    dist: DistributedContext,
     own_step: int | None = None,
 ) -> StepRecord:
     """One update of ``net``. ``own_step``: the number of the step among the learner's own (None: it has them all).
@@ -183,37 +183,39 @@ def train_step(
     Anchored samples first run through the network without its adapter. A non-finite gradient leaves weights, optimizer and
     average as they were. Raises OutOfMemory.
     """
-    parameters, optimizer = list(learner.parameters.values()), learner.optimizer
+    parameters, optimizer = list(trainable.parameters.values()), trainable.optimizer
     own = prepared.step if own_step is None else own_step
-    lr = {group["name"]: rate(learner.rates[group["name"]], own) for group in optimizer.param_groups}
+    lr = {group["name"]: rate(trainable.rates[group["name"]], own) for group in optimizer.param_groups}
     values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=next(net.parameters()).device), True
     for group in optimizer.param_groups:
         group["lr"] = lr[group["name"]]
     try:
-        if learner.in_backward is not None:
+        if trainable.in_backward is not None:
             intact = False
-            good = _in_backward(family, net, learner, objective, prepared, settings, clock, values, own)
+            good = _in_backward(family, net, trainable, objective, prepared, settings, clock, values, own)
         else:
-            together = crew.size if learner.shards is not None else 1
-            accumulate(family, net, objective, prepared, settings, clock, values, learner.text, together=together)
-            cut = _collected(learner)
-            if learner.masters is not None:
-                learner.masters.gather()
+            together = dist.size if trainable.shards is not None else 1
+            accumulate(family, net, objective, prepared, settings, clock, values, trainable.text, together=together)
+            cut = _collected(trainable)
+            if trainable.masters is not None:
+                trainable.masters.gather()
             if all(parameter.grad is None for parameter in parameters):  # nothing that trains was used in this step
                 for parameter in parameters:
                     parameter.grad = torch.zeros_like(parameter)  # as where other processes have used it
             apart = {id(parameter) for parameter in cut}
-            crew.sum_gradients([parameter for parameter in parameters if id(parameter) not in apart])
-            crew.sum(values)
-            total = crew.sum if learner.shards is not None and learner.shards.rows else None
+            dist.all_reduce_gradients([parameter for parameter in parameters if id(parameter) not in apart])
+            dist.all_reduce(values)
+            total = dist.all_reduce if trainable.shards is not None and trainable.shards.rows else None
             among = () if total is None else (cut, total)
             values[1] = norm = clip(parameters, settings.max_grad_norm, *among)
             good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
             intact = False
-            first_rows = {name: rows.first for name, rows in learner.shards.rows.items()} if learner.shards else None
-            update(optimizer, learner.parameters, learner.masters, good, learner.rounding, own, first_rows)
-        if learner.ema is not None:
-            learner.ema.update(own, good)
+            first_rows = (
+                {name: rows.first for name, rows in trainable.shards.rows.items()} if trainable.shards else None
+            )
+            update(optimizer, trainable.parameters, trainable.masters, good, trainable.rounding, own, first_rows)
+        if trainable.ema is not None:
+            trainable.ema.update(own, good)
     except (MemoryError, RuntimeError) as error:
         if not of_memory(error):
             raise
@@ -225,22 +227,22 @@ def train_step(
     host, arrived = _send(values)
     drawn = prepared.drawn
     return StepRecord(
-        prepared.step, host, arrived, drawn.t, lr, drawn.window_ids, drawn.captions, clock, learner.expert
+        prepared.step, host, arrived, drawn.t, lr, drawn.window_ids, drawn.captions, clock, trainable.expert
     )
 
 
-def _collected(learner: Learner) -> list[nn.Parameter]:
+def _collected(trainable: Trainable) -> list[nn.Parameter]:
     """What the optimizer holds of a network that is cut, its gradients handed over; nothing of one that is whole."""
-    if learner.shards is None:
+    if trainable.shards is None:
         return []
-    learner.shards.collect()
-    return [learner.parameters[name] for name in learner.shards.local]
+    trainable.shards.collect()
+    return [trainable.parameters[name] for name in trainable.shards.local]
 
 
 def _in_backward(
     family: Family,
     net: nn.Module,
-    learner: Learner,
+    trainable: Trainable,
     objective: Objective,
     prepared: Prepared,
     settings: StepSettings,
@@ -251,16 +253,16 @@ def _in_backward(
     """A step whose updates come with its gradients, in one process and one forward pass; () whether all of it was finite."""
     total = len(prepared.drawn.window_ids)
     assert settings.size(total) >= total, "a gradient that is updated at once cannot be summed up"
-    updates = learner.in_backward
+    updates = trainable.in_backward
     assert updates is not None
     updates.begin(own)
-    accumulate(family, net, objective, prepared, settings, clock, values, learner.text, updates)
+    accumulate(family, net, objective, prepared, settings, clock, values, trainable.text, updates)
     values[1], finite_all = updates.end()
     return finite_all & torch.isfinite(values[0])
 
 
 @dataclass(frozen=True)
-class Pass:
+class MicroBatch:
     """Samples that go through the network together, from number ``first`` of the step's on.
 
     ``counts``: they are this process's own, else they only run along. ``anchors``: some process has samples here that ask
@@ -275,16 +277,16 @@ class Pass:
     anchors: bool = False
 
 
-def passes(prepared: Prepared, size: int, together: int = 1) -> list[Pass]:
+def passes(prepared: Prepared, size: int, together: int = 1) -> list[MicroBatch]:
     """The passes of a process, of at most ``size`` samples each.
 
     ``together``: so many processes run the network together, and each makes as many passes as the one with most samples.
     """
-    out: list[Pass] = []
+    out: list[MicroBatch] = []
     first, total, anchored = prepared.first, len(prepared.drawn.window_ids), set(prepared.drawn.anchored)
     for part in prepared.batch.split(size) if prepared.batch is not None else ():
         rows = slice(first - prepared.first, first - prepared.first + len(part))
-        out.append(Pass(part, prepared.t[rows], prepared.noise[rows], first, not prepared.spare))
+        out.append(MicroBatch(part, prepared.t[rows], prepared.noise[rows], first, not prepared.spare))
         first += len(part)
     if together == 1:
         return out
@@ -323,7 +325,7 @@ def accumulate(
         batch, target = condition(family, text, part.map(lambda x: _to(x, device))), None
         if anchored or one.anchors:
             with adapter_off(net):
-                said = anchored_target(family, net, objective, batch, t, noise, anchored or [0])
+                said = prior_target(family, net, objective, batch, t, noise, anchored or [0])
             target = said if anchored else None
         if settings.network_seed is not None:
             torch.manual_seed(seed32(settings.network_seed, "network", prepared.step, first))

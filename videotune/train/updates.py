@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from videotune.train.masters import Masters
+from videotune.train.master_weights import MasterWeights
 from videotune.train.optimizers import AnyOptimizer, Several, apply, parts_of
-from videotune.train.rounding import update_rounded
+from videotune.train.stochastic_rounding import update_rounded
 
 
 def clip(
@@ -50,7 +50,7 @@ def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
 def update(
     optimizer: AnyOptimizer,
     parameters: Mapping[str, nn.Parameter],
-    masters: Masters | None,
+    masters: MasterWeights | None,
     good: Tensor,
     rounding: int | None,
     step: int,
@@ -89,7 +89,7 @@ class InBackward:
 
     most: float
     rounding: int | None = None
-    masters: Masters | None = None
+    masters: MasterWeights | None = None
     _norms: list[Tensor] = field(default_factory=list)
     _good: Tensor | None = None
     _step: int = 0

@@ -18,7 +18,7 @@ SCHEDULE = ("beta_start", "beta_end", "num_train_timesteps", "snr_shift_scale", 
 
 SPEC = FamilySpec(
     name="cogvideox",
-    known_as=(
+    aliases=(
         "CogVideoXPipeline", "CogVideoXImageToVideoPipeline", "cogvideo", "cogvideox-2b", "cogvideox-5b",
         "cogvideox-5b-i2v", "cogvideox1.5", "cogvideox1.5-5b", "cogvideox1.5-5b-i2v",
     ),
@@ -101,7 +101,7 @@ def read_spec(folder: Path) -> FamilySpec:
         first_frame=TOLD if image else None,
         image_noise=image,
         sample_shape=shape,
-        told_channels=(0, latent if image else 0),
+        conditioning_channels=(0, latent if image else 0),
     )
 
 

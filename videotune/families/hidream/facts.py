@@ -33,7 +33,7 @@ DISTILLED = "FlowMatchLCMScheduler"
 
 SPEC = FamilySpec(
     name="hidream",
-    known_as=("HiDreamImagePipeline", "hidream-i1", "hidream-i1-full", "hidream-i1-dev", "hidream-i1-fast"),
+    aliases=("HiDreamImagePipeline", "hidream-i1", "hidream-i1-full", "hidream-i1-dev", "hidream-i1-fast"),
     title="HiDream-I1 Full",
     path="flow",
     rules=VideoRules(0, 1, 16, 1.0, 8, 1, most_frames=1, most_area=1024 * 1024),
@@ -60,7 +60,7 @@ SPEC = FamilySpec(
     licence="MIT (its text encoder Llama 3.1: Llama 3.1 Community License)",
     sample_shape=(1, 1024, 1024),
     keeps_variance=True,
-    told_by_text=32 * 128 * 4096 + 2048,
+    text_extras=32 * 128 * 4096 + 2048,
     padded_tokens=4096,
 )
 
@@ -102,7 +102,7 @@ def read_spec(folder: Path) -> FamilySpec:
         sample_steps=SPEC.sample_steps if not distilled else 16 if fast else 28,
         sample_guidance=1.0 if distilled else SPEC.sample_guidance,
         sample_shape=(1, longest, longest),
-        told_by_text=layers * SPEC.text_tokens * width + net["text_emb_dim"],
+        text_extras=layers * SPEC.text_tokens * width + net["text_emb_dim"],
         padded_tokens=most,
     )
 

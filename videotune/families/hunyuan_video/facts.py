@@ -43,7 +43,7 @@ QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
 
 SPEC = FamilySpec(
     name="hunyuan_video",
-    known_as=("HunyuanVideoPipeline", "hunyuan", "hunyuanvideo", "hunyuan-video", "hunyuan-video-13b"),
+    aliases=("HunyuanVideoPipeline", "hunyuan", "hunyuanvideo", "hunyuan-video", "hunyuan-video-13b"),
     title="HunyuanVideo 13B",
     path="flow",
     rules=VideoRules(4, 1, 16, 24.0, 8, 4),
@@ -103,7 +103,7 @@ def read_spec(folder: Path) -> FamilySpec:
         latent_channels=latent,
         patch=patch,
         text_width=net["text_embed_dim"],
-        told_guidance=bool(net.get("guidance_embeds")),
+        guidance_embedded=bool(net.get("guidance_embeds")),
     )
 
 

@@ -30,7 +30,7 @@ SHIFTS = (1024.0, 0.95, 4096.0, 2.05)
 
 SPEC = FamilySpec(
     name="ltx_video",
-    known_as=(
+    aliases=(
         "LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline", "ltx", "ltxv", "ltx-video", "LTX_VIDEO",
         "LTXV_2B", "LTXV_13B",
     ),

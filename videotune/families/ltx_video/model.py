@@ -16,7 +16,7 @@ from videotune.families.ltx_video.nets import encoded, full_name, isolate_frames
 from videotune.families.pipelines import in_tiles, own_scheduler, stand_in
 from videotune.families.skeletons import on_meta
 from videotune.families.text import fresh_tokenizers, text_skeletons
-from videotune.randomness import draws, seed32
+from videotune.rng import draws, seed32
 from videotune.types import (
     PLAIN_WEIGHTS,
     Batch,

@@ -20,7 +20,7 @@ FOLDERS = {"transformer": "transformer", "high": "transformer", "low": "transfor
 
 SPEC = FamilySpec(
     name="wan",
-    known_as=("WanPipeline", "WanImageToVideoPipeline", "wan2.1", "wan2.2", "wan21", "wan22", "WAN_2_2", "WAN_2_1"),
+    aliases=("WanPipeline", "WanImageToVideoPipeline", "wan2.1", "wan2.2", "wan21", "wan22", "WAN_2_2", "WAN_2_1"),
     title="Wan 2.1 T2V",
     path="flow",
     rules=VideoRules(4, 1, 16, 16.0, 8, 4),
@@ -79,8 +79,10 @@ def read_spec(folder: Path) -> FamilySpec:
         experts=experts,
         timestep_shift=5.0 if newer else SPEC.timestep_shift,
         sample_guidance=SPEC.sample_guidance if len(experts) == 1 else 3.5 if from_image else 4.0,
-        told_channels=(net["in_channels"] - vae["z_dim"], 0),
-        told_states=0 if net.get("image_dim") is None else clip_numbers(folder / "image_encoder" / "config.json"),
+        conditioning_channels=(net["in_channels"] - vae["z_dim"], 0),
+        conditioning_states=0
+        if net.get("image_dim") is None
+        else clip_numbers(folder / "image_encoder" / "config.json"),
     )
 
 

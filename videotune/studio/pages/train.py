@@ -197,12 +197,12 @@ def _standing(run: Run, job: Job | None, far: Progress) -> Html:
         )
     if told_word == "failed":
         return paragraph(badge("failed", "bad"), text(why(job) if job is not None else told), css="state")
-    say = {
+    echo = {
         "done": "all steps are done",
         "interrupted": "stopped and saved; it can go on",
         "stopped": "stopped as you asked, and saved; it can go on",
     }
-    return paragraph(badge(told_word, css), text(say.get(told_word, told)), css="state")
+    return paragraph(badge(told_word, css), text(echo.get(told_word, told)), css="state")
 
 
 def _not_begun(run: Run, job: Job | None) -> Html:
@@ -221,7 +221,7 @@ def _bar(far: Progress, run: Run) -> Html:
     shown: dict[str, Any] = {
         "step": f"{plain(far.done)} of {plain(far.total)}",
         "time left in steps": left,
-        "seconds a step": None if far.pace is None else f"{far.pace:.3g}",
+        "seconds a step": None if far.throughput is None else f"{far.throughput:.3g}",
         "error, mean of the last steps": None if far.loss is None else plain(far.loss),
         "memory": f"{memory / 1e9:.1f} GB" if isinstance(memory, (int, float)) else None,
         "samples a step": plan.get("effective_batch"),

@@ -1,0 +1,160 @@
+"""What the tests of crash safety share: words of a tiny run, what to compare of two runs, and real processes.
+
+A process (``tests/forked.py``) is the command line as a person starts it: ``videotune.cli.main.main`` with its arguments,
+signals and exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import forked
+import torch
+from safetensors.torch import load_file
+
+from videotune.train.checkpoint import Checkpoint, read_checkpoint
+from videotune.train.logging.journal import read_journal
+from videotune.train.resolve_config import Overrides
+
+QUIET = ("sample_after=0", "ruler_after=0", "probe_budget=0", "dataloader_threads=0")
+"""Nothing happens between two steps that a test did not ask for."""
+
+PATIENCE = 60.0
+"""Seconds after which a process that should have ended or said something is taken for hung."""
+
+
+@dataclass
+class Running:
+    """A run in a process of its own; ``said`` is what it wrote to its standard error."""
+
+    process: BaseProcess
+    run: Path
+    heard: list[bytes]
+    ear: threading.Thread
+
+    @property
+    def said(self) -> str:
+        return b"".join(self.heard).decode()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def ended(self, seconds: float = PATIENCE) -> int | None:
+        """Its exit code; None where it has not ended within so many seconds."""
+        self.process.join(seconds)
+        if self.process.exitcode is not None:
+            self.ear.join(PATIENCE)
+        return self.process.exitcode
+
+    def until(self, met: Callable[[], Any], what: str) -> None:
+        """Wait until something is so; an error where the process ends before."""
+        begun = time.monotonic()
+        while not met():
+            assert self.process.is_alive() or met(), f"ended with {self.process.exitcode} before {what}: {self.said}"
+            assert time.monotonic() - begun < PATIENCE, f"waited too long for {what}: {self.said}"
+            time.sleep(0.005)
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: any(line["step"] >= step for line in steps_of(self.run)), f"step {step}")
+
+    def until_said(self, text: str) -> None:
+        self.until(lambda: text in self.said, repr(text))
+
+
+def _run(
+    arguments: Sequence[str], mouth: Connection, first: Callable[..., None] | None, given: tuple[Any, ...]
+) -> None:
+    """What the process does: the command line, its words into a pipe; ``first`` may set up what shall happen to it."""
+    os.dup2(mouth.fileno(), 1)
+    os.dup2(mouth.fileno(), 2)
+    mouth.close()
+    torch.set_num_threads(1)
+    sys.argv = ["videotune", *arguments]
+    from videotune.cli.main import main
+
+    if first is not None:
+        first(*given)
+    main()
+
+
+def start(
+    words: Overrides,
+    run: Path,
+    *more: str,
+    first: Callable[..., None] | None = None,
+    given: tuple[Any, ...] = (),
+) -> Running:
+    """``videotune train`` in a process of its own. ``first(*given)`` is called in it before the command."""
+    ear, mouth = forked.CONTEXT.Pipe(duplex=False)
+    heard: list[bytes] = []
+
+    def listen() -> None:
+        while part := os.read(ear.fileno(), 1 << 16):
+            heard.append(part)
+        ear.close()
+
+    thread = threading.Thread(target=listen, daemon=True)
+    data = ["--data", str(words.data)] if words.data else []
+    sets = [part for text in words.sets for part in ("--set", text)]
+    arguments = ["train", "--out", str(run), *data, *sets, *more]
+    process = forked.start(_run, arguments, mouth, first, given)
+    mouth.close()
+    thread.start()
+    return Running(process, run, heard, thread)
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    return [line for line in read_journal(run) if line["kind"] == "step"]
+
+
+def of_kind(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in read_journal(run) if line["kind"] == kind]
+
+
+def warnings_of(run: Path) -> list[str]:
+    return [line["text"] for line in of_kind(run, "warning")]
+
+
+def facts_of(run: Path, until: int | None = None) -> list[Any]:
+    """What must be equal in two runs that are the same, step by step: all but times."""
+    names = ("step", "loss", "mse", "by_t", "lr", "grad_norm", "window_ids", "captions")
+    return [[line[name] for name in names] for line in steps_of(run) if until is None or line["step"] <= until]
+
+
+def state(run: Path, step: int) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, by part and name."""
+    folder = run / "checkpoints" / f"step-{step}"
+    found = read_checkpoint(folder)
+    assert isinstance(found, Checkpoint), found
+    return {
+        f"{path.stem}/{name}": value
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, value in load_file(path).items()
+    }
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """The same names, and the same bits."""
+    return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference of weights, relative to the largest weight."""
+    names = [name for name in a if name.startswith("weights/")]
+    assert names
+    assert set(a) == set(b)
+    return max(float((a[n] - b[n]).abs().max() / a[n].abs().max().clamp_min(1e-12)) for n in names)

@@ -1,0 +1,169 @@
+"""What a run does beside its steps is planned as it happens, and the time left counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from videotune.commands.open_run import Resume, open_run, restore
+from videotune.commands.plan import make_plan
+from videotune.commands.train import loop, progress_parts
+from videotune.train.logging.journal import read_journal
+from videotune.train.logging.speed import time_left
+from videotune.train.resolve_config import Overrides
+from videotune.train.throughput import looks_left, seconds_left, sizes_of, turns_left
+from videotune.train.trainer import Trainer, announce, prepare
+from videotune.validation.callbacks import measure, preview
+from videotune.validation.exposure import band, most
+from videotune.validation.overhead import due, in_words, share_of_all, times
+from videotune.validation.sample_plan import sample_metrics_plan, share_of_run
+
+OFTEN = ("steps=5", "ruler_after=2", "sample_after=3", "samples=1", "sample.steps=2", "save_every=2", "probe_budget=0")
+
+
+Say = Callable[..., Overrides]
+
+
+@contextmanager
+def counted(trainer: Trainer) -> Iterator[list[int]]:
+    """The samples of each pass through the network, taken from its calls."""
+    seen: list[int] = []
+
+    def count(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor) and value.dim() == 5]
+        seen.append(tensors[0].shape[0])
+
+    handle = trainer.net.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@given(st.integers(0, 12), st.integers(1, 60), st.integers(-1, 60))
+def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) -> None:
+    assert times(every, last, after) == sum(due(step, every, last) for step in range(after + 1, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("wan", ()), ("wan", ("ema.decay=0.5", "sample.guidance=1")), ("hunyuan_video", ("sample.guidance=6",))],
+    ids=["guided", "averaged", "told its guidance"],
+)
+def test_the_plan_knows_how_often_and_how_many_passes(
+    family: str, more: tuple[str, ...], said: Say, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Against the calls of the network: what passes through it in a reading and in a preview, and how many there were."""
+    words = said(f"base_model_name={tiny_bases(family)}", f"cache_dir={tmp_path / 'cache'}", *OFTEN, *more)
+    job = open_run(words, tmp_path / "run", None).job
+    trainer, planned = prepare(job, tmp_path / "run", False), make_plan(job)["beside"]
+    announce(trainer, None)
+    for look, part in ((measure, "readings"), (preview, "previews")):
+        with counted(trainer) as seen:
+            look(trainer, 0)
+        assert sum(seen) == planned[part]["passes"], part
+    assert loop(trainer) == "done"
+    trainer.journal.close()
+    journal = read_journal(tmp_path / "run")
+    assert len({line["step"] for line in journal if line["kind"] == "ruler"}) == planned["readings"]["count"] == 4
+    assert len({line["step"] for line in journal if line["kind"] == "sample"}) == planned["previews"]["count"] == 3
+
+
+def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
+    """By hand: 4 readings of 9 passes a window, beside 5 steps of 2 samples that count threefold; all of one shape."""
+    words = said(*OFTEN, "batch_size=2", "video_config.frames=5")
+    facts = make_plan(open_run(words, tmp_path / "run", None).job)["beside"]
+    windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
+    assert facts["readings"]["share"] == pytest.approx(4 * 9 * windows / (3 * 2 * 5), rel=0.01)
+    assert facts["previews"]["share"] == pytest.approx(3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01)
+    assert share_of_all(facts) == facts["readings"]["share"] + facts["previews"]["share"]
+    told = in_words(facts)
+    assert f"4 readings of {windows} windows" in told
+    assert "3 × 1 previews" in told
+    quiet = said("ruler_after=0", "sample_after=0", "probe_budget=0")
+    nothing = make_plan(open_run(quiet, tmp_path / "other", None).job)["beside"]
+    assert nothing == {"readings": None, "previews": None, "probes": None}
+    assert in_words(nothing) == ""
+
+
+def test_processes_share_the_steps_and_not_what_is_done_between(said: Say, tmp_path: Path) -> None:
+    """With twice the processes as many steps have twice the samples in the same time; a reading takes what it took."""
+    often = (*OFTEN[:-1], "probe_budget=1000")
+    words = said(*often)
+    one, two = (make_plan(open_run(words, tmp_path / str(n), None, n).job)["beside"] for n in (1, 2))
+    assert one == two
+
+
+def test_probes_are_planned_up_to_their_budget(said: Say, tmp_path: Path) -> None:
+    """Three checkpoints and the base: four probes, however large the budget; and none where it cannot pay for two."""
+
+    def planned(budget: float) -> tuple[Any, float]:
+        words = said(*OFTEN[:-1], f"probe_budget={budget}", "steps=6")
+        job = open_run(words, tmp_path / f"{budget}", None).job
+        plan = sample_metrics_plan(job)
+        assert plan is not None
+        return make_plan(job)["beside"]["probes"], share_of_run(plan, job)
+
+    found, one = planned(1000)
+    assert found == {"share_at_most": pytest.approx(4 * one, rel=0.01)}
+    assert planned(3 * one)[0] == {"share_at_most": pytest.approx(3 * one, rel=0.01)}
+    assert planned(1.9 * one)[0] is None
+
+
+def test_the_bar_says_views_with_their_band(said: Say, tmp_path: Path) -> None:
+    """By the window that is shown most, step by step as the exposure has it."""
+    words = said(*OFTEN, "steps=200", "batch_size=6")
+    trainer = prepare(open_run(words, tmp_path / "run", None).job, tmp_path / "run", False)
+    trainer.journal.close()
+    told = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
+    assert len(set(told.values())) == 4
+    assert {step: trainer.band_at(step) for step in told} == told
+    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"views a window, {told[120]}")
+
+
+def test_the_time_left_counts_what_is_done_between_steps(said: Say, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = said(*OFTEN)
+    trainer = prepare(open_run(words, run, None).job, run, False)
+    announce(trainer, None)
+    assert loop(trainer) == "done"
+    trainer.journal.close()
+    took = {line["kind"]: line["seconds"] for line in read_journal(run) if line["kind"] in ("ruler", "sample", "save")}
+    assert trainer.throughput.looks == took
+    for step in range(6):
+        left = {
+            kind: sum(due(later, every, 5) for later in range(step + 1, 6))
+            for kind, every in (("ruler", 2), ("sample", 3), ("save", 2))
+        }
+        wanted = sum(took[kind] * count for kind, count in left.items())
+        assert looks_left(trainer, step, 100.0) == pytest.approx(wanted)
+    assert looks_left(trainer, 5, 0.0) == 0
+    assert seconds_left(trainer, 5) == pytest.approx(sum(took.values())), "told before the last looks"
+    steps = time_left(trainer.throughput.by_bucket, turns_left(trainer.job, 3), sizes_of(trainer.job))
+    assert seconds_left(trainer, 3) == pytest.approx((steps or 0) + looks_left(trainer, 2, 0.0))
+    again = Resume(override=True)
+    opened = open_run(said(*OFTEN, "steps=9"), run, again)
+    longer = prepare(opened.job, run, True, first=6)
+    restore(longer, opened, branch=False)
+    announce(longer, [])
+    longer.journal.close()
+    assert longer.throughput.looks == took, "a resume knows what they took before"
+
+
+def test_probes_are_counted_up_to_their_budget(said: Say, tmp_path: Path) -> None:
+    words = said(*OFTEN[:-1], "probe_budget=0.05")
+    trainer = prepare(open_run(words, tmp_path / "run", None).job, tmp_path / "run", False)
+    announce(trainer, None)
+    trainer.journal.event("probe", step=0, not_measured="no time")
+    assert looks_left(trainer, 0, 1000.0) == 0, "nothing was measured yet"
+    trainer.journal.event("probe", step=0, seconds=10.0)
+    assert looks_left(trainer, 0, 1000.0) == 3 * 10.0, "after steps 2, 4 and 5"
+    assert looks_left(trainer, 0, 100.0) == 0.05 * 100.0
+    trainer.journal.close()

@@ -1,0 +1,263 @@
+"""Damaged, renamed, edited and lost files of a run: each is named in a sentence, and nothing is changed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from journal_lines import step_line
+from safety_kit import equal, facts_of, start, state
+
+from videotune.commands.compare import compare
+from videotune.commands.export import export, exported
+from videotune.commands.open_run import Resume
+from videotune.commands.sample import SampleOptions, open_sampler
+from videotune.commands.train import train
+from videotune.errors import DONE, FAILED, VideotuneError
+from videotune.files import digest
+from videotune.report.diagnosis import diagnose, repair_journal
+from videotune.report.html import write_report
+from videotune.train.logging import journal
+from videotune.train.logging.journal import History, read_journal
+from videotune.train.resolve_config import Overrides
+from videotune.train.run_dir import SCHEDULER
+
+Say = Callable[..., Overrides]
+STEPS = ("steps=8", "save_every=4")
+
+
+@pytest.fixture(scope="module")
+def straight(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight steps with checkpoints at 4 and 8, on a base of its own."""
+    home = tmp_path_factory.mktemp("straight")
+    base = shutil.copytree(tiny_bases("wan"), home / "base")
+    sets = (f"base_model_name={base}", f"cache_dir={home / 'cache'}", "resolution=32x32", "learning_rate=0.01")
+    sets += ("lora.rank=2", "sample_after=0", "ruler_after=0", "probe_budget=0", "dataloader_threads=0", *STEPS)
+    assert train(Overrides(data=str(small_clips), sets=sets), home / "run") == DONE
+    return home / "run"
+
+
+@pytest.fixture
+def run(straight: Path, tmp_path: Path) -> Path:
+    """A copy of it that was interrupted before its end."""
+    copy = Path(shutil.copytree(straight, tmp_path / "run"))
+    lines = [line for line in (copy / "journal.jsonl").read_text().splitlines() if '"kind": "end"' not in line]
+    (copy / "journal.jsonl").write_text("\n".join(lines) + "\n")
+    return copy
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    names = (".lock", "heartbeat.json")
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in names}
+
+
+def refused(run: Path, text: str, *sets: str, **how: object) -> None:
+    """A resume is refused with a sentence, and touches nothing."""
+    before = listing(run)
+    with pytest.raises(VideotuneError, match=text):
+        train(Overrides(sets=("steps=10", *sets)), run, resume=Resume(**how))  # type: ignore[arg-type]
+    assert listing(run) == before
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step}"
+
+
+# ---- checkpoints
+
+
+def test_a_checkpoint_under_another_step_s_name_is_refused(run: Path, tmp_path: Path) -> None:
+    renamed, copied = (Path(shutil.copytree(run, tmp_path / name)) for name in ("renamed", "copied"))
+    shutil.rmtree(folder_of(renamed, 8))
+    folder_of(renamed, 4).rename(folder_of(renamed, 8))
+    refused(renamed, "step 8, is not whole: it is the checkpoint of step 4 under another name")
+    with pytest.raises(VideotuneError, match="the checkpoint of step 4 under another name"):
+        export(renamed)
+    shutil.copytree(folder_of(copied, 8), folder_of(copied, 12))
+    refused(copied, "step 12, is not whole: it is the checkpoint of step 8.*--from 8")
+    assert train(Overrides(), copied, resume=Resume(8)) == DONE
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_flipped_bit_in_a_checkpoint_is_found_before_it_is_used(name: str, run: Path, straight: Path) -> None:
+    path = folder_of(run, 8) / name
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    refused(run, rf"{name} is damaged.*--from 4")
+    if name == "weights.safetensors":
+        with pytest.raises(VideotuneError, match="is damaged"):
+            export(run)
+        with pytest.raises(VideotuneError, match="is damaged"):
+            open_sampler(SampleOptions(("x",), 0, run, None))
+    assert train(Overrides(), run, resume=Resume(4)) == DONE
+    assert equal(state(run, 8), state(straight, 8))
+
+
+def test_optimizer_state_of_another_step_is_found(run: Path) -> None:
+    shutil.copy(folder_of(run, 4) / "optimizer.safetensors", folder_of(run, 8))
+    refused(run, r"optimizer\.safetensors is damaged")
+
+
+def test_an_export_with_other_bytes_is_not_loaded(run: Path) -> None:
+    path = exported(run, "diffusers")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(VideotuneError, match="damaged"):
+        exported(run, "diffusers")
+
+
+# ---- JSON
+
+
+def torn(text: str) -> bytes:
+    return text[: len(text) // 2].encode()
+
+
+DAMAGED: dict[str, Callable[[str], bytes]] = {
+    "torn": torn,
+    "empty": lambda _: b"",
+    "list": lambda _: b"[1]",
+    "object": lambda _: b"{}",
+    "null": lambda _: b"null",
+    "utf-16": lambda text: text.encode("utf-16"),
+    "deep": lambda _: b"[" * 100_000,
+    "types": lambda text: text.replace(": ", ": [").replace(",\n", "],\n").encode(),
+}
+
+
+@pytest.mark.parametrize("name", ["config.json", "plan.json", "check.json", "exports.json"])
+@pytest.mark.parametrize("how", DAMAGED)
+def test_damaged_json_is_one_sentence_everywhere(name: str, how: str, run: Path) -> None:
+    (run / name).write_bytes(DAMAGED[how]((run / name).read_text()))
+    refused(run, rf"{name}")
+    readers: list[Callable[[], object]] = [lambda: diagnose(run)]
+    if name == "config.json":
+        readers += [lambda: export(run), lambda: compare(run, "x", 0, None)]
+        readers += [lambda: open_sampler(SampleOptions(("x",), 0, run, None))]
+    if name in ("plan.json", "exports.json"):
+        readers += [lambda: export(run)]
+    for reader in readers:
+        with pytest.raises(VideotuneError, match=name):
+            reader()
+    page = write_report(run).read_text()
+    assert how == "object" or (name in page and "left out" in page)
+
+
+def edited(run: Path, **settings: object) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["settings"] |= settings
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def test_a_config_that_was_edited_by_hand_is_refused_or_taken_by_name(run: Path) -> None:
+    edited(run, learning_rate=0.5)
+    refused(run, r"edited by hand.*--set KEY=VALUE --override")
+    assert train(Overrides(sets=("steps=9",)), run, resume=Resume(override=True)) == DONE
+    assert any("edited by hand" in str(line.get("changes")) for line in read_journal(run))
+    assert train(Overrides(sets=("steps=10",)), run, resume=Resume()) == DONE
+
+
+def test_another_scheduler_of_the_base_and_other_versions_are_told(
+    straight: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((run / "config.json").read_text())
+    assert config["base"]["scheduler"]
+    base = Path(config["settings"]["base_model_name"])
+    whole = (base / SCHEDULER).read_text()
+    try:
+        (base / SCHEDULER).write_text(whole + "\n")
+        refused(run, "scheduler_config.json is not the one")
+    finally:
+        (base / SCHEDULER).write_text(whole)
+    capsys.readouterr()
+    config["versions"]["torch"] = "1.0.0"
+    del config["digest"]
+    (run / "config.json").write_text(json.dumps(config | {"digest": digest(config)}))
+    assert train(Overrides(sets=("steps=9",)), run, resume=Resume()) == DONE
+    assert "versions.torch: 1.0.0 ->" in capsys.readouterr().err
+
+
+# ---- the journal
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line.replace('"kind"', '"kjnd"'),
+        lambda line: line.replace('"step": 3', '"step": "3"'),
+        lambda line: line.replace('"step": 3', '"step": null'),
+        lambda line: line[:40],
+        lambda line: "[" * 100_000,
+    ],
+)
+def test_a_damaged_line_of_the_journal_is_refused_by_number_and_can_be_taken_out(
+    damage: Callable[[str], str], run: Path, straight: Path
+) -> None:
+    path = run / "journal.jsonl"
+    lines = path.read_text().splitlines()
+    number = next(i for i, line in enumerate(lines) if '"kind": "step", "step": 3' in line)
+    lines[number] = damage(lines[number])
+    path.write_text("\n".join(lines) + "\n")
+    refused(run, rf"line {number + 1} is damaged.*--repair-journal")
+    write_report(run)
+    assert f"line {number + 1} of the journal" in (run / "report.html").read_text()
+    assert diagnose(run) == DONE
+    assert repair_journal(run) == DONE
+    assert (run / "journal.jsonl.damaged-1").read_text().splitlines() == lines
+    assert train(Overrides(sets=("steps=9",)), run, resume=Resume()) == DONE
+    assert [line["step"] for line in read_journal(run) if line["kind"] == "step"] == [1, 2, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("how", ["emptied", "missing", "cut short"])
+def test_a_journal_that_lacks_what_was_saved_is_refused_and_can_be_repaired(how: str, run: Path) -> None:
+    path = run / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4]) if how == "cut short" else "")
+    if how == "missing":
+        path.unlink()
+    refused(run, r"says nothing of the steps.*--repair-journal")
+    assert repair_journal(run) == DONE
+    assert train(Overrides(sets=("steps=9",)), run, resume=Resume()) == DONE
+
+
+def test_the_journal_is_parsed_once_in_a_resume(run: Path, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    parse = journal.parse_line
+    monkeypatch.setattr(journal, "parse_line", lambda line: (parsed.append(line), parse(line))[1])
+    there = len(read_journal(run))
+    assert train(Overrides(sets=("steps=12",)), run, resume=Resume()) == DONE
+    assert len(parsed) == there, "each line of before once; none of those that the process itself wrote"
+
+
+def test_a_cut_is_what_filtering_every_line_gives(tmp_path: Path) -> None:
+    lines = [{"kind": "start", "time": 1.0}]
+    for step in range(1, 9):
+        lines += [step_line(step, skipped=step > 5), {"kind": "save", "time": 1.0, "step": step}]
+        if step % 3 == 0:
+            lines += [
+                {"kind": "resume", "time": 1.0, "from_step": step},
+                {"kind": "end", "step": step, "why": "stopped"},
+            ]
+    for step in range(10):
+        path = tmp_path / "journal.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "st')
+        history = History(tmp_path)
+        gone = history.cut(step)
+        kept = [line for line in lines if line.get("step", 0) <= step and line["kind"] != "end"]
+        assert read_journal(tmp_path) == kept
+        assert gone == len(lines) - len(kept)
+        again = History(tmp_path)
+        assert (history.lines, history.newest, history.last) == (again.lines, again.newest, again.last)
+        assert (history.events, history.skipped_at_the_end) == (again.events, again.skipped_at_the_end)
+        assert history.seconds == pytest.approx(again.seconds)
+
+
+def test_a_process_with_a_damaged_run_ends_with_a_sentence(server: None, run: Path) -> None:
+    (run / "config.json").write_text("{")
+    running = start(Overrides(), run, "--resume")
+    assert running.ended() == FAILED
+    assert "Traceback" not in running.said
+    assert facts_of(run)

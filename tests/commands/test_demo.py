@@ -1,0 +1,93 @@
+"""The demo's words, table and pictures, without its training; what it shows is told in docs/toy.md."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from videotune.commands.demo import (
+    BATCH,
+    CLIPS,
+    CONTROLS,
+    KNOWN_CLIPS,
+    SEEDS,
+    STEPS,
+    demo,
+    picture,
+    refuse_other,
+    settings_of,
+    show,
+)
+from videotune.errors import VideotuneError
+from videotune.files import write_json
+from videotune.toy.dataset import write_dataset
+from videotune.toy.shapes import DIRECTIONS, HELD_OUT, KNOWN
+from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_spec import open_job
+
+RESULT = {
+    "clips_used": 42,
+    "steps": 300,
+    "views": {},
+    "ruler": {"before": 0.24, "after": 0.2},
+    "concept": {"before": 0.0, "after": 0.958, "n": 24},
+    "control": {"before": 1.0, "after": 1.0, "n": 24},
+    "same_frames": {"max_difference": 1},
+    "lora": "demo/run/export/run-step-300.safetensors",
+    "base": "asset:toy",
+    "seconds": 123.4,
+}
+
+
+def test_at_least_24_samples_of_the_concept_and_of_what_the_base_never_saw_together() -> None:
+    assert len(SEEDS) * len(DIRECTIONS) >= 24
+    assert len(CONTROLS) >= 24
+    assert set(CONTROLS) <= set(HELD_OUT)
+    assert not set(CONTROLS) & set(KNOWN)
+
+
+def test_the_demos_job_keeps_what_the_base_predicts_on_about_half_of_its_samples(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "clips", concept_clips=CLIPS, reminder_clips=0)
+    write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=KNOWN_CLIPS)
+    write_json(tmp_path / "config.json", settings_of(tmp_path, 0))
+    job = open_job(*resolve_config(Overrides(preset="toy", config=tmp_path / "config.json")))
+    kept = [clip for clip in job.library.clips if clip.kind == "regularization"]
+    assert {clip.target for clip in kept} == {"base"}
+    assert len(kept) == KNOWN_CLIPS
+    assert len(job.library.held_out_windows) >= 2
+    shown = {clip.id: clip.repeats for clip in job.library.clips}
+    assert 0.4 < len(kept) / sum(shown[window.clip_id] for window in job.library.windows) < 0.5
+    assert (job.steps, job.config.batch_size) == (STEPS, BATCH)
+    assert not any("regularization takes" in note for note in job.notes)
+    assert {prompt.split()[1] for prompt in job.config.samples} > {"zorble"}  # type: ignore[union-attr]
+
+
+def test_another_seed_is_another_demo(tmp_path: Path) -> None:
+    refuse_other(tmp_path / "config.json", 1)
+    write_json(tmp_path / "config.json", settings_of(tmp_path, 0))
+    refuse_other(tmp_path / "config.json", 0)
+    with pytest.raises(VideotuneError, match="holds the demo of seed 0"):
+        demo(tmp_path, 1)
+
+
+def test_the_result_is_a_short_table_and_the_place_of_the_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    show(Path("demo"), RESULT)
+    said = capsys.readouterr().out
+    for words in ('"zorble" is drawn as an orange diamond', "0%", "96%", "100%", "0.240", "0.200"):
+        assert words in said
+    assert "42 clips, 300 steps, 2:03 in all" in said
+    assert "report:   demo/run/report.html" in said
+    assert len(said.splitlines()) < 20
+
+
+def test_the_picture_shows_before_on_the_left_and_after_on_the_right(tmp_path: Path) -> None:
+    from PIL import Image
+
+    dark, bright = np.zeros((17, 64, 64, 3), np.float32), np.ones((17, 64, 64, 3), np.float32)
+    picture(tmp_path / "x.png", ["one", "two"], [dark, dark], [bright, bright])
+    pixels = np.asarray(Image.open(tmp_path / "x.png"))
+    assert pixels[22 + 32, 200 + 32].tolist() == [0, 0, 0]
+    assert pixels[22 + 32, -50].tolist() == [255, 255, 255]

@@ -1,0 +1,153 @@
+"""``doctor RUN``: each heading of the page of troubles is told of a run that shows it, and of no other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from videotune.cli.main import main
+from videotune.commands.train import train
+from videotune.config.load import merge
+from videotune.config.resolve import parse
+from videotune.report.diagnosis import findings
+from videotune.report.read import read_run
+from videotune.train.resolve_config import Overrides
+
+PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+SECONDS = {"data": 0.01, "forward": 1.0, "backward": 2.0, "optimizer": 0.1}
+
+
+def step(number: int, **changed: Any) -> dict[str, Any]:
+    line = {"kind": "step", "step": number, "loss": 0.2, "mse": 0.2, "lr": {"transformer": 1e-4}, "grad_norm": 0.1}
+    return line | {"by_t": [0.2] * 9, "window_ids": [f"w{number % 5}"], "seconds": SECONDS} | changed
+
+
+def validation(number: int, held_out: float, train: float) -> dict[str, Any]:
+    values = {"held_out": held_out, "train": train}
+    parts = {
+        part: {"normalised": x, "by_quantile": [x] * 9, "clips": {"a": 0.98 * x, "b": x, "c": 1.02 * x}}
+        for part, x in values.items()
+    }
+    return {"kind": "ruler", "step": number, "ruler": "one"} | parts
+
+
+def warning(text: str) -> dict[str, Any]:
+    return {"kind": "warning", "step": 1, "text": text}
+
+
+GOOD = [
+    *[step(n) for n in range(1, 31)],
+    *[validation(n, 1 - n / 100, 1 - n / 50) for n in (0, 10, 20, 30)],
+    {"kind": "end", "step": 30, "why": "done"},
+]
+
+
+def clip(**changed: Any) -> dict[str, Any]:
+    plain = {"path": "a.mp4", "used": True, "repeats_share": 0.0, "source_fps": 16.0, "warnings": []}
+    return plain | changed
+
+
+def write(
+    folder: Path,
+    journal: list[dict[str, Any]],
+    config: dict[str, Any] | None = None,
+    views: str = "moderate",
+    clips: list[dict[str, Any]] | None = None,
+) -> Path:
+    folder.mkdir(parents=True)
+    settings = parse(merge({"family": "wan", "steps": 30, "video_config": {"target_fps": 16}}, config or {}))
+    (folder / "config.json").write_text(json.dumps({"settings": settings.model_dump(mode="json"), "steps": 30}))
+    plan = {"views": {"per_window": {"band": views, "max": 120}, "advice": "more clips"}}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "check.json").write_text(json.dumps({"clips": clips or [clip()], "skipped": 0}))
+    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal))
+    return folder
+
+
+def told(folder: Path) -> set[str]:
+    return {one.line for one in findings(read_run(folder))}
+
+
+def test_of_a_good_run_nothing_is_told(tmp_path: Path) -> None:
+    assert told(write(tmp_path / "run", GOOD)) == set()
+
+
+MANY = [step(n, mse=0.1 if n <= 60 else 0.3) for n in range(1, 121)]
+CASES: dict[str, dict[str, Any]] = {
+    "Out of memory": {"journal": [*GOOD, warning("out of memory in step 3: bucket 17x64x64")]},
+    "Loss or gradient not finite": {"journal": [step(0, loss=None, mse=None, grad_norm=None, skipped=True), *GOOD]},
+    "Poor temporal consistency": {"config": {"video_config": {"use_temporal_attention": False}}},
+    "Slow training: steps wait for data": {"journal": [*GOOD, step(31, seconds={"data": 900.0, "forward": 1.0})]},
+    "Slow training: experts are loaded too often": {"journal": [*GOOD, step(31, seconds={"experts": 900.0})]},
+    "Poor quality: the rate is too high": {"journal": [*GOOD, validation(40, 0.7, 1.2)]},
+    "Poor quality: nothing is learnt": {"journal": [*GOOD, validation(40, 0.7, 0.99)]},
+    "Poor quality: overfitting": {"journal": [*GOOD, validation(40, 0.8, 0.3), validation(50, 0.9, 0.2)]},
+    "Poor quality: frame rates do not fit": {"clips": [clip(), clip(repeats_share=0.5, source_fps=8.0)]},
+    "Poor quality: clips and captions": {"clips": [clip(warnings=["the caption tells a sequence"])]},
+    "Poor quality: most gradients are clipped": {"config": {"max_grad_norm": 0.05}},
+    "Performance tips: regular sampling": {"config": {"sample_after": 0}},
+    "Performance tips: back up": {"config": {"save_every": 0, "backup_after": 0}},
+    "The run has not come to its end": {"journal": GOOD[:20]},
+}
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_each_trouble_is_told_alone_and_has_its_heading(line: str, tmp_path: Path) -> None:
+    case = {"journal": GOOD} | CASES[line]
+    assert told(write(tmp_path / "run", **case)) == {line}
+    assert any(row.strip("# ") == line for row in PAGE.splitlines() if row.startswith("#"))
+
+
+def test_exposure_alone_is_overfitting_to_come(tmp_path: Path) -> None:
+    (one,) = findings(read_run(write(tmp_path / "run", GOOD, views="risky")))
+    assert (one.line, one.found) == ("Poor quality: overfitting", "120 views of a window by the end")
+
+
+def test_without_a_ruler_the_steps_tell_of_a_rate_that_is_too_high(tmp_path: Path) -> None:
+    assert told(write(tmp_path / "run", [*MANY, {"kind": "end", "step": 120, "why": "done"}])) == {
+        "Poor quality: the rate is too high"
+    }
+
+
+def test_a_window_in_every_broken_step_is_named(tmp_path: Path) -> None:
+    bad = [step(n, skipped=True, window_ids=["same", f"other{n}"]) for n in (3, 9)]
+    (one,) = findings(read_run(write(tmp_path / "run", [*bad, *GOOD])))
+    assert "2 steps, the first 3" in one.found
+    assert one.found.endswith("in all of them: same.")
+
+
+def test_remedies_for_memory_are_those_of_the_run(tmp_path: Path) -> None:
+    journal = [*GOOD, warning("out of memory in step 3: bucket 17x64x64")]
+    (one,) = findings(read_run(write(tmp_path / "run", journal, {"gradient_checkpointing": "OFF", "batch_size": 2})))
+    assert "gradient_checkpointing=ON" in one.do
+    assert "batch_size=1" in one.do
+
+
+@pytest.mark.parametrize(
+    ("rate", "line"), [("3", "Poor quality: the rate is too high"), ("1e-9", "Poor quality: nothing is learnt")]
+)
+def test_a_real_run_at_a_wrong_rate_is_found_out(
+    rate: str,
+    line: str,
+    said: Callable[..., Overrides],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of whole weights, since an adapter of a tiny model bears nearly every rate."""
+    run = tmp_path / "run"
+    train(said("steps=6", "training_method=FINE_TUNE", f"learning_rate={rate}", "ruler_after=2", "save_every=0"), run)
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["videotune", "doctor", str(run), "--json"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    lines = {one["line"] for one in json.loads(capsys.readouterr().out)}
+    rates = {"Poor quality: the rate is too high", "Poor quality: nothing is learnt"}
+    assert lines & rates == {line}
+    assert not lines & {"Out of memory", "The run has not come to its end", "Loss or gradient not finite"}

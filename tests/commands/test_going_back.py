@@ -1,0 +1,272 @@
+"""--resume --from N: what came after is kept whole in a folder of its own, whatever the disk or a kill does meanwhile."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from faults import Disk, each_fault
+from journal_lines import step_line
+from kills import SAVING, kill_points, killed_at
+from safety_kit import equal, facts_of, of_kind, state, steps_of
+
+from videotune.commands.open_run import Resume, checkpoint_of
+from videotune.commands.train import train
+from videotune.errors import DONE, VideotuneError
+from videotune.files import read_json, write_json
+from videotune.train.checkpoint import complete_checkpoints, save_checkpoint
+from videotune.train.logging.journal import History, Journal, read_journal
+from videotune.train.resolve_config import Overrides
+from videotune.train.rollback import set_aside
+
+Say = Callable[..., Overrides]
+LATER = {"step-9", "step-12"}
+
+
+def entry(path: str) -> dict[str, str]:
+    return {"format": "diffusers", "path": path, "hash": ""}
+
+
+def made(run: Path) -> Path:
+    """A run of 12 steps as it lies on the disk, changed at steps 3, 9 and 11, exported at the end, here and elsewhere."""
+    run.mkdir(parents=True)
+    for name in ("config", "check", "plan"):
+        write_json(run / f"{name}.json", {"what": f"{name} now"}, durable=False)
+        for step in (3, 9, 11):
+            write_json(
+                run / "before" / f"{name}-until-step-{step}.json", {"what": f"{name} until {step}"}, durable=False
+            )
+    journal = Journal(run)
+    journal.event("start", steps=12)
+    (run / "samples").mkdir()
+    for step in range(1, 13):
+        journal.write(step_line(step, loss=1 / step))
+        if step % 3 == 0:
+            save_checkpoint(run, step, {"weights": {"w": torch.full((3,), float(step))}}, {})
+            journal.event("save", step=step, path=f"checkpoints/step-{step}")
+            (run / "samples" / f"step-{step:06d}-0123abcd-seed42.mp4").write_bytes(b"%d" % step)
+    (run / "export").mkdir()
+    elsewhere = run.with_name(f"{run.name}-elsewhere")
+    elsewhere.mkdir(exist_ok=True)
+    for place in (run / "export", elsewhere):
+        for step in (6, 12):
+            (place / f"run-step-{step}.safetensors").write_bytes(b"%d" % step)
+    lines = [entry(f"export/run-step-{step}.safetensors") for step in (6, 12)]
+    write_json(run / "exports.json", [*lines, entry(str(elsewhere / "run-step-12.safetensors"))], durable=False)
+    with (run / "journal.jsonl").open("ab") as file:
+        file.write('{"kind": "sample", "prompt": "Würf'.encode()[:-1])  # torn inside a letter
+    return run
+
+
+def kept_anywhere(run: Path, name: str) -> list[Path]:
+    return [*run.rglob(name)]
+
+
+def nothing_is_lost(run: Path) -> None:
+    """Wherever it was stopped: each checkpoint and sample is there once, whole; each line of the journal somewhere."""
+    for step in (3, 6, 9, 12):
+        (folder,) = [path for path in kept_anywhere(run, f"step-{step}") if path.is_dir()]
+        (one,) = [c for c in complete_checkpoints(folder.parents[1]) if c.step == step]
+        assert bool((one.load("weights")["w"] == step).all())
+        (sample,) = kept_anywhere(run, f"step-{step:06d}-*.mp4")
+        assert sample.read_bytes() == b"%d" % step
+    for step in (6, 12):
+        (export,) = [
+            path for path in kept_anywhere(run, f"run-step-{step}.safetensors") if "elsewhere" not in str(path)
+        ][:1]
+        assert export.read_bytes() == b"%d" % step
+    lines = [len(steps_of(path.parent)) for path in kept_anywhere(run, "journal.jsonl")]
+    assert max(lines) == 12
+    said = {
+        read_json(path)["what"] for path in run.rglob("*.json") if path.name.startswith(("config", "check", "plan"))
+    }
+    assert said >= {
+        f"{name} {when}" for name in ("config", "check", "plan") for when in ("now", "until 3", "until 9", "until 11")
+    }
+
+
+def is_set_aside(run: Path) -> None:
+    """It is at step 6, and what came after it lies in one folder."""
+    nothing_is_lost(run)
+    (branch,) = [path for path in (run / "branches").iterdir() if (path / "journal.jsonl").is_file()]
+    assert {path.name for path in (branch / "checkpoints").iterdir()} == LATER
+    assert [one.step for one in complete_checkpoints(run)] == [3, 6]
+    assert [one.step for one in complete_checkpoints(branch)] == [9, 12]
+    assert len(steps_of(branch)) == 12
+    for name in ("config", "check", "plan"):
+        assert read_json(run / f"{name}.json") == {"what": f"{name} until 9"}, "as it was when step 7 was made"
+        assert read_json(branch / f"{name}.json") == {"what": f"{name} now"}
+        for step in (9, 11):
+            assert read_json(branch / "before" / f"{name}-until-step-{step}.json") == {"what": f"{name} until {step}"}
+    assert {path.name for path in (run / "before").iterdir()} == {
+        f"{n}-until-step-3.json" for n in ("config", "check", "plan")
+    }
+    assert [line["path"] for line in read_json(run / "exports.json")] == ["export/run-step-6.safetensors"]
+    assert len(read_json(branch / "exports.json")) == 3
+    assert (branch / "export" / "run-step-12.safetensors").read_bytes() == b"12"
+
+
+def go_back(run: Path) -> None:
+    set_aside(run, 6, History(run).newest)
+
+
+def test_what_came_after_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    whole = (run / "journal.jsonl").read_bytes()
+    assert set_aside(run, 6, History(run).newest) == run / "branches" / "1"
+    is_set_aside(run)
+    assert (run / "branches" / "1" / "journal.jsonl").read_bytes() == whole
+    History(run).cut(6)
+    assert set_aside(run, 6, History(run).newest) is None, "nothing came after"
+    assert set_aside(run, 3, History(run).newest) == run / "branches" / "2"
+    assert [one.step for one in complete_checkpoints(run / "branches" / "2")] == [6]
+    assert read_json(run / "config.json") == {"what": "config until 9"}
+    History(run).cut(3)
+    assert set_aside(run, 0, History(run).newest) == run / "branches" / "3"
+    assert read_json(run / "config.json") == {"what": "config until 3"}
+
+
+def test_an_export_that_lies_elsewhere_is_copied_before_its_name_is_used_again(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    (run / "export" / "run-step-12.safetensors").unlink()
+    set_aside(run, 6, History(run).newest)
+    assert (run / "branches" / "1" / "export" / "run-step-12.safetensors").read_bytes() == b"12"
+    assert (tmp_path / "run-elsewhere" / "run-step-12.safetensors").is_file()
+
+
+def test_a_disk_that_fails_while_things_are_set_aside_loses_nothing_and_asking_again_finishes(tmp_path: Path) -> None:
+    run, before = tmp_path / "run", made(tmp_path / "before")
+
+    def again() -> None:
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(before, run)
+
+    def check(broken: Disk) -> None:
+        nothing_is_lost(run)
+        set_aside(run, 6, History(run).newest)
+        is_set_aside(run)
+
+    names = each_fault(lambda: go_back(run), again, check, ("half",))
+    assert {"copyfile", "rename", "replace", "mkdir"} <= set(names)
+
+
+def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finishes(tmp_path: Path) -> None:
+    made(tmp_path / "before")
+    points = kill_points(go_back, shutil.copytree(tmp_path / "before", tmp_path / "dry"), SAVING)
+    assert len(points) > 25
+    for number, point in enumerate(points):
+        run = shutil.copytree(tmp_path / "before", tmp_path / str(number))
+        assert killed_at(point, go_back, run, SAVING)
+        nothing_is_lost(run)
+        if [one.step for one in complete_checkpoints(run)] != [3, 6, 9, 12]:
+            with pytest.raises(VideotuneError, match=r"the newest checkpoint .*, step 12, is not whole"):
+                checkpoint_of(run, None, History(run))  # a plain resume does not go on as if nothing were missing
+        set_aside(run, 6, History(run).newest)
+        is_set_aside(run)
+        shutil.rmtree(run)
+
+
+# ---- on real runs
+
+
+def test_going_back_is_the_first_pass_again_and_keeps_it_whole(said: Say, tmp_path: Path) -> None:
+    """Bit for bit: weights, moments, average, losses and windows; and the first pass can itself be gone on with."""
+    run = tmp_path / "run"
+    words = said(
+        "steps=6",
+        "save_every=2",
+        "lora.dropout=0.1",
+        "ema.decay=0.9",
+        "sample_after=6",
+        "samples=1",
+        "sample.steps=1",
+        "sample.frames=5",
+    )
+    assert train(words, run) == DONE
+    first = {step: state(run, step) for step in (2, 4, 6)}
+    facts, journal = facts_of(run), (run / "journal.jsonl").read_bytes()
+    files = {path.name: path.read_bytes() for folder in ("samples", "export") for path in (run / folder).iterdir()}
+    assert train(Overrides(), run, resume=Resume(step=2)) == DONE
+    branch = run / "branches" / "1"
+    assert (branch / "journal.jsonl").read_bytes() == journal
+    assert [one.step for one in complete_checkpoints(branch)] == [4, 6]
+    assert all(equal(state(branch, step), first[step]) for step in (4, 6))
+    later = {path.name: path.read_bytes() for folder in ("samples", "export") for path in (branch / folder).iterdir()}
+    assert {name for name in files if "step-000006" in name or "step-6" in name} == set(later)
+    assert len(later) == 2
+    assert all(later[name] == files[name] for name in later)
+    assert facts_of(run) == facts
+    assert all(equal(state(run, step), first[step]) for step in (2, 4, 6))
+    assert [line["from_step"] for line in of_kind(run, "resume")] == [2]
+    assert "changes" not in of_kind(run, "resume")[0]
+    (branch / "checkpoints" / "step-6").rename(tmp_path / "step-6")
+    lines = [line for line in read_journal(branch) if not (line["kind"] == "save" and line["step"] == 6)]
+    (branch / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert train(Overrides(), branch, resume=Resume()) == DONE
+    assert equal(state(branch, 6), first[6])
+
+
+def test_going_back_before_a_change_goes_back_to_what_the_run_was_then(said: Say, tmp_path: Path) -> None:
+    """Not the rate that a later resume has set: the config belongs to the step."""
+    run, straight = tmp_path / "run", tmp_path / "straight"
+    assert train(said("steps=6", "save_every=2"), straight) == DONE
+    assert train(said("steps=4", "save_every=2"), run) == DONE
+    faster = Overrides(sets=("learning_rate=0.02", "steps=6"))
+    assert train(faster, run, resume=Resume(override=True)) == DONE
+    assert steps_of(run)[-1]["lr"] == {"transformer": 0.02}
+    assert not equal(state(run, 6), state(straight, 6))
+    assert train(Overrides(sets=("steps=6",)), run, resume=Resume(step=2)) == DONE
+    assert facts_of(run) == facts_of(straight)
+    assert equal(state(run, 6), state(straight, 6))
+    assert read_json(run / "config.json")["settings"]["learning_rate"] == 0.01
+    assert read_json(run / "branches" / "1" / "config.json")["settings"]["learning_rate"] == 0.02
+
+
+def test_what_is_kept_of_a_step_is_never_written_over(said: Say, tmp_path: Path) -> None:
+    """Two changes at one step: before/ still says what the run was until then."""
+    run = tmp_path / "run"
+    assert train(said("steps=2", "save_every=2"), run) == DONE
+    for rate in (0.02, 0.03):
+        words = Overrides(sets=(f"learning_rate={rate}", "steps=4"))
+        assert train(words, run, resume=Resume(step=2, override=True)) == DONE
+    assert read_json(run / "before" / "config-until-step-2.json")["settings"]["learning_rate"] == 0.01
+    assert read_json(run / "branches" / "1" / "config.json")["settings"]["learning_rate"] == 0.02
+    assert [line["lr"]["transformer"] for line in steps_of(run)] == [0.01, 0.01, 0.03, 0.03]
+
+
+def test_a_step_without_a_complete_checkpoint_is_refused_and_nothing_moves(said: Say, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(said("steps=4", "save_every=2"), run) == DONE
+    before = sorted(str(path) for path in run.rglob("*"))
+    for step in (3, 5):
+        with pytest.raises(VideotuneError, match=rf"no complete checkpoint of step {step}; complete are .* steps 2, 4"):
+            train(Overrides(), run, resume=Resume(step=step))
+    assert sorted(str(path) for path in run.rglob("*")) == before
+
+
+def test_back_to_the_beginning(said: Say, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(said("steps=3", "save_every=1"), run) == DONE
+    first, facts = state(run, 3), facts_of(run)
+    assert train(Overrides(), run, resume=Resume(step=0)) == DONE
+    assert equal(state(run, 3), first)
+    assert facts_of(run) == facts
+    assert [one.step for one in complete_checkpoints(run / "branches" / "1")] == [1, 2, 3]
+    assert [line["kind"] for line in read_journal(run)].count("start") == 1
+
+
+def test_a_newest_checkpoint_that_is_gone_is_an_error_that_names_the_others(said: Say, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(said("steps=6", "save_every=2"), run) == DONE
+    shutil.rmtree(run / "checkpoints" / "step-6")
+    with pytest.raises(VideotuneError, match=r"step 6, is not whole: its folder is missing; .* 2, 4. .*--from 4"):
+        train(Overrides(), run, resume=Resume())
+    (run / "checkpoints" / "step-4" / "optimizer.safetensors").write_bytes(b"")
+    with pytest.raises(VideotuneError, match="--from 2"):
+        train(Overrides(), run, resume=Resume())
+    with pytest.raises(VideotuneError, match=r"step 4: optimizer\.safetensors has 0 bytes of"):
+        train(Overrides(), run, resume=Resume(step=4))
+    assert train(Overrides(), run, resume=Resume(step=2)) == DONE
+    assert [line["step"] for line in steps_of(run)] == [1, 2, 3, 4, 5, 6]

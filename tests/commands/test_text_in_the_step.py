@@ -1,0 +1,304 @@
+"""New tokens and text encoders that train: whole runs, what they leave on the disk, and who reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from safety_kit import QUIET, equal, facts_of, of_kind, state, steps_of
+
+from videotune.adapters.text import LiveText
+from videotune.adapters.textual_inversion import EmbeddingSettings, add_rows, token_names
+from videotune.cache.store import Store
+from videotune.commands.export import export
+from videotune.commands.open_run import Resume
+from videotune.commands.sample import SampleOptions, sample
+from videotune.commands.train import train
+from videotune.errors import DONE, VideotuneError
+from videotune.train.resolve_config import Overrides
+from videotune.train.step import condition
+from videotune.types import Batch
+
+TOKEN = "<zorble>"
+ROWS = ("training_method=EMBEDDING", f"embedding.token={TOKEN}", "embedding.vectors=2", "learning_rate=0.05")
+TEXT = (
+    "training_method=FINE_TUNE",
+    "text_encoder.train=true",
+    "learning_rate=0.001",
+    "text_encoder.learning_rate=0.01",
+)
+
+Say = Callable[..., Overrides]
+
+
+@pytest.fixture(scope="module")
+def told(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Say:
+    """Words of a short run; ``base`` is a family with one of its kinds."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def make(*sets: str, base: tuple[str, str | None] = ("wan", None)) -> Overrides:
+        fixed = (
+            f"base_model_name={tiny_bases(*base)}",
+            f"cache_dir={cache / str(base)}",
+            "resolution=32x32",
+            "steps=3",
+        )
+        short = ("warmup_steps=0", "sample.steps=1", "samples=1", "gradient_checkpointing=OFF")
+        return Overrides(data=str(small_clips), sets=(*fixed, *short, *QUIET, *sets))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Path]:
+    """Runs that several tests look at, made once."""
+    return {}
+
+
+@pytest.fixture
+def done(kept: dict[str, Path], told: Say, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A run of these words that has ended."""
+
+    def make(*sets: str, base: tuple[str, str | None] = ("wan", None)) -> Path:
+        name = f"{base} {sets}"
+        if name not in kept:
+            kept[name] = tmp_path_factory.mktemp("runs") / "run"
+            assert train(told(*sets, base=base), kept[name]) == DONE
+        return kept[name]
+
+    return make
+
+
+def both(done: Callable[..., Path]) -> Path:
+    """The run whose rows are exported in both forms."""
+    return done(*ROWS, "ema=0.5", 'output_model_format=["diffusers", "comfyui"]')
+
+
+def exported(run: Path) -> list[Path]:
+    return [run / line["path"] for line in json.loads((run / "exports.json").read_text())]
+
+
+def test_rows_alone_are_kept_and_the_cache_holds_latents_alone(done: Callable[..., Path], told: Say) -> None:
+    run = both(done)
+    weights = state(run, 3)
+    assert {name for name in weights if name.startswith("weights/")} == {"weights/embedding.text_encoder"}
+    assert weights["weights/embedding.text_encoder"].shape == (2, 16)
+    assert not torch.equal(weights["weights/embedding.text_encoder"], weights["ema/embedding.text_encoder"])
+    assert [line["lr"] for line in steps_of(run)] == [{"embedding": 0.05}] * 3
+    cache = next(word for word in told().sets if word.startswith("cache_dir="))
+    assert {entry.kind for entry in Store(Path(cache.partition("=")[2])).entries()} == {"latents"}
+    notes = of_kind(run, "start")[0]["notes"]
+    assert f"6 of 6 captions do not hold '{TOKEN}': it is put in front of them" in notes
+
+
+def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
+    done: Callable[..., Path], tiny_bases: Callable[..., Path], tiny_family: Callable[..., Any]
+) -> None:
+    """By its own loader, beside a pipeline that has none; and so does transformers by hand, as its documentation shows."""
+    from diffusers import WanPipeline
+    from diffusers.loaders import TextualInversionLoaderMixin
+
+    class Pipeline(WanPipeline, TextualInversionLoaderMixin):
+        pass
+
+    file, comfy = exported(both(done))
+    rows = load_file(file)[TOKEN]
+    assert torch.equal(rows, state(both(done), 3)["ema/embedding.text_encoder"]), (
+        "averages are exported where they are kept"
+    )
+    family = tiny_family("wan")
+    settings = EmbeddingSettings(TOKEN, 2)
+    (ours,) = add_rows(family.text_parts(), settings, seed=0).values()
+    ours.data.copy_(rows)
+    prompt = f"a {TOKEN} moves left"
+    with torch.no_grad():
+        wanted = family.encode_in_loop([LiveText(settings.tokens).spell(prompt)]).text
+
+    theirs = Pipeline.from_pretrained(tiny_bases("wan"))
+    theirs.load_textual_inversion(str(file))
+    by_hand = WanPipeline.from_pretrained(tiny_bases("wan"))
+    names = token_names(TOKEN, 2)
+    by_hand.tokenizer.add_tokens(list(names))
+    by_hand.text_encoder.resize_token_embeddings(len(by_hand.tokenizer))
+    table = by_hand.text_encoder.get_input_embeddings().weight
+    with torch.no_grad():
+        table[by_hand.tokenizer.convert_tokens_to_ids(list(names))] = rows
+        for pipe, text in (
+            (theirs, theirs.maybe_convert_prompt(prompt, theirs.tokenizer)),
+            (by_hand, prompt.replace(TOKEN, " ".join(names))),
+        ):
+            found, _ = pipe.encode_prompt(text, do_classifier_free_guidance=False, max_sequence_length=512)
+            assert torch.equal(found, wanted)
+    assert set(load_file(comfy)) == {"umt5xxl"}
+    assert torch.equal(load_file(comfy)["umt5xxl"], rows)
+
+
+def film(path: Path) -> torch.Tensor:
+    with av.open(str(path)) as container:
+        return torch.stack([torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)])
+
+
+def drawn(out: Path, **words: Any) -> torch.Tensor:
+    sets = ("sample.steps=1", "sample.guidance=1", "sample.frames=5", "sample.resolution=32x32")
+    assert sample(SampleOptions((f"a {TOKEN}",), 1, sets=sets, **words), out) == DONE
+    (path,) = out.glob("*.mp4")
+    return film(path)
+
+
+def test_sample_draws_with_the_run_the_files_and_without_alike(
+    done: Callable[..., Path], tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    run, base = both(done), str(tiny_bases("wan"))
+    file, comfy = exported(run)
+    plain = tmp_path / "emb" / f"{TOKEN}.safetensors"
+    plain.parent.mkdir()
+    save_file({"emb_params": load_file(file)[TOKEN]}, plain)
+    own = drawn(tmp_path / "run", run=run)
+    for number, path in enumerate((file, comfy, plain)):
+        assert torch.equal(drawn(tmp_path / str(number), base=base, embeddings=(path,)), own), path
+    assert not torch.equal(drawn(tmp_path / "base", base=base), own)
+    with pytest.raises(VideotuneError, match=r"--lora and --embedding go with --base"):
+        drawn(tmp_path / "no", run=run, embeddings=(file,))
+    save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "odd.safetensors")
+    with pytest.raises(VideotuneError, match=r"odd.safetensors holds no new tokens of Wan.*keys a, b"):
+        drawn(tmp_path / "odd", base=base, embeddings=(tmp_path / "odd.safetensors",))
+
+
+@pytest.mark.parametrize("from_file", [True, False], ids=["file", "checkpoint"])
+def test_a_run_begins_with_another_one_s_rows(
+    from_file: bool, done: Callable[..., Path], told: Say, tmp_path: Path
+) -> None:
+    """Under another word too; a fresh optimizer."""
+    first = both(done)
+    source = exported(first)[0] if from_file else first / "checkpoints" / "step-3"
+    wanted = load_file(exported(first)[0])[TOKEN] if from_file else state(first, 3)["weights/embedding.text_encoder"]
+    sets = (*ROWS, "embedding.token=<other>", f"init_from={source}", "learning_rate=1e-20", "optimizer.weight_decay=0")
+    assert train(told(*sets), tmp_path / "run") == DONE
+    assert torch.equal(state(tmp_path / "run", 3)["weights/embedding.text_encoder"], wanted)
+    with pytest.raises(VideotuneError, match=r"has 2 rows .* 3 of 16 train here: set embedding.vectors"):
+        train(told(*sets, "embedding.vectors=3"), tmp_path / "three")
+
+
+@pytest.mark.parametrize("sets", [(*ROWS, "ema=0.7"), (*TEXT, "ema=0.7")], ids=["rows", "text encoder"])
+def test_stopped_and_resumed_is_one_run(sets: tuple[str, ...], told: Say, tmp_path: Path) -> None:
+    more = ("steps=4", "save_every=2", "ruler_after=4", "caption_dropout=0.3", "gradient_checkpointing=ON")
+    assert train(told(*sets, *more), tmp_path / "whole") == DONE
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "control.json").write_text('{"stop": true}')
+    assert train(told(*sets, *more), tmp_path / "cut") == 130
+    assert train(Overrides(), tmp_path / "cut", resume=Resume()) == DONE
+    assert facts_of(tmp_path / "cut") == facts_of(tmp_path / "whole")
+    assert equal(state(tmp_path / "cut", 4), state(tmp_path / "whole", 4))
+    key = "embedding.token=<y>" if sets[0] == ROWS[0] else 'text_encoder.layers=["shared"]'
+    with pytest.raises(VideotuneError, match=r"text_encoder.layers|embedding.token"):
+        train(Overrides(sets=(key,)), tmp_path / "cut", resume=Resume())
+
+
+def test_both_experts_teach_the_same_rows(done: Callable[..., Path], tmp_path: Path) -> None:
+    """The rows are the run's: every step moves them, whichever expert it is of, and there is one file."""
+    sets = (*ROWS, "expert_period=1", "expert_share=0.5", "steps=4", "save_every=1")
+    run = done(*sets, base=("wan", "t2v-a14b"))
+    assert {line["expert"] for line in steps_of(run)} == {"high", "low"}
+    rows = [state(run, step)["weights/embedding.text_encoder"] for step in (1, 2, 3, 4)]
+    assert all(not torch.equal(a, b) for a, b in pairwise(rows))
+    assert int(state(run, 4)["optimizer/embedding.text_encoder.step"]) == 4
+    assert [path.name for path in exported(run)] == ["run-step-4.safetensors"]
+    assert drawn(tmp_path / "out", run=run).shape[0] == 5
+
+
+def test_a_family_told_an_image_trains_rows_too(done: Callable[..., Path]) -> None:
+    run = done(*ROWS, base=("wan", "i2v"))
+    assert all(line["grad_norm"] > 0 for line in steps_of(run))
+    assert drawn_rows(run).shape == (2, 16)
+
+
+def drawn_rows(run: Path) -> torch.Tensor:
+    return load_file(exported(run)[0])[TOKEN]
+
+
+def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(
+    done: Callable[..., Path], tiny_bases: Callable[..., Path]
+) -> None:
+    from diffusers import WanPipeline
+    from transformers import UMT5EncoderModel
+
+    run = done(*TEXT)
+    weights = state(run, 3)
+    (folder,) = exported(run)
+    pipe = WanPipeline.from_pretrained(folder)
+    trained = {name: value for name, value in weights.items() if name.startswith("weights/text_encoder.")}
+    held = dict(UMT5EncoderModel.from_pretrained(folder / "text_encoder").named_parameters())
+    base = dict(UMT5EncoderModel.from_pretrained(tiny_bases("wan") / "text_encoder").named_parameters())
+    assert set(trained) == {f"weights/text_encoder.{name}" for name in held}
+    for name, value in held.items():
+        assert torch.equal(value, trained[f"weights/text_encoder.{name}"])
+        assert not torch.equal(value, base[name]), name
+        assert torch.equal(value, pipe.text_encoder.get_parameter(name))
+    table = pipe.text_encoder.encoder.embed_tokens.weight
+    assert torch.equal(table, pipe.text_encoder.shared.weight), "T5's two tables are one"
+    assert [set(line["lr"].values()) for line in steps_of(run)] == [{0.001, 0.01}] * 3
+    assert not any("text_encoder" in str(line.get("text")) for line in of_kind(run, "warning"))
+
+
+def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
+    done: Callable[..., Path], tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = done(*TEXT, "transformer.train=false", 'text_encoder.layers=["block.0"]')
+    names = {name for name in state(run, 3) if name.startswith("weights/")}
+    assert names
+    assert all(name.startswith("weights/text_encoder.encoder.block.0.") for name in names)
+    (folder,) = exported(run)
+    before = {path: path.stat().st_ino for path in folder.rglob("*.safetensors")}
+    assert before[folder / "transformer" / "diffusion_pytorch_model.safetensors"] == (
+        (tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors").stat().st_ino
+    ), "what did not train is the base's own file"
+    own = drawn(tmp_path / "run", run=run)
+    assert torch.equal(drawn(tmp_path / "folder", base=str(folder)), own)
+    assert not torch.equal(drawn(tmp_path / "base", base=str(tiny_bases("wan"))), own)
+    assert export(run, out=tmp_path / "again") == DONE
+    (again,) = (tmp_path / "again").iterdir()
+    for name, value in load_file(again / "text_encoder" / "model.safetensors").items():
+        assert torch.equal(value, load_file(folder / "text_encoder" / "model.safetensors")[name])
+
+
+def test_a_planted_row_is_found_again_through_the_frozen_denoiser(tiny_family: Callable[..., Any]) -> None:
+    """What the denoiser says under a planted row is the target; from another beginning the row is found again."""
+    family, settings, spell = tiny_family("wan"), EmbeddingSettings("<x>"), LiveText(("<x>",))
+    net, family.spec = family.denoiser(), replace(family.spec, text_tokens=16)  # padding to 512 takes most of the time
+    (rows,) = add_rows(family.text_parts(), settings, seed=5).values()
+    generator = torch.Generator().manual_seed(0)
+    x_t, t = torch.randn(3, 4, 1, 4, 4, generator=generator), torch.tensor([0.2, 0.5, 0.9])
+    none = torch.zeros(3, 1, 1, 1, 1, dtype=torch.bool)
+    captions = ("a <x> b", "red <x>", "<x>")
+    text = family.condition(family.encode_text(captions))
+    batch = Batch(x_t, none, none, (~none).float(), t, none[:, 0, 0, 0, 0], text, captions, captions, t, False)
+
+    def said() -> torch.Tensor:
+        return family.predict(net, x_t, t, condition(family, spell, batch))
+
+    with torch.no_grad():
+        target = said()
+        planted = rows.detach().clone()
+        rows.normal_(std=planted.std().item(), generator=generator)
+    cosine = torch.nn.functional.cosine_similarity
+    assert cosine(rows.detach(), planted).item() < 0.5
+    optimizer = torch.optim.LBFGS(
+        [rows], max_iter=60, max_eval=60, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-18
+    )
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        off = 1e6 * (said() - target).square().mean()
+        off.backward()
+        return off
+
+    optimizer.step(loss)
+    assert cosine(rows.detach(), planted).item() > 0.95

@@ -1,0 +1,282 @@
+"""Journal, exposure and ruler."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_lines import step_line
+
+from videotune.cache.sampler import Schedule, views
+from videotune.diffusion.objective import objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.train.logging.journal import History, Journal, read_journal
+from videotune.types import Batch, ClipShape, Condition, Window
+from videotune.validation.exposure import Exposure, advice, band, exposure, most, steps_for
+from videotune.validation.selection import spread, spread_over_clips
+from videotune.validation.validation_loss import ValidationLoss, _mean, normalised, read_validation, related
+
+SHAPE = ClipShape(5, 32, 32, 16.0)
+
+
+def windows(count: int) -> tuple[Window, ...]:
+    return tuple(Window(f"{i:012x}".ljust(32, "0"), 0.0, 0.3, SHAPE) for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("views", "name"),
+    [
+        (0, "conservative"),
+        (9.99, "conservative"),
+        (10, "moderate"),
+        (49, "moderate"),
+        (50, "high"),
+        (99, "high"),
+        (100, "risky"),
+    ],
+)
+def test_bands_are_total_and_half_open(views: float, name: str) -> None:
+    assert band(views) == name
+
+
+@pytest.mark.parametrize(
+    ("clips", "seen", "name"), [(100, 100, "risky"), (500, 20, "moderate"), (1000, 10, "moderate")]
+)
+def test_the_notes_worked_example(clips: int, seen: int, name: str) -> None:
+    """10,000 steps of batch 1."""
+    counted = exposure(views(Schedule(0, (clips,), (1,)), 10_000), [windows(clips)])
+    facts = counted.to_json(1e-4)["per_window"]
+    assert (facts["min"], facts["max"], facts["band"]) == (seen, seen, name)
+
+
+def test_a_clips_views_are_those_of_its_windows() -> None:
+    two = tuple(Window("c" * 32, float(i), i + 1.0, SHAPE) for i in range(2))
+    counted = exposure(views(Schedule(0, (2,), (1,)), 10), [two])
+    assert counted.clips == {"c" * 32: 10}
+    assert set(counted.windows.values()) == {5}
+
+
+def test_a_windows_views_are_those_of_all_its_entries() -> None:
+    """Two windows shown twice a pass and two shown once, two samples a step: ten passes."""
+    once, twice = windows(4)[:2], windows(4)[2:]
+    entries = (*once, *twice, *twice)
+    counted = exposure(views(Schedule(0, (6,), (2,)), 30), [entries])
+    assert counted.windows == {window.id: 10 for window in once} | {window.id: 20 for window in twice}
+    assert counted.clips == {window.clip_id: counted.windows[window.id] for window in (*once, *twice)}
+    facts = counted.to_json(1e-4)
+    assert facts["per_window"] == {"min": 10, "mean": 15.0, "max": 20, "band": "moderate"}
+    assert "regularization" not in facts
+
+
+def test_regularization_is_counted_and_decides_no_band() -> None:
+    """Eight training windows and one that keeps the model as it is, shown 60 times a pass, in a bucket of its own."""
+    every = windows(9)
+    buckets = [every[:8], every[8:] * 60]
+    counts = views(Schedule(0, (8, 60), (1, 1)), 68 * 3)
+    counted = exposure(counts, buckets, [every[8].clip_id])
+    facts = counted.to_json(1e-4)
+    assert facts["per_window"] == {"min": 3, "mean": 3.0, "max": 3, "band": "conservative"}
+    assert facts["per_clip"] == {"min": 3, "mean": 3.0, "max": 3}
+    assert facts["regularization"] == {"min": 180, "mean": 180.0, "max": 180}
+    assert facts["clips"][every[8].clip_id] == 180, "counted all the same"
+    assert "fewer than 10" in facts["advice"]
+    alone = exposure(counts, buckets).to_json(1e-4)
+    assert alone["per_window"]["band"] == "risky", "without the word for it, the band is that of the most shown window"
+
+
+def test_a_low_rate_changes_the_advice() -> None:
+    assert "20-30 views" in advice(25, 4e-5)
+    assert "20-30 views" not in advice(25, 4.1e-5)
+
+
+def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.write(step_line(1, loss=float("nan"), mse=float("inf"), prompt="schön NaN"))
+    journal.close()
+    line = json.loads((tmp_path / "journal.jsonl").read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert line == step_line(1, loss=None, mse=None, prompt="schön NaN")
+
+
+def test_a_torn_line_is_dropped_and_what_came_after_the_checkpoint_is_cut(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for step in range(1, 8):
+        journal.write(step_line(step))
+    journal.event("save", step=5)
+    journal.event("end", step=7, why="interrupted")
+    journal.close()
+    with (tmp_path / "journal.jsonl").open("a") as file:
+        file.write('{"kind": "st')
+    assert [line.get("step") for line in read_journal(tmp_path)] == [1, 2, 3, 4, 5, 6, 7, 5, 7]
+    assert History(tmp_path).cut(5) == 3
+    assert [(line["kind"], line["step"]) for line in read_journal(tmp_path)] == [
+        *(("step", step) for step in range(1, 6)),
+        ("save", 5),
+    ]
+
+
+def batch_of(window: Window) -> Batch:
+    generator = torch.Generator().manual_seed(int(window.clip_id[:12], 16))
+    none = torch.zeros(1, 1, 2, 1, 1, dtype=torch.bool)
+    x0, text = torch.randn(1, 4, 2, 4, 4, generator=generator), torch.randn(1, 4, 16, generator=generator)
+    return Batch(
+        x0=x0,
+        given=none,
+        dropped=none,
+        weight=torch.ones(none.shape),
+        scale=torch.ones(1),
+        anchored=torch.zeros(1, dtype=torch.bool),
+        cond=Condition(text),
+        captions=("",),
+        window_ids=(window.id,),
+        fps=torch.ones(1),
+    )
+
+
+def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    net, loss = family.denoiser(), objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0))
+    net.train()
+    validation = ValidationLoss(windows(3), windows(2), seed=0)
+    state = torch.random.get_rng_state()
+    first = read_validation(validation, family, {"transformer": net}, loss, batch_of)
+    torch.rand(10)
+    torch.random.set_rng_state(state)
+    second = read_validation(validation, family, {"transformer": net}, loss, batch_of)
+    assert first == second
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert net.training
+    assert len(first["held_out"]["by_quantile"]) == 9
+    assert first["held_out"]["mean"] == pytest.approx(sum(first["held_out"]["by_quantile"]) / 9)
+    assert first["held_out"]["by_quantile"] != first["train"]["by_quantile"]
+
+
+def test_each_clip_counts_alike_in_any_order(tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    net, loss = family.denoiser(), objective("flow", {}, Timesteps())
+    three = windows(3)
+    forth = read_validation(ValidationLoss(three, (), 0), family, {"transformer": net}, loss, batch_of)["held_out"]
+    back = read_validation(ValidationLoss(three[::-1], (), 0), family, {"transformer": net}, loss, batch_of)["held_out"]
+    assert forth["mean"] == pytest.approx(back["mean"], rel=1e-9)
+
+
+def test_without_held_out_clips_the_reading_says_so(tiny_family: Callable[..., Any]) -> None:
+    family = tiny_family("wan")
+    nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
+    reading = read_validation(ValidationLoss((), windows(1), 0), family, nets, loss, batch_of)
+    assert reading["held_out"] is None
+    assert normalised(reading["held_out"], None) is None
+
+
+def test_normalising_counts_every_noise_level_alike() -> None:
+    first = {"by_quantile": [1.0] * 8 + [0.001]}
+    now = {"by_quantile": [1.0] * 8 + [0.002]}
+    assert normalised(now, first) == pytest.approx((8 + 2) / 9)
+
+
+def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> None:
+    first = {"mean": 1.0, "by_quantile": [2.0] * 4 + [4.0] * 5, "windows": 2, "clips": {"a": [1.0] * 9, "b": [3.0] * 9}}
+    rows = {"a": [1.0] * 4 + [2.0] * 5, "b": [2.0] * 4 + [4.0] * 5}
+    means = [(a + b) / 2 for a, b in zip(rows["a"], rows["b"], strict=True)]
+    told = related({"mean": 1.0, "by_quantile": means, "windows": 2, "clips": rows}, first, ["low"] * 4 + ["high"] * 5)
+    assert told is not None
+    assert told["clips"] == {"a": pytest.approx(0.5), "b": pytest.approx(1.0)}
+    assert told["normalised"] == pytest.approx(0.75)
+    assert told["experts"] == {"low": pytest.approx(0.75), "high": pytest.approx(0.75)}
+    assert "experts" not in (related(told | {"clips": rows}, first) or {})
+    assert related(None, first) is None
+
+
+def test_levels_that_are_read_together_read_as_one_by_one(
+    tiny_family: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = tiny_family("wan")
+    nets, loss, readings = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps()), []
+    for tokens in (1, 25, 4096):  # a clip of this size is 8 tokens: one level, three, all nine
+        monkeypatch.setattr("videotune.validation.validation_loss.AT_ONCE", tokens)
+        readings.append(read_validation(ValidationLoss(windows(2), windows(1), 0), family, nets, loss, batch_of))
+    for other in readings[1:]:
+        assert other["held_out"]["by_quantile"] == pytest.approx(readings[0]["held_out"]["by_quantile"], rel=1e-5)
+        assert set(other["held_out"]["clips"]) == {window.clip_id[:12] for window in windows(2)}
+
+
+@pytest.mark.parametrize(("sizes", "batch", "past"), [((5,), 2, 0), ((3, 40), 4, 0), ((7,), 1, 20)])
+def test_the_steps_for_so_many_views_are_the_first_that_show_them(
+    sizes: tuple[int, ...], batch: int, past: int
+) -> None:
+    schedule = Schedule(0, sizes, (batch,) * len(sizes))
+    every = windows(sum(sizes))
+    buckets = [every[: sizes[0]], *([every[sizes[0] :]] if len(sizes) > 1 else [])]
+
+    def after(steps: int) -> Exposure:
+        shown = exposure(views(schedule, steps), buckets)
+        return shown.more({every[0].id: past}, every)
+
+    for wanted in (1, 10, 50):
+        steps = steps_for(wanted, after, sum(sizes) / batch)
+        assert most(after(steps)) >= wanted
+        assert steps == 0 or most(after(steps - 1)) < wanted
+
+
+def test_views_so_far_are_told_in_few_words() -> None:
+    counted = exposure(views(Schedule(0, (4,), (1,)), 10), [windows(4)])
+    line = counted.so_far()
+    assert line["per_window"] == {"min": 2, "mean": 2.5, "max": 3, "band": "conservative"}
+    assert line["windows"] == {"2": 2, "3": 2}
+    assert sum(line["clips"].values()) == 10
+    assert all(len(name) == 12 for name in line["clips"])
+
+
+def test_a_probe_is_spread_over_the_set() -> None:
+    assert [int(window.clip_id[:12], 16) for window in spread(windows(20), 4)] == [0, 5, 10, 15]
+    assert len(spread(windows(3), 8)) == 3
+
+
+def test_a_long_clip_takes_no_other_clips_place() -> None:
+    long, short = windows(1), windows(6)[1:]
+    of_long = [replace(long[0], start=0.5 * i, end=0.5 * i + 0.5) for i in range(100)]
+    mixed = [*short[:2], *of_long, *short[2:]]
+    middle = of_long[50]
+    assert spread_over_clips(mixed, 6) == (*short[:2], middle, *short[2:])
+    assert spread_over_clips(mixed, 3) == (short[0], middle, short[3])
+    more = spread_over_clips(mixed, 10)
+    assert len(more) == len(set(more)) == 10
+    assert set(more) > set(short)
+    assert [mixed.index(window) for window in more] == sorted(mixed.index(window) for window in more)
+    assert spread_over_clips(mixed, 500) == tuple(mixed)
+    assert spread_over_clips((), 5) == ()
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.integers(0, 30))
+def test_places_are_dealt_out_clip_by_clip(lengths: list[int], count: int) -> None:
+    """Where each clip has a place none has two more than another that has windows left."""
+    clips = windows(len(lengths))
+    several = [
+        replace(clip, start=float(i)) for clip, length in zip(clips, lengths, strict=True) for i in range(length)
+    ]
+    chosen = spread_over_clips(several, count)
+    assert len(chosen) == len(set(chosen)) == min(count, len(several))
+    each = [sum(window.clip_id == clip.clip_id for window in chosen) for clip in clips]
+    if count >= len(clips):
+        full = [length == share for length, share in zip(lengths, each, strict=True)]
+        open_ = [share for share, whole in zip(each, full, strict=True) if not whole]
+        assert not open_ or max(each) <= min(open_) + 1
+    else:
+        assert sorted(each) == [0] * (len(clips) - count) + [1] * count
+
+
+def test_a_reading_counts_each_clip_alike() -> None:
+    """A clip of three windows that is learnt and one of one window that is not: half and half, not three to one."""
+    long, short = windows(2)
+    three = [replace(long, start=float(i)) for i in range(3)]
+    errors = torch.tensor([[0.5] * 9] * 3 + [[1.5] * 9], dtype=torch.float64)
+    part = _mean(errors, [*three, short])
+    assert part is not None
+    assert part["mean"] == 1.0
+    assert part["by_quantile"] == [1.0] * 9
+    assert part["windows"] == 4
+    assert related(part, part, {})["normalised"] == pytest.approx(1)

@@ -1,0 +1,166 @@
+"""``compare``: one prompt and seed over all checkpoints of a run, the base model first, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.commands.sample import SampleOptions, open_sampler, render, shape_of
+from videotune.config.resolve import resolve
+from videotune.console import bar, echo
+from videotune.data.film import write_video
+from videotune.errors import DONE, VideotuneError
+from videotune.families.find import place, spec_for
+from videotune.files import digest, write_json, write_whole
+from videotune.records import read_record
+from videotune.report.beside import read_video, side_by_side
+from videotune.report.html import write_report
+from videotune.sampling.pipeline import SampleSettings
+from videotune.train.checkpoint import Checkpoint, complete_checkpoints
+from videotune.train.logging.journal import History
+from videotune.train.run_dir import run_settings
+from videotune.validation.previews import sample_settings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ROW = 4
+"""Videos beside each other at most."""
+
+SHOWN = 5
+"""Frames of a video on the sheet."""
+
+LABEL = 18
+"""Pixels of the line of words above a video."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One video of a comparison: its step (0: the base), where it is kept, and whether it is there and still true."""
+
+    step: int
+    path: Path
+    drawn: bool
+
+
+def compare(run: Path, prompt: str | None, seed: int | None, out: Path | None, image: Path | None = None) -> int:
+    """Write a video a checkpoint, all of them side by side as mp4, and a sheet as png; the report shows them too.
+
+    What was drawn before is not drawn again. Raises VideotuneError where there is no checkpoint, or no prompt.
+    """
+    settings, seed = how(run, seed)
+    found = complete_checkpoints(run)
+    if not found:
+        raise VideotuneError(f"{run} has no checkpoint yet, so there is nothing to compare: train it further first")
+    prompt = first_prompt(run) if prompt is None else prompt
+    folder = out or run / "compare"
+    name = key(prompt, seed, settings, image)
+    cells = [Cell(0, folder / f"{name}-step-000000.mp4", (folder / f"{name}-step-000000.mp4").is_file())]
+    cells += [cell_of(checkpoint, folder / f"{name}-step-{checkpoint.step:06d}.mp4") for checkpoint in found]
+    todo = [cell for cell in cells if not cell.drawn]
+    if len(todo) < len(cells):
+        echo(f"{len(cells) - len(todo)} of {len(cells)} are drawn already")
+    with bar("checkpoints") as progress:
+        for done, cell in enumerate(todo):
+            progress.update(done, len(todo), "base" if cell.step == 0 else f"step {cell.step}")
+            words = SampleOptions((prompt,), seed, run, cell.step, images=(image,) if image else ())
+            frames = render(open_sampler(words), [prompt], [seed], images=words.images, title=None)
+            write_video(cell.path, frames[0], settings.shape.fps)
+        progress.update(len(todo), len(todo))
+    entry = lay_out(cells, folder, name, settings.shape.fps) | {"prompt": prompt, "seed": seed}
+    remember(run, folder, entry)
+    print(folder / entry["video"])
+    print(folder / entry["sheet"])
+    if out is None:
+        print(write_report(run))
+    return DONE
+
+
+def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
+    """How the run draws, and the seed: what is given, or the run's own."""
+    settings = run_settings(run)
+    spec = spec_for(settings.get("family"), place(settings["base_model_name"], weights=False))
+    config = resolve(settings, {}, spec).config
+    shape = shape_of(run, spec.rules.fps, config, spec)
+    return sample_settings(config, spec, shape), config.sample.seed if seed is None else seed
+
+
+def first_prompt(run: Path) -> str:
+    """The prompt of the run's first preview; VideotuneError where it has drawn none."""
+    drawn = [line["prompt"] for line in History(run).of_kind("sample")]
+    if not drawn:
+        raise VideotuneError(f"which prompt? {run} has drawn no preview that could be taken: give --prompt TEXT")
+    return str(drawn[0])
+
+
+def key(prompt: str, seed: int, settings: SampleSettings, image: Path | None) -> str:
+    """Names all that decides what a comparison shows, but for the checkpoint."""
+    told = {"prompt": prompt, "settings": repr(settings), "image": str(image.absolute()) if image else None}
+    return f"{digest(told)[:8]}-seed{seed}"
+
+
+def cell_of(checkpoint: Checkpoint, path: Path) -> Cell:
+    """Drawn is what is no older than its checkpoint: after going back, a step has other weights under the same number."""
+    saved = (checkpoint.folder / "state.json").stat().st_mtime
+    return Cell(checkpoint.step, path, path.is_file() and path.stat().st_mtime >= saved)
+
+
+def lay_out(cells: Sequence[Cell], folder: Path, name: str, fps: float) -> dict[str, Any]:
+    """Write the mp4 with all videos in step and the sheet; returns their names and the steps in order."""
+    try:
+        videos = [read_video(cell.path, 512)[0] for cell in cells]
+    except (OSError, ValueError) as problem:
+        raise VideotuneError(
+            f"a video in {folder} cannot be read ({problem}): remove it, and it is drawn anew"
+        ) from None
+    titles = ["base" if cell.step == 0 else f"step {cell.step}" for cell in cells]
+    columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
+    grid = side_by_side([labelled(video, title) for video, title in zip(videos, titles, strict=True)], columns)
+    write_video(folder / f"{name}.mp4", grid, fps, crf=18)
+    sheet(folder / f"{name}.png", list(zip(titles, videos, strict=True)))
+    return {"steps": [cell.step for cell in cells], "video": f"{name}.mp4", "sheet": f"{name}.png"}
+
+
+def labelled(video: Sequence[np.ndarray], title: str) -> list[np.ndarray]:
+    """Frames (H, W, 3) with a line of words above."""
+    import numpy as np
+    from PIL import Image, ImageDraw, ImageFont
+
+    strip = Image.new("RGB", (video[0].shape[1], LABEL), "#1c1e21")
+    ImageDraw.Draw(strip).text((4, 2), title, fill="#e8e8e4", font=ImageFont.load_default(12))
+    head = np.asarray(strip)
+    return [np.concatenate([head, frame]) for frame in video]
+
+
+def sheet(path: Path, rows: Sequence[tuple[str, Sequence[np.ndarray]]], label: int = 90, scale: int = 1) -> None:
+    """A picture: a row a video, some of its frames from first to last, its words beside them."""
+    import numpy as np
+    from PIL import Image, ImageDraw, ImageFont
+
+    height, width = (side * scale for side in rows[0][1][0].shape[:2])
+    gap = 4
+    picture = Image.new("RGB", (label + SHOWN * (width + gap), len(rows) * (height + gap) - gap), "#1c1e21")
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
+    for row, (words, video) in enumerate(rows):
+        top = row * (height + gap)
+        pen.text((8, top + height // 2), words, fill="#e8e8e4", font=font, anchor="lm")
+        for column, index in enumerate(np.linspace(0, len(video) - 1, SHOWN).round().astype(int)):
+            frame = Image.fromarray(video[index]).resize((width, height), Image.Resampling.LANCZOS)
+            picture.paste(frame, (label + column * (width + gap), top))
+    write_whole(path, lambda aside: picture.save(aside, format="PNG"), durable=False)
+
+
+def remember(run: Path, folder: Path, entry: Mapping[str, Any]) -> None:
+    """Put a comparison into the folder's compare.json, in the place of an earlier one of the same prompt and seed.
+
+    Paths are relative to the run folder where they lie in it.
+    """
+    listed = folder / "compare.json"
+    here, home = folder.absolute(), run.absolute()
+    begin = here.relative_to(home).as_posix() if here.is_relative_to(home) else str(here)
+    new = {**entry, "video": f"{begin}/{entry['video']}", "sheet": f"{begin}/{entry['sheet']}"}
+    before = read_record(listed) if listed.is_file() else []
+    kept = [line for line in before if (line["prompt"], line["seed"]) != (entry["prompt"], entry["seed"])]
+    write_json(listed, [*kept, new], durable=False)

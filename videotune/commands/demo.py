@@ -1,0 +1,275 @@
+"""``demo``: the main job on the toy base, from clips on disk to a LoRA that plain diffusers loads, with a measured result.
+
+The clips show a shape that the base model does not know, under a word that it does not know. Beside them lies a
+regularization dataset of shapes that it does know, whose target is the base's own prediction: so it keeps them. Before and
+after are drawn by diffusers' own pipeline from the exported file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.commands.check import check
+from videotune.commands.export import exported
+from videotune.commands.open_run import Resume
+from videotune.commands.plan import plan
+from videotune.commands.sample import SampleOptions, open_sampler, render
+from videotune.commands.train import train
+from videotune.console import bar, clock, echo, print_table
+from videotune.errors import DONE, VideotuneError
+from videotune.families.find import find, place
+from videotune.families.loading import quietly
+from videotune.files import read_json, write_json, write_whole
+from videotune.records import read_record
+from videotune.report.html import write_report
+from videotune.toy.dataset import CONCEPT, write_dataset
+from videotune.toy.detect import detect
+from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase
+from videotune.train.logging.journal import History
+from videotune.train.resolve_config import Overrides
+from videotune.train.run_dir import run_settings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TRIGGER = "zorble"
+
+CLIPS, REPEATS, KNOWN_CLIPS = 24, 2, 40
+"""Clips of the new concept, of which some are held out, how often each counts, and clips of what the base knows.
+
+So these are about half of each batch, and most of the 48 combinations that the base was taught are among them.
+"""
+
+STEPS, BATCH, SAMPLE_STEPS = 300, 8, 12
+"""Updates, samples of each, and denoising steps of what is drawn, which is half of the work: measured, see docs/toy.md."""
+
+SEEDS = (100, 101, 102, 103, 104, 105)
+"""The concept is drawn in each direction with each of these."""
+
+CONTROLS = HELD_OUT
+"""What the base must still draw: combinations that neither the base's training nor the demo's clips contain."""
+
+PREVIEWS = ("left", "right", "up")
+"""Directions in which the run's previews show the concept; as many show a control."""
+
+TOGETHER = 8
+"""Samples in one call of the pipeline."""
+
+
+def demo(out: Path, seed: int = 0) -> int:
+    """Everything into ``out``; a second call continues what was cut off, or shows the finished result again.
+
+    ``seed``: of the clips and of the training. Raises VideotuneError where ``out`` holds the demo of another seed.
+    """
+    run, listed, config = out / "run", out / "demo.json", out / "config.json"
+    refuse_other(config, seed)
+    if not listed.is_file():
+        begun = time.perf_counter()
+        echo(f"1/5 writing clips into {out / 'clips'}, and of what the base knows into {out / 'known'}")
+        write_dataset(out / "clips", concept_clips=CLIPS, reminder_clips=0, trigger=TRIGGER, seed=seed)
+        write_dataset(out / "known", concept_clips=0, reminder_clips=KNOWN_CLIPS, seed=seed)
+        write_json(config, settings_of(out, seed))
+        words = Overrides(preset="toy", config=config)
+        echo("2/5 checking and planning")
+        check(words)
+        plan(words)
+        echo("3/5 training")
+        code = train_or_resume(words, run)
+        if code != DONE:
+            echo("run the demo again to continue")
+            return code
+        echo("4/5 drawing before and after with diffusers' own pipeline")
+        result = measure(run, out)
+        result["seconds"] = round(time.perf_counter() - begun, 1)
+        write_json(run / "demo.json", result)
+        write_json(listed, result)
+        echo("5/5 report")
+    write_report(run)
+    show(out, read_json(listed))
+    return DONE
+
+
+def refuse_other(config: Path, seed: int) -> None:
+    """Raise VideotuneError where a config of another demo lies already."""
+    if config.is_file() and (other := read_json(config).get("seed")) != seed:
+        raise VideotuneError(f"{config.parent} holds the demo of seed {other}: name that one, or another --out")
+
+
+def settings_of(out: Path, seed: int) -> dict[str, Any]:
+    """The demo's config: two datasets, and previews of both the concept and what was known. The rest is the preset's."""
+    previews = [phrase(TRIGGER, way) for way in PREVIEWS] + [
+        caption(*look) for look in CONTROLS[:: len(CONTROLS) // len(PREVIEWS)]
+    ]
+    return {
+        "datasets": [
+            {"path": str((out / "clips").absolute()), "repeats": REPEATS},
+            {"path": str((out / "known").absolute()), "kind": "regularization", "target": "base"},
+        ],
+        "steps": STEPS,
+        "batch_size": BATCH,
+        "save_every": STEPS // 3,
+        "sample_after": STEPS,
+        "samples": previews,
+        "sample": {"steps": SAMPLE_STEPS},
+        "probe_budget": 0,  # a run of minutes could pay the base's probe alone, and 96 samples are measured at the end
+        "seed": seed,
+    }
+
+
+def train_or_resume(words: Overrides, run: Path) -> int:
+    """Train, or continue a run that was cut off; the exit code."""
+    ended = [line for line in History(run).of_kind("end") if line["why"] == "done"]
+    if ended:
+        return DONE
+    resume = (run / "config.json").exists()
+    return train(Overrides() if resume else words, run, resume=Resume() if resume else None)
+
+
+def measure(run: Path, out: Path) -> dict[str, Any]:
+    """``demo.json``: what the base and the LoRA draw, seen by the toy's detector."""
+    prompts = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS]
+    seeds = [seed for seed in SEEDS for _ in DIRECTIONS]
+    controls = [caption(*look) for look in CONTROLS]
+    settings, pipe = run_settings(run), open_pipeline(run)
+    lora = exported(run, "diffusers")
+    with bar("samples") as progress:
+        whole, asked, shots = 2 * (len(prompts) + len(controls)), [*prompts, *controls], [*seeds, *seeds]
+        first = draw(pipe, settings, asked, shots, lambda done: progress.update(done, whole, "base"))
+        pipe.load_lora_weights(str(lora))
+        then = draw(pipe, settings, asked, shots, lambda done: progress.update(whole // 2 + done, whole, "LoRA"))
+    before, kept, after, still = (
+        first[: len(prompts)],
+        first[len(prompts) :],
+        then[: len(prompts)],
+        then[len(prompts) :],
+    )
+    picture(
+        out / "before_after.png", [*prompts[:4], *controls[::6]], [*before[:4], *kept[::6]], [*after[:4], *still[::6]]
+    )
+    plan_facts, rulers = read_record(run / "plan.json"), History(run).of_kind("ruler")
+    return {
+        "clips_used": plan_facts["clips"]["used"],
+        "steps": plan_facts["steps"],
+        "views": plan_facts["views"]["per_window"],
+        "ruler": {"before": rulers[0]["held_out"]["mean"], "after": rulers[-1]["held_out"]["mean"]},
+        "concept": {"before": concept_share(before), "after": concept_share(after), "n": len(prompts)},
+        "control": {"before": control_share(kept), "after": control_share(still), "n": len(controls)},
+        "same_frames": {"max_difference": own_difference(run, prompts[0], seeds[0], after[0])},
+        "lora": str(lora),
+        "base": settings["base_model_name"],
+    }
+
+
+def open_pipeline(run: Path) -> Any:
+    """diffusers' pipeline over the run's base model, in float32 on the CPU, as any other program would open it."""
+    import torch
+
+    settings = run_settings(run)
+    base = place(settings["base_model_name"])
+    family = find(settings["family"]).open_family(base.folder, torch.device("cpu"), torch.float32)
+    with quietly():
+        pipe = family.pipeline_class().from_pretrained(base.folder, dtype=torch.float32, trust_remote_code=False)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def draw(
+    pipe: Any, settings: dict[str, Any], prompts: Sequence[str], seeds: Sequence[int], on_done: Callable[[int], None]
+) -> list[np.ndarray]:
+    """float frames (T,H,W,3) in [0,1] for each prompt with its seed, some of them in each call."""
+    import torch
+
+    sample, frames = settings["sample"], []
+    height, width = (int(side) for side in sample["resolution"].split("x"))
+    for begin in range(0, len(prompts), TOGETHER):
+        part = slice(begin, begin + TOGETHER)
+        drawn = pipe(
+            prompt=list(prompts[part]),
+            height=height,
+            width=width,
+            num_frames=sample["frames"],
+            num_inference_steps=sample["steps"],
+            guidance_scale=sample["guidance"],
+            generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds[part]],
+            output_type="np",
+        )
+        frames += list(drawn.frames)
+        on_done(len(frames))
+    return frames
+
+
+def to_bytes(clip: np.ndarray) -> np.ndarray:
+    """Frames in [0,1] -> uint8."""
+    return (clip * 255).round().astype("uint8")
+
+
+def concept_share(clips: Sequence[np.ndarray]) -> float:
+    """The share of clips in which the detector sees the concept's colour and shape."""
+    seen = [detect(to_bytes(clip)) for clip in clips]
+    return round(sum((one.colour, one.shape) == CONCEPT for one in seen) / len(seen), 3)
+
+
+def control_share(clips: Sequence[np.ndarray]) -> float:
+    """The share of control clips with the right colour, shape and direction."""
+    seen = [detect(to_bytes(clip)) for clip in clips]
+    right = sum((one.colour, one.shape, one.direction) == look for one, look in zip(seen, CONTROLS, strict=True))
+    return round(right / len(seen), 3)
+
+
+def own_difference(run: Path, prompt: str, seed: int, theirs: np.ndarray) -> float:
+    """Largest difference, in grey levels of 255, between our sampler's frames and diffusers' with the exported file."""
+    ours = render(open_sampler(SampleOptions((prompt,), seed, run)), [prompt], [seed])[0]
+    return int(abs(ours.astype("int16") - to_bytes(theirs).astype("int16")).max())
+
+
+def picture(path: Path, words: Sequence[str], before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> None:
+    """A row a prompt: what the base draws on the left, and the LoRA on the right, three frames of each."""
+    import numpy as np
+    from PIL import Image, ImageDraw, ImageFont
+
+    height, width = before[0].shape[1:3]
+    label, gap, top, frames = 200, 3, 22, 3
+    half = frames * (width + gap) + 12
+    drawn = Image.new("RGB", (label + 2 * half, top + len(words) * (height + gap)), "white")
+    pen, font = ImageDraw.Draw(drawn), ImageFont.load_default(13)
+    for side, name in enumerate(("base", f"with the LoRA of {TRIGGER}")):
+        pen.text((label + side * half, 3), name, fill="black", font=font)
+    for row, (prompt, *clips) in enumerate(zip(words, before, after, strict=True)):
+        place = top + row * (height + gap)
+        pen.text((4, place + height // 2), prompt, fill="black", font=font, anchor="lm")
+        for side, clip in enumerate(clips):
+            for column, index in enumerate(np.linspace(1, len(clip) - 2, frames).round().astype(int)):
+                left = label + side * half + column * (width + gap)
+                drawn.paste(Image.fromarray(to_bytes(clip[index])), (left, place))
+    write_whole(path, lambda aside: drawn.save(aside, format="PNG"), durable=False)
+
+
+def show(out: Path, result: dict[str, Any]) -> None:
+    """The result as a table, and where everything is."""
+    concept, control, validation = result["concept"], result["control"], result["ruler"]
+    rows = [
+        [f'"{TRIGGER}" is drawn as an {" ".join(CONCEPT)}', *shares(concept), concept["n"]],
+        ["what the base knew is drawn right", *shares(control), control["n"]],
+        ["error on held-out clips", f"{validation['before']:.3f}", f"{validation['after']:.3f}", ""],
+    ]
+    print()
+    print_table("before and after", ["", "before", "after", "samples"], rows, right=(1, 2, 3))
+    print(f"{result['clips_used']} clips, {result['steps']} steps, {clock(result['seconds'])} in all")
+    print(
+        f"our frames and diffusers' with the exported file differ by {result['same_frames']['max_difference']} of 255"
+    )
+    for name, path in (
+        ("report", out / "run" / "report.html"),
+        ("picture", out / "before_after.png"),
+        ("LoRA", Path(result["lora"])),
+        ("figures", out / "demo.json"),
+    ):
+        print(f"{name + ':':9} {path}")
+
+
+def shares(part: dict[str, Any]) -> tuple[str, str]:
+    """Before and after in percent."""
+    return f"{part['before']:.0%}", f"{part['after']:.0%}"

@@ -1,0 +1,305 @@
+"""``plan``: what a run would do, before it does it: steps, views, tokens, disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.adapters.kinds import by_module
+from videotune.adapters.patterns import grouped
+from videotune.cache.sampler import steps_a_pass
+from videotune.config.schema import Config
+from videotune.console import bar, print_table, size
+from videotune.data.account import totals
+from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.families.find import find
+from videotune.report.dataset import shape_words
+from videotune.train.experts import trained
+from videotune.train.resolve_config import Overrides, resolve_config, without_captions_too
+from videotune.train.run_spec import Job, open_job, refuse_skips
+from videotune.train.samples import captions_of, takes_of
+from videotune.train.text_encoders import in_loop, text_size
+from videotune.types import FamilySpec
+from videotune.validation.exposure import TARGETS, steps_for
+from videotune.validation.overhead import beside, in_words
+from videotune.validation.sample_plan import all_prompts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def plan(
+    words: Overrides,
+    *,
+    as_json: bool = False,
+    allow_skips: str | None = None,
+    vram: float | None = None,
+    card: str | None = None,
+    views: Sequence[int] = (),
+) -> int:
+    """Print the plan of a run, its verdict first, on a card with ``vram`` GB of memory, or of that name.
+
+    With neither it is this machine's, if there is one.
+
+    ``views``: for how many views of a window the steps are said, instead of the usual ones. Exit code 2 where it does not
+    fit.
+    """
+    resolved, spec, base = resolve_config(without_captions_too(words, allow_skips), planning=True)
+    with bar("reading clips") as progress:
+        job = open_job(resolved, spec, base, lambda done, total, path: progress.update(done, total, path))
+    refuse_skips(job, allow_skips)
+    facts = make_plan(job, views or TARGETS)
+    free = shutil.disk_usage(
+        Path.cwd()
+    ).free  # a run lies below the folder of the command, unless its --out says otherwise
+    facts["disk"] |= {"free_bytes": free, "short_bytes": max(0, facts["disk"].get("run_bytes", 0) - free)}
+    if job.base is not None:
+        from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
+
+        limit, named = asked_card(vram, card)
+        dtype = planned_dtype(job.config, limit is not None)
+        with bar("measuring without memory"):
+            result = fit(job, dtype, limit, named)
+        facts |= to_json(result, job, dtype)
+    elif vram or card:
+        raise VideotuneError("--vram, --card: what a run needs is read from its base model: name one (base_model_name)")
+    if as_json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        show(job, facts)
+    return SKIPPED if facts["fits"] is False or facts["disk"]["short_bytes"] else DONE
+
+
+def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
+    """The plan as ``plan --json`` prints it and ``plan.json`` keeps it; ``targets``: views for which it says the steps.
+
+    ``fits``, the hours, ``device``, ``host`` and ``chosen`` are null here: memory and time are ``planner/fit.py``'s.
+    """
+    config, total, adapter = job.config, len(job.library.windows), adapter_size(job)
+    buckets = [
+        {
+            "shape": str(shape),
+            "windows": len({window.id for window in bucket}),
+            "share": round(share, 4),
+            "batch": batch,
+            "tokens": job.spec.tokens(shape),
+        }
+        for shape, bucket, batch, share in zip(job.shapes, job.buckets, job.schedule.batches, job.shares, strict=True)
+    ]
+    return {
+        "fits": None,
+        "hours": None,
+        "hours_beside": None,
+        "device": None,
+        "host": None,
+        "seconds_a_step": None,
+        "chosen": None,
+        "remedies": [],
+        "effective_batch": job.effective_batch,
+        "micro_batch": min(config.micro_batch_size or config.batch_size, config.batch_size),
+        "steps": job.steps,
+        "clips": totals(job.library),
+        "windows": total,
+        "held_out_windows": len(job.library.held_out_windows),
+        "views": job.exposure(job.steps).to_json(config.learning_rate) | {"steps_for": steps_for_views(job, targets)},
+        "buckets": buckets,
+        "adapter": adapter,
+        "experts": experts_of(job),
+        "beside": beside(job),
+        "disk": disk(job, adapter),
+        "notes": list(job.notes),
+        "settings": config.model_dump(mode="json"),
+    }
+
+
+def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
+    """The steps after which the most shown training window has had so many views, by their number."""
+    if not any(window.clip_id not in job.library.regularization for window in job.library.windows):
+        return {}
+    repeats = max(clip.repeats for clip in job.library.clips if not clip.held_out)
+    guess = float(steps_a_pass(job.schedule)) / repeats
+    # of views that were reached before the data changed the step is not known any more: that of the change is after it
+    return {str(views): max(job.past.step, steps_for(views, job.exposure, guess)) for views in sorted(targets)}
+
+
+def adapter_size(job: Job) -> dict[str, Any] | None:
+    """Modules and parameters that would train, of all experts that do; None where no base model is named.
+
+    ``groups``: how many of each kind there are in one expert, a block's number written as *.
+    """
+    if job.base is None:
+        return None
+    import torch
+
+    family = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32)
+    from videotune.commands.export import check_formats
+
+    check_formats(job.config, family)
+    net, experts = family.skeleton(), len(trained(job.spec, job.config))
+    own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
+    paths = list(by_module(own)) or list(dict.fromkeys(name.rpartition(".")[0] for name in own))
+    count = experts * sum(value.numel() for value in own.values())
+    modules = experts * len(paths)
+    if in_loop(job.config):
+        text_modules, numbers = text_size(family, job.config)
+        modules, count = modules + text_modules, count + numbers
+    return {"modules": modules, "parameters": count, "groups": grouped(paths)}
+
+
+def what_trains(net: nn.Module, spec: FamilySpec, config: Config) -> Mapping[str, nn.Parameter]:
+    """What would train of a skeleton, by name, without memory; an adapter is put into it.
+
+    Raises VideotuneError where the config names nothing, or an adapter that does not fit.
+    """
+    import torch
+
+    from videotune.adapters.full import add_full
+    from videotune.adapters.lora import inject
+    from videotune.train.components import lora_settings
+
+    if config.training_method == "FINE_TUNE":
+        return add_full(net, config.transformer.layers)
+    with torch.device("meta"):  # PEFT itself says how much there is, without a number drawn
+        return inject(net, spec, lora_settings(config))
+
+
+def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
+    """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
+    spec, noisy = job.spec, job.spec.image_noise
+    views = {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}
+    latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in views)
+    numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_extras
+    texts = 4 * numbers * len(captions_of(job, all_prompts(job)))
+    out = {"latent_bytes": latents, "text_bytes_at_most": texts}
+    if adapter is not None:
+        out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]
+        out["checkpoints"] = checkpoints_at_most(job.config, job.steps)
+        out["run_bytes"] = out["checkpoints"] * out["checkpoint_bytes"] + 4 * adapter["parameters"]
+    return out
+
+
+def experts_of(job: Job) -> dict[str, Any] | None:
+    """Of a model with several experts the steps that each one trains for; None where there is one denoiser."""
+    if len(job.spec.experts) == 1:
+        return None
+    from videotune.train.components import make_objective
+    from videotune.train.denoisers import make_expert_schedule
+
+    expert_schedule = make_expert_schedule(job.spec, job.config, make_objective(job.spec, job.config))
+    steps = {expert.name: expert_schedule.count(job.steps, expert.name) for expert in job.spec.experts}
+    each = [{"name": e.name, "from": e.t_lo, "to": e.t_hi, "steps": steps[e.name]} for e in job.spec.experts]
+    return {"period": expert_schedule.period, "each": each}
+
+
+def bytes_a_parameter(config: Config) -> int:
+    """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
+    from videotune.train.optimizers import STATE_BYTES
+
+    weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
+    return weight + STATE_BYTES[config.optimizer.name] + (4 if config.ema.decay is not None else 0)
+
+
+def checkpoints_at_most(config: Config, steps: int) -> int:
+    """How many checkpoints stay: the saves, the last and the best one, and the backups."""
+    saves = steps // config.save_every if config.save_every else 0
+    saves = max(1, saves + bool(not config.save_every or steps % config.save_every))
+    if config.save_keep is not None:
+        saves = min(saves, config.save_keep + 1)
+    return saves + (config.backup_keep if config.backup_after or config.backup_every else 0)
+
+
+def show(job: Job, facts: dict[str, Any]) -> None:
+    """The plan as a person reads it."""
+    clips, views = facts["clips"], facts["views"]
+    base = f" on {job.base.name}" if job.base else ""
+    size_of_step = f"{facts['effective_batch']} sample{'s' * (facts['effective_batch'] != 1)}"
+    if facts["device"]:
+        print(verdict(facts))
+    print(f"{job.spec.title}{base}: {facts['steps']} steps of {size_of_step}")
+    print(
+        f"clips: found {clips['found']} = used {clips['used']} + held out {clips['held_out']} + skipped {clips['skipped']}"
+    )
+    rows = [
+        [shape_words(b["shape"]), b["windows"], f"{b['share']:.0%}", b["batch"], b["tokens"]] for b in facts["buckets"]
+    ]
+    columns = ["width x height", "windows", "share of steps", "samples a step", "tokens"]
+    print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
+    window, clip = views["per_window"], views["per_clip"]
+    print(
+        f"views a window: {window['min']} to {window['max']} ({window['band']}); a clip: {clip['min']} to {clip['max']}"
+    )
+    print(f"  {views['advice']}")
+    if views["steps_for"]:
+        each = ", ".join(f"{count} in {steps} steps" for count, steps in views["steps_for"].items())
+        print(f"  views of the window that is shown most: {each}")
+    if facts["adapter"]:
+        whole = job.config.training_method == "FINE_TUNE"
+        what = "weights" if whole else "adapter" if job.config.lora.variant == "LORA" else job.config.lora.variant
+        print(f"{what}: {facts['adapter']['parameters']:,} parameters in {facts['adapter']['modules']} modules")
+        if not whole or job.config.transformer.layers is not None:
+            groups = [f"{count} × {path}" for path, count in facts["adapter"]["groups"].items()]
+            print(f"  {', '.join(groups)}" + (" in each expert" if len(trained(job.spec, job.config)) > 1 else ""))
+    if facts["experts"]:
+        each, rows = facts["experts"]["each"], []
+        for e in each:
+            rows.append([e["name"], f"{e['from']:g} to {e['to']:g}", e["steps"], f"{e['steps'] / facts['steps']:.0%}"])
+        print_table("experts", ["expert", "noise levels", "steps", "share"], rows, right=(2, 3))
+        if all(e["steps"] for e in each):
+            print(f"in runs of {facts['experts']['period']} steps of one expert, which alone is in memory then")
+    disk = facts["disk"]
+    line = (
+        f"disk: latents {size(disk['latent_bytes'])} and text at most {size(disk['text_bytes_at_most'])} in {job.cache}"
+    )
+    if "checkpoints" in disk:
+        line += (
+            f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}, with the export "
+            f"{size(disk['run_bytes'])} of {size(disk['free_bytes'])} free"
+        )
+    print(line)
+    if disk["short_bytes"]:
+        print(f"  {size(disk['short_bytes'])} too much: a larger save_every, or save_keep, makes fewer checkpoints")
+    if line := in_words(facts["beside"]):
+        print(line)
+    if facts["device"]:
+        show_fit(facts)
+    for note in facts["notes"]:
+        print(f"note: {note}")
+
+
+def verdict(facts: Mapping[str, Any]) -> str:
+    """The plan in one line: whether it fits, where, and how long it takes."""
+    device, need = facts["device"], size(facts["device"]["need_bytes"])
+    if facts["fits"] is None:
+        return f"needs {need} of device memory (--card or --vram says whether and how a card has it)"
+    where = device["card"] or f"{device['vram_bytes'] / 1e9:g} GB"
+    line = f"{'it fits' if facts['fits'] else 'it does not fit'} {where}: {need} of {size(device['vram_bytes'])}"
+    if facts["hours"] is not None:
+        both = facts["hours"] + (facts["hours_beside"] or 0)
+        line += f", about {both:.1f} hours ({facts['seconds_a_step']:.2f} s a step), calculated, not measured"
+    return line
+
+
+def show_fit(facts: Mapping[str, Any]) -> None:
+    """What the run needs of the device and of the host, where, and how long it takes."""
+    device, host, chosen = facts["device"], facts["host"], facts["chosen"]
+    rows = [
+        [name, phase["way"], size(phase["allocated_bytes"]), size(phase["need_bytes"])]
+        for name, phase in device["phases"].items()
+    ]
+    print_table("memory of the device, calculated", ["when", "how", "held", "to have"], rows, right=(2, 3))
+    parts = ", ".join(f"{name} {size(count)}" for name, count in device["parts"].items())
+    print(f"most is needed for {device['phase']}: {parts}")
+    settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
+    print(f"with {settings}")
+    parts = ", ".join(f"{name} {size(count)}" for name, count in host["parts"].items())
+    short = "" if host["need_bytes"] <= host["total_bytes"] else "; this machine has too little"
+    print(f"host memory: {size(host['need_bytes'])} of {size(host['total_bytes'])} here ({parts}){short}")
+    if facts["hours"] is not None:
+        each, hours = facts["seconds_a_step"], f"{facts['hours']:.1f} hours of steps"
+        hours += f" and about {facts['hours_beside']:.1f} beside them" if facts["hours_beside"] else ""
+        print(f"time: {each:.2f} s a step, {hours}; calculated for {device['card']}, not measured")
+    for line in facts["remedies"]:
+        print(f"  {line}")

@@ -1,0 +1,185 @@
+"""A few places on the device through which the weights of streamed blocks pass, each in time for its block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from videotune.errors import VideotuneError
+from videotune.memory.gradient_release import GradientRelease
+from videotune.memory.host_weights import HostWeights
+
+
+@dataclass
+class Slot:
+    """A place on the device. ``holds`` the block whose weights are there or on their way; None: nothing of use.
+
+    On CUDA, ``loaded`` is behind the copy that fills it, ``free`` behind the last computation that read it.
+    """
+
+    flat: Tensor
+    holds: int | None = None
+    loaded: torch.cuda.Event | None = None
+    free: torch.cuda.Event | None = None
+
+
+class DeviceBuffers:
+    """Slots, and the tensors of each streamed block, which point into a slot while their block computes.
+
+    At all other times they point at a single NaN, so that a weight that is read outside its window cannot go unnoticed.
+    Weights go from the host to the device and never back. On CUDA they have a stream of their own, ordered by events: the
+    host waits for nothing. What the last pass has left in the slots is used by the next one, which turns round at its end.
+    ``poison``: bytes that a block has left are made NaN, so that a tensor that still points there is found out (for tests).
+    """
+
+    def __init__(
+        self, home: HostWeights, tensors: Sequence[Sequence[Tensor]], device: torch.device, slots: int, poison: bool
+    ) -> None:
+        self.home, self.tensors, self.device, self.poison = home, tensors, device, poison
+        self.loads = self.bytes = 0
+        self.most_bound = 0
+        self.leaving: GradientRelease | None = None  # the gradients of what trains, if anything does
+        self._bound: dict[int, list[int]] = {}  # block -> versions of its tensors when its window began
+        self._open: int | None = None
+        self._nothing: dict[torch.dtype, Tensor] = {}
+        self._trains = any(lot.trains for lots in home.lots for lot in lots)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        size = max(end - begin for begin, end in home.spans)
+        self.slots = [
+            Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(min(slots, len(home.spans)))
+        ]
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # its memory may have been another's until now
+            for slot in self.slots:
+                slot.flat.record_stream(self._stream)
+                slot.loaded, slot.free = torch.cuda.Event(), torch.cuda.Event()
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def begin(self) -> None:
+        """Before a forward pass of the network: no window is open, and what an optimizer may have changed is forgotten."""
+        self.rest()
+        if self.leaving is not None:
+            self.leaving.forget()
+        if self._trains:
+            for slot in self.slots:
+                slot.holds = None
+
+    @contextmanager
+    def forward(self, block: int, turns: bool) -> Iterator[None]:
+        """The weights of a block are there. ``turns``: a backward pass follows; else another forward pass may."""
+        count = len(self)
+        ahead = range(block, block + len(self.slots))
+        self._bind(block, [i for i in ahead if i < count] if turns or self._trains else [i % count for i in ahead])
+        try:
+            yield
+        finally:
+            self._release(block)
+
+    @contextmanager
+    def backward(self, block: int) -> Iterator[None]:
+        """The weights of a block are there from now on, until another block's are needed or ``rest`` is called.
+
+        What is computed again within keeps views of them, which the block's backward pass reads behind it. It is over when
+        the next block begins: autograd runs what was computed last first.
+        """
+        if self._open is None:
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self.rest()
+        if self.leaving is not None:
+            self.leaving.next_block()
+        self._bind(block, [i for i in range(block, block - len(self.slots), -1) if i >= 0])
+        self._open = block
+        yield
+
+    def _end(self) -> None:
+        """A backward pass is over."""
+        self.rest()
+        if self.leaving is not None:
+            self.leaving.resolve_config()
+
+    def rest(self) -> None:
+        """Close the window that a backward pass has left open."""
+        if self._open is not None:
+            block, self._open = self._open, None
+            self._release(block)
+
+    def _bind(self, block: int, wanted: Sequence[int]) -> None:
+        """Point the block's tensors at its slot; ``wanted``: it, and what will be needed after it, in this order."""
+        for other in wanted:
+            self._load(other, wanted)
+        slot = self._slot_of(block)
+        if slot.loaded is not None:
+            torch.cuda.current_stream(self.device).wait_event(slot.loaded)
+        begin = self.home.spans[block][0]
+        for tensor, lot in zip(self.tensors[block], self.home.lots[block], strict=True):
+            tensor.data = lot.view(slot.flat, lot.begin - begin)
+        self._bound[block] = [tensor._version for tensor in self.tensors[block]]
+        self.most_bound = max(self.most_bound, len(self._bound))
+
+    def _load(self, block: int, wanted: Sequence[int]) -> None:
+        """Start a block's way to the device, unless it is there, or every slot has something that is wanted sooner."""
+        if any(slot.holds == block for slot in self.slots):
+            return
+        slot = next((s for s in self.slots if s.holds not in self._bound and s.holds not in wanted), None)
+        if slot is None:
+            return
+        slot.holds = block
+        self.loads += 1
+        if self._stream is None:
+            self._copy(block, slot)
+            return
+        assert slot.loaded is not None
+        assert slot.free is not None
+        self._stream.wait_event(slot.free)
+        with torch.cuda.stream(self._stream):
+            self._copy(block, slot)
+            slot.loaded.record(self._stream)
+
+    def _copy(self, block: int, slot: Slot) -> None:
+        done = 0
+        for part in self.home.parts(block):
+            slot.flat[done : done + len(part)].copy_(part, non_blocking=True)
+            done += len(part)
+        self.bytes += done
+
+    def _release(self, block: int) -> None:
+        before = self._bound.pop(block)
+        lots = self.home.lots[block]
+        changed = [
+            lot.name
+            for tensor, lot, version in zip(self.tensors[block], lots, before, strict=True)
+            if tensor._version != version
+        ]
+        self.unbind(block)
+        slot = self._slot_of(block)
+        if slot.free is not None:
+            slot.free.record(torch.cuda.current_stream(self.device))
+        if self.poison:
+            flat = slot.flat.clone()
+            slot.flat.fill_(255)  # a NaN in every floating dtype
+            slot.flat = flat
+        if changed:
+            raise VideotuneError(
+                f"layer_offload_fraction: {changed[0]} is changed by its own block while it computes, which would be lost "
+                "with the weights: set it to 0"
+            )
+
+    def unbind(self, block: int) -> None:
+        """Point a block's tensors at a single NaN each, in their own shapes."""
+        for tensor, lot in zip(self.tensors[block], self.home.lots[block], strict=True):
+            tensor.data = self._nan(lot.dtype).expand(lot.shape)
+
+    def _nan(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._nothing:
+            value = float("nan") if dtype.is_floating_point or dtype.is_complex else True
+            self._nothing[dtype] = torch.full((1,), value, device=self.device).to(dtype)
+        return self._nothing[dtype]
+
+    def _slot_of(self, block: int) -> Slot:
+        return next(slot for slot in self.slots if slot.holds == block)

@@ -1,0 +1,137 @@
+"""Where streamed weights live: on the host, every byte once, pinned in pieces where a CUDA device reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+PIECE = 1 << 30
+"""Bytes that are pinned at a time; drivers refuse larger ones sooner."""
+
+ALIGNED = 256
+"""Tensors begin at multiples of so many bytes, as a device's own allocator would lay them."""
+
+
+@dataclass(frozen=True)
+class HostSlot:
+    """A tensor's bytes: where they begin in its home, and how they are read. ``trains``: an optimizer writes to them."""
+
+    name: str
+    begin: int
+    size: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    trains: bool
+
+    def view(self, flat: Tensor, begin: int) -> Tensor:
+        """The tensor that lies in the bytes ``flat`` from ``begin`` on."""
+        return flat[begin : begin + self.size].view(self.dtype).as_strided(self.shape, self.stride)
+
+
+class HostWeights:
+    """The weights of streamed blocks on the host, in the order of the blocks, in pieces.
+
+    What trains lies within one piece and is an ``nn.Parameter`` by its name, so that an optimizer can write to it. A home
+    outlives its network: another one of the same shape can be streamed from it.
+    """
+
+    def __init__(
+        self, blocks: Sequence[Mapping[str, Tensor]], pin: bool, piece: int, echo: Callable[[str], None]
+    ) -> None:
+        assert piece % ALIGNED == 0
+        self.piece, self._pin, self._say = piece, pin, echo
+        self.lots: list[list[HostSlot]] = []
+        self.spans: list[tuple[int, int]] = []
+        end = 0
+        for block in blocks:
+            lots = []
+            begin = end
+            for name, tensor in block.items():
+                lots.append(_lot(name, tensor, end, piece))
+                end = _up(lots[-1].begin + lots[-1].size)
+            self.lots.append(lots)
+            self.spans.append((begin, end))
+        self.size = end
+        self._pieces: list[Tensor | None] = [None] * -(-end // piece)
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._taken: set[str] = set()
+
+    def filled(self, block: int) -> bool:
+        """Whether a block's weights are there."""
+        return all(lot.name in self._taken for lot in self.lots[block])
+
+    def take(self, lot: HostSlot, tensor: Tensor) -> None:
+        """Copy a tensor's bytes in. Pieces are allocated as they fill, so that whoever gives weights up keeps no copy."""
+        source = tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
+        done = 0
+        for part in self._parts(lot.begin, lot.begin + lot.size):
+            part.copy_(source[done : done + len(part)])
+            done += len(part)
+        self._taken.add(lot.name)
+        if lot.trains:
+            self.parameters[lot.name] = nn.Parameter(
+                lot.view(self._at(lot.begin // self.piece), lot.begin % self.piece)
+            )
+
+    def read(self, lot: HostSlot) -> Tensor:
+        """A copy of a tensor, on the host."""
+        return lot.view(torch.cat(self._parts(lot.begin, lot.begin + lot.size)), 0)
+
+    def parts(self, block: int) -> list[Tensor]:
+        """The bytes of a block, in order."""
+        return self._parts(*self.spans[block])
+
+    def _parts(self, begin: int, end: int) -> list[Tensor]:
+        parts = []
+        while begin < end:
+            number, at = divmod(begin, self.piece)
+            length = min(end - begin, self.piece - at)
+            parts.append(self._at(number)[at : at + length])
+            begin += length
+        return parts
+
+    def _at(self, number: int) -> Tensor:
+        found = self._pieces[number]
+        if found is None:
+            found = self._new(min(self.piece, self.size - number * self.piece))
+            self._pieces[number] = found
+        return found
+
+    def _new(self, size: int) -> Tensor:
+        if self._pin:
+            try:
+                return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:  # the driver, or the limit of locked memory, says no
+                self._pin = False
+                self._say(
+                    f"warning: host memory cannot be pinned any further ({str(error).splitlines()[0][:120]}): the rest is "
+                    "pageable, and steps wait for it longer"
+                )
+        return torch.empty(size, dtype=torch.uint8)
+
+
+def _lot(name: str, tensor: Tensor, begin: int, piece: int) -> HostSlot:
+    size, trains = tensor.numel() * tensor.element_size(), tensor.requires_grad
+    if trains and begin // piece != (begin + size - 1) // piece:
+        begin = _up(begin, piece)  # a parameter is one tensor, so it must not lie across two pieces
+        assert size <= piece, name
+    return HostSlot(name, begin, size, tuple(tensor.shape), tensor.stride(), tensor.dtype, trains)
+
+
+def _up(place: int, step: int = ALIGNED) -> int:
+    return -(-place // step) * step
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers lie side by side, in whatever order of its dimensions, and each once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return tensor.numel() > 0

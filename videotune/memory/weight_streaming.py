@@ -1,0 +1,233 @@
+"""Blocks whose weights, or whose inputs, wait on the host: ``layer_offload_fraction`` and CPU_OFFLOADED are one mechanism.
+
+A block of which something waits is computed as in gradient checkpointing: its graph keeps nothing, and when its backward
+pass comes, its inputs and weights are fetched and it is computed again. The graph is autograd's own, node for node, so every
+gradient is summed in the same order as without, and is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from videotune.errors import VideotuneError
+from videotune.memory.activation_offload import ActivationOffload
+from videotune.memory.checkpointing import CPU_OFFLOADED, OFF
+from videotune.memory.device_buffers import DeviceBuffers
+from videotune.memory.gradient_release import GradientRelease
+from videotune.memory.host_memory import refuse_if_short
+from videotune.memory.host_weights import PIECE, HostWeights, dense
+
+
+@dataclass(frozen=True)
+class OffloadSettings:
+    """The share of the blocks whose weights are streamed, what the others do with activations, and the ring's size.
+
+    ``checkpointing``: OFF, ON or CPU_OFFLOADED; streamed blocks are always computed again. ``piece``: bytes pinned at once.
+    ``poison`` makes what a block leaves on the device NaN, for tests.
+    """
+
+    fraction: float = 0.0
+    checkpointing: str = OFF
+    slots: int = 2
+    piece: int = PIECE
+    poison: bool = False
+
+
+class Streams:
+    """A network of which blocks wait on the host. ``close`` makes it a plain one again.
+
+    ``streamed``: which blocks, by their number in the order of the paths. ``ring``: their way to the device (None: no
+    block is streamed). ``home``: their weights. ``parking``: where inputs wait (None: they do not).
+    """
+
+    def __init__(self, net: nn.Module, device: torch.device, streamed: Sequence[int]) -> None:
+        self.net, self.device, self.streamed = net, device, tuple(streamed)
+        self.ring: DeviceBuffers | None = None
+        self.home: HostWeights | None = None
+        self.parking: ActivationOffload | None = None
+        self._leaving: GradientRelease | None = None
+        self._wrapped: list[nn.Module] = []
+        self._handle: Any = None
+
+    def parameters(self, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """The network's parameters by name, with those that are streamed in their homes: what an optimizer can update."""
+        homes = self.home.parameters if self.home is not None else {}
+        return {name: homes.get(name, parameter) for name, parameter in named.items()}
+
+    @property
+    def resident_bytes(self) -> int:
+        """What the network's own weights and the ring take on the device."""
+        streamed = {id(tensor) for tensors in self.ring.tensors for tensor in tensors} if self.ring else set()
+        own = [t for t in (*self.net.parameters(), *self.net.buffers()) if id(t) not in streamed]
+        slots = sum(slot.flat.numel() for slot in self.ring.slots) if self.ring else 0
+        return sum(t.numel() * t.element_size() for t in own) + slots
+
+    def close(self) -> None:
+        """Put the weights back on the device and the blocks' own forward passes in place; what is on the host is left."""
+        for block in self._wrapped:
+            del block.forward
+        self._wrapped = []
+        if self._handle is not None:
+            self._handle.remove()
+        if self._leaving is not None:
+            self._leaving.close()
+        if self.ring is not None and self.home is not None:
+            self.ring.rest()
+            for tensors, lots in zip(self.ring.tensors, self.home.lots, strict=True):
+                for tensor, lot in zip(tensors, lots, strict=True):
+                    tensor.data = self.home.read(lot).to(self.device)
+        self.ring = self.home = self.parking = self._leaving = None
+
+    def _begin(self, *_: Any) -> None:
+        """Before each forward pass of the network."""
+        if self.ring is not None:
+            self.ring.begin()
+        if self.parking is not None:
+            self.parking.begin()
+
+    def _wrap(self, block: nn.Module, place: int | None) -> None:
+        """Compute a block with its weights there, and again in the backward pass. ``place``: in the ring, if it has one."""
+        own: Callable[..., Any] = block.forward
+        signature = inspect.signature(own)
+
+        def forward(*words: Any, **named: Any) -> Any:
+            given = signature.bind(*words, **named)
+            given.apply_defaults()  # arguments by position: inputs are found by it
+            if not torch.is_grad_enabled():
+                with self._window(place, turns=False):
+                    return own(*given.args, **given.kwargs)
+            parked = self.parking.hooks(given.args) if self.parking is not None else nullcontext()
+            with parked:
+                out = checkpoint(
+                    own,
+                    *given.args,
+                    use_reentrant=False,
+                    context_fn=lambda: (self._window(place, turns=True), self._window_again(place)),
+                    **given.kwargs,
+                )
+            if self.parking is not None:
+                self.parking.returned(out)
+            return out
+
+        block.forward = forward
+        self._wrapped.append(block)
+
+    def _window(self, place: int | None, turns: bool) -> AbstractContextManager[None]:
+        return nullcontext() if place is None or self.ring is None else self.ring.forward(place, turns)
+
+    def _window_again(self, place: int | None) -> AbstractContextManager[None]:
+        return nullcontext() if place is None or self.ring is None else self.ring.backward(place)
+
+
+def stream_blocks(
+    net: nn.Module,
+    paths: Sequence[str],
+    device: torch.device,
+    settings: OffloadSettings,
+    resident: Collection[nn.Parameter] = (),
+    home: HostWeights | None = None,
+    echo: Callable[[str], None] = print,
+) -> Streams:
+    """Move a network to the device, but for the weights of so many of its blocks, which stay on the host and are streamed.
+
+    ``net`` lies on the CPU, mapped from its files at best, with what trains in it; ``paths`` are module paths of lists of
+    blocks. ``resident`` (an adapter's parameters) stay on the device, as does what stands in several places of the network.
+    Weights that train have gradients and updates on the host: see ``Streams.parameters``. ``home``: weights that another
+    network of this shape was streamed from, in place of this one's. ``echo`` is told what could not be done as it should.
+
+    Raises VideotuneError where the host has no room, or a block cannot be streamed.
+    """
+    blocks = [(f"{path}.{name}", block) for path in paths for name, block in net.get_submodule(path).named_children()]
+    chosen = spread(len(blocks), settings.fraction)
+    streams = Streams(net, device, chosen)
+    if settings.checkpointing == CPU_OFFLOADED:
+        streams.parking = ActivationOffload(device)
+    if chosen:
+        alone = _alone(net, resident)
+        named = [_streamable(*blocks[i], alone) for i in chosen]
+        if home is None:
+            home = HostWeights(named, device.type == "cuda", settings.piece, echo)
+            refuse_if_short(home.size, f"layer_offload_fraction: {len(chosen)} of {len(blocks)} blocks on the host")
+        _move_in(net, streams, home, named, settings)
+    streamed = {id(tensor) for tensors in streams.ring.tensors for tensor in tensors} if streams.ring else set()
+    for tensor in (*net.parameters(), *net.buffers()):
+        if id(tensor) not in streamed:
+            tensor.data = tensor.data.to(device)
+    places = {number: place for place, number in enumerate(chosen)}
+    for number, (_, block) in enumerate(blocks):
+        if number in places or settings.checkpointing != OFF:
+            streams._wrap(block, places.get(number))
+    streams._handle = net.register_forward_pre_hook(streams._begin)
+    return streams
+
+
+def spread(count: int, fraction: float) -> list[int]:
+    """Which of ``count`` blocks are streamed: this share of them, evenly among the others, and at least one where it is
+    not 0. Between two of them, resident ones give the link time."""
+    chosen = max(round(count * fraction), 1 if fraction and count else 0)
+    return [(2 * i + 1) * count // (2 * chosen) for i in range(chosen)]
+
+
+def _alone(net: nn.Module, resident: Collection[nn.Parameter]) -> set[int]:
+    """The tensors, by identity, that stand in one place of the network and may leave the device."""
+    kept = {id(parameter) for parameter in resident}
+    seen = Counter(
+        id(tensor)
+        for module in net.modules()
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    )
+    return {name for name, times in seen.items() if times == 1 and name not in kept}
+
+
+def _streamable(path: str, block: nn.Module, alone: Collection[int]) -> dict[str, Tensor]:
+    """A block's tensors that are streamed, by their names in the network."""
+    found = {}
+    for name, tensor in (*block.named_parameters(), *block.named_buffers()):
+        if id(tensor) in alone and dense(tensor):
+            if type(tensor) not in (nn.Parameter, Tensor):
+                raise VideotuneError(
+                    f"layer_offload_fraction: {path}.{name} is a {type(tensor).__name__}, whose bytes cannot be streamed: "
+                    "set it to 0"
+                )
+            found[f"{path}.{name}"] = tensor
+    if not found:
+        raise VideotuneError(f"layer_offload_fraction: {path} has no weights of its own to stream: set it to 0")
+    return found
+
+
+def _move_in(
+    net: nn.Module,
+    streams: Streams,
+    home: HostWeights,
+    named: Sequence[Mapping[str, Tensor]],
+    settings: OffloadSettings,
+) -> None:
+    """Give the weights their home, block by block, so that none is there twice; and the ring that they pass through."""
+    found = [[(lot.name, lot.shape) for lot in lots] for lots in home.lots]
+    assert found == [[(name, tuple(t.shape)) for name, t in block.items()] for block in named], "another network's home"
+    tensors = [list(block.values()) for block in named]
+    streams.home = home
+    streams.ring = DeviceBuffers(home, tensors, streams.device, settings.slots, settings.poison)
+    for place, lots in enumerate(home.lots):
+        if not home.filled(place):
+            for tensor, lot in zip(tensors[place], lots, strict=True):
+                home.take(lot, tensor)
+        streams.ring.unbind(place)
+    if home.parameters:
+        streams._leaving = leaving = GradientRelease(streams.device)
+        streams.ring.leaving = leaving
+        for block in named:
+            for name, tensor in block.items():
+                if name in home.parameters:
+                    assert isinstance(tensor, nn.Parameter)
+                    leaving.watch(tensor, home.parameters[name])

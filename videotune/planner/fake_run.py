@@ -1,0 +1,211 @@
+"""What a run would hold in memory: its own step, encoders and previews, run on tensors that have shapes and no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from videotune.cache.batches import Drawn, Prepared
+from videotune.cache.expert_schedule import ExpertSchedule
+from videotune.config.schema import Config
+from videotune.diffusion.objective import Objective
+from videotune.families.loading import without_weights
+from videotune.families.pipelines import in_tiles
+from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.planner.measure import PIECE, Ledger, Reading, fake_mode, to_fake
+from videotune.planner.shallow import Depths
+from videotune.train.components import DTYPES, make_objective
+from videotune.train.denoisers import attach, make_trainable
+from videotune.train.distributed import DistributedContext
+from videotune.train.experts import trained
+from videotune.train.optimizers import parts_of
+from videotune.train.step import Clock, StepSettings, Trainable, train_step
+from videotune.train.text_encoders import in_loop
+from videotune.types import Batch, ClipShape, Condition, Family
+
+PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "end"}
+"""What comes after each mark of a step's clock."""
+
+
+@dataclass
+class FakeResult:
+    """A network with a few of its blocks, fake, and what of it trains with its optimizer. ``warm``: a step was made."""
+
+    net: nn.Module
+    held: Mapping[str, nn.Parameter]
+    trainable: Trainable
+    warm: bool = False
+
+
+class FakeRun:
+    """A family whose parts are shapes. ``step`` gives the readings of a training step; the networks are kept between calls.
+
+    ``piece``: memory is counted in multiples of so many bytes, as CUDA hands it out.
+    """
+
+    def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
+        self.family, self.config, self.mode, self.piece = family, config, fake_mode(), piece
+        self.objective: Objective = make_objective(family.spec, config)  # with real tables
+        self.expert = family.spec.experts[0].name if len(family.spec.experts) > 1 else None
+        self._nets: dict[Depths, FakeResult] = {}
+
+    def whole(self) -> dict[str, list[int]]:
+        """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
+        with without_weights(lambda net: None):
+            net = self.family.denoiser(self.expert)
+        return {
+            path: [sum(p.nbytes for p in block.parameters()) for block in net.get_submodule(path).children()]
+            for path in self.family.spec.blocks
+        }
+
+    def shallow(self, depths: Depths) -> FakeResult:
+        """The network with so many blocks of each list, adapters in it."""
+        if depths not in self._nets:
+            with without_weights(lambda net: None):
+                net = self.family.denoiser(self.expert)
+            for path, count in depths:
+                above, _, last = path.rpartition(".")
+                whole = net.get_submodule(path)
+                setattr(net.get_submodule(above), last, nn.ModuleList(list(whole)[:count]))  # type: ignore[call-overload]
+            self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
+            held = dict(attach(net, self.family.spec, self.config))
+            new = to_fake(net, self.mode)
+            net.train()
+            for module in net.modules():  # LoHa and LoKr ask a random number whether they take part
+                if hasattr(module, "module_dropout"):
+                    module.eval()
+            held = {name: new[id(p)] for name, p in held.items()}
+            with self.mode:
+                self._nets[depths] = FakeResult(net, held, self.trainable(held))
+        return self._nets[depths]
+
+    def step(self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths) -> Reading:
+        """A training step with one micro-batch of ``samples`` of this shape, the optimizer's state already there."""
+        net = self.shallow(depths)
+        checkpoint_blocks(net.net, checkpointing)
+        ledger = Ledger(self.piece)
+        with self.mode:
+            prepared = self.prepared(shape, samples)
+            if not net.warm:
+                self._train(net, prepared, Ledger(self.piece))
+                net.warm = True
+            self._train(net, prepared, ledger)
+        return ledger.reading()
+
+    def _train(self, net: FakeResult, prepared: Prepared, ledger: Ledger) -> None:
+        assert prepared.batch is not None
+        trainable = net.trainable
+        trained = list(trainable.parameters.values())
+        own = {id(p) for p in [*trained, *net.held.values()]}
+        with ledger:
+            ledger.name((p for p in net.net.parameters() if id(p) not in own), "weights")
+            ledger.name(net.net.buffers(), "weights")
+            ledger.name([*trained, *net.held.values()], "trained")
+            ledger.name(trainable.ema.values.values() if trainable.ema else (), "ema")
+            states = [state for part in parts_of(trainable.optimizer) for state in part.state.values()]
+            ledger.name((x for state in states for x in _tensors(state)), "optimizer")
+            ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
+            hooks = [
+                p.register_post_accumulate_grad_hook(
+                    lambda p: ledger.name([p.grad] * (p.grad is not None), "gradients")
+                )
+                for p in {id(p): p for p in [*trained, *net.held.values()]}.values()
+            ]
+            settings = StepSettings(1, self.config.max_grad_norm, None)
+            clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(PHASES[phase]))
+            train_step(self.family, net.net, trainable, self.objective, prepared, settings, clock, DistributedContext())
+        for hook in hooks:
+            hook.remove()
+
+    def trainable(self, held: Mapping[str, nn.Parameter]) -> Trainable:
+        """The run's own, with AdamW: other optimizers' state is counted by what they keep a number."""
+        if not held:  # the new rows of a text encoder's table, which are next to nothing
+            held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
+        adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
+        dtype = next(name for name, dtype in DTYPES.items() if dtype == self.family.dtype)
+        planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
+        name = trained(self.family.spec, self.config)[0]
+        trainable = make_trainable(held, {}, self.family, planned, name, ExpertSchedule((name,)), 1)
+        return replace(trainable, text=None)  # text encoders are read apart
+
+    def prepared(self, shape: ClipShape, samples: int) -> Prepared:
+        """A batch of nothing in particular, of the right shapes."""
+        spec = self.family.spec
+        frames, rows, columns = spec.rules.latent_size(shape)
+        x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
+        none = torch.zeros(samples, 1, frames, 1, 1, dtype=torch.bool)
+        given = spec.given == "replace" and bool(self.config.first_frame_probability)
+        batch = Batch(
+            x0=x0,
+            given=none,
+            dropped=none,
+            weight=torch.ones(samples, 1, frames, 1, 1),
+            scale=torch.ones(samples),
+            anchored=none,
+            cond=self._condition(shape, samples),
+            captions=("",) * samples,
+            window_ids=("",) * samples,
+            fps=torch.full((samples,), shape.fps),
+            any_given=given,
+            any_anchored=False,
+        )
+        t, ids = torch.zeros(samples), ("",) * samples
+        return Prepared(1, Drawn(ids, ids, t), 0, batch, t, torch.zeros_like(x0))
+
+    def _condition(self, shape: ClipShape, samples: int) -> Condition:
+        """What the denoiser is told; where text is encoded in the step, gradients go into it."""
+        cond = self.family.condition([self.family.blank_states(shape)] * samples)
+        return replace(cond, text=cond.text.requires_grad_()) if in_loop(self.config) else cond
+
+    def read_text(self) -> tuple[Reading, list[list[int]]]:
+        """The text encoder over one caption of full length; and the bytes of its blocks, one after the other.
+
+        A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
+        its backward pass.
+        """
+        with self._part("text_encoder") as (net, ledger), torch.set_grad_enabled(in_loop(self.config)):
+            ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
+            embedded = net.get_input_embeddings()(ids).requires_grad_(in_loop(self.config))  # type: ignore[operator]
+            out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
+            if in_loop(self.config):
+                out.sum().backward()
+        blocks = []
+        for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:
+            lists = [list(module) for module in encoder.modules() if isinstance(module, nn.ModuleList)]
+            blocks.append([sum(p.nbytes for p in block.parameters()) for block in max(lists, key=len)])
+        return ledger.reading(), blocks
+
+    def encode(self, shape: ClipShape) -> Reading:
+        """The VAE over one clip of this shape."""
+        with self._part("vae") as (net, ledger):
+            net.encode(torch.zeros(1, 3, shape.frames, shape.height, shape.width))  # type: ignore[operator]
+        return ledger.reading()
+
+    def decode(self, shape: ClipShape, tiled: bool = False) -> Reading:
+        """The VAE that decodes one preview of this shape, whole or in tiles."""
+        frames, rows, columns = self.family.spec.rules.latent_size(shape)
+        with self._part("vae") as (net, ledger), in_tiles(net, tiled):
+            net.decode(torch.zeros(1, self.family.spec.latent_channels, frames, rows, columns))  # type: ignore[operator]
+        return ledger.reading()
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[tuple[nn.Module, Ledger]]:
+        with without_weights(lambda net: to_fake(net, self.mode)):
+            net = self.family.part(name)
+        ledger = Ledger(self.piece)
+        with self.mode, torch.no_grad(), ledger:
+            ledger.name(net.parameters(), "weights")
+            ledger.name(net.buffers(), "weights")
+            ledger.phase(name)
+            yield net, ledger
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(dict(values)) if isinstance(leaf, Tensor)]

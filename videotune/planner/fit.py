@@ -1,0 +1,368 @@
+"""Whether a run fits a card and how long it takes: the settings that are left open are chosen, what cannot be is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from videotune.config.numbers import cannot_wait
+from videotune.config.resolve import Resolved
+from videotune.config.schema import Config
+from videotune.console import echo, size
+from videotune.errors import DoesNotFit
+from videotune.memory.checkpointing import OFF, ON
+from videotune.memory.quantization import bytes_a_number
+from videotune.memory.weight_streaming import spread
+from videotune.planner.cards import USUAL, Card
+from videotune.planner.cards import card as card_of
+from videotune.planner.measure import Parts
+from videotune.planner.memory import (
+    Choice,
+    Fixed,
+    Need,
+    StepSpec,
+    fastest,
+    lighter,
+    need,
+    others,
+    room,
+    seconds,
+    shared_out,
+    smallest,
+)
+from videotune.planner.memory_plan import known_facts, step_spec, tiled_too
+from videotune.train.components import dtype_name, dtype_of, weights_of
+from videotune.train.run_spec import Job
+from videotune.train.text_encoders import in_loop
+from videotune.validation.overhead import beside, share_of_all
+
+if TYPE_CHECKING:
+    import torch
+
+OPEN = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
+"""The keys that are chosen where the person leaves them open."""
+
+PROGRAM = 3 << 30
+"""Bytes on the host of Python, torch and the libraries of a card."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was chosen, what it needs, and whether the card has it (None: no card is named).
+
+    ``phases``: for each time of the run in which way it is done, and its parts.
+    """
+
+    choice: Choice
+    fraction: float
+    training: Need
+    phases: Mapping[str, tuple[str, Parts]]
+    vram: int | None
+    card: Card | None
+    fits: bool | None
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> str:
+        """The time of the run that needs most."""
+        return max(self.phases, key=lambda name: room(self.phases[name][1]))
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The settings by their keys."""
+        values = (self.choice.micro_batch, self.choice.checkpointing, round(self.fraction, 4))
+        return dict(zip(OPEN, values, strict=True))
+
+
+def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card | None]:
+    """(bytes of a card's memory, the card), as the person says or as this machine has it; None: no card."""
+    import torch
+
+    card = None if name is None else card_of(name)
+    if vram is not None:
+        return int(vram * 1e9), card
+    if card is not None:
+        return card.vram, card
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory, card
+    return None, None
+
+
+def planned_dtype(config: Config, on_card: bool) -> str:
+    """The dtype of the plan: of a card BFLOAT_16 unless the config says otherwise, whatever this machine has."""
+    return config.train_dtype or ("BFLOAT_16" if on_card else dtype_name(config))
+
+
+def forced(config: Config, batch: int) -> Fixed:
+    """What keys beside those of memory leave no choice of; ``batch``: samples of a pass that is not split."""
+    whole = batch if config.optimizer.step_in_backward else None  # gradients that are used at once cannot be summed
+    stays = config.sharding == "FULL"
+    return Fixed(micro_batch=whole, streamed=0 if stays or cannot_wait(config) else None, waits=not stays)
+
+
+def fixed(config: Config, blocks: int, batch: int) -> Fixed:
+    """What the person has decided of memory, by its own keys or by others; ``batch`` as in ``forced``."""
+    leaves, fraction = forced(config, batch), config.layer_offload_fraction
+    streamed = leaves.streamed if fraction is None else len(spread(blocks, fraction))
+    own = config.gradient_checkpointing
+    return Fixed(leaves.micro_batch or config.micro_batch_size, own, streamed, leaves.waits)
+
+
+def own_facts(job: Job, facts: StepSpec) -> StepSpec:
+    """What this process holds of a step: of several that share the weights out its part."""
+    if job.config.sharding != "FULL" or job.processes == 1:
+        return facts
+    return shared_out(facts, job.processes, job.config.training_method == "FINE_TUNE" and job.config.transformer.train)
+
+
+def pass_samples(job: Job) -> list[int]:
+    """Of each bucket the samples that one forward pass takes where it is not split further."""
+    return [-(-batch // (job.config.gradient_accumulation_steps * job.processes)) for batch in job.schedule.batches]
+
+
+def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None = None) -> Fit:
+    """Choose what is left open so that the run fits into ``vram`` bytes and is fastest.
+
+    Without a limit: what a training on this machine's processor takes, and nothing on the host. ``host``: bytes of host
+    memory that are free (None: not known, as of another machine).
+    """
+    facts, config = own_facts(job, step_spec(job, dtype)), job.config
+    batch = max(pass_samples(job))
+    own = fixed(config, len(facts.blocks), batch)
+    if vram is None:
+        checkpointing = own.checkpointing or str(on_host(job)["gradient_checkpointing"])
+        own = Fixed(own.micro_batch or batch, checkpointing, own.streamed or 0, own.waits)
+    found = fastest(facts, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
+    choice, training = found or smallest(facts, batch, own)
+    away = others(facts, training, vram)
+    if vram is not None and "preview" in away and room(away["preview"][1]) > vram:
+        away = others(own_facts(job, tiled_too(job, dtype, step_spec(job, dtype))), training, vram)
+    phases: dict[str, tuple[str, Parts]] = {"training": ("as it is", training.device[training.worst]), **away}
+    fits = None if vram is None else found is not None and all(room(parts) <= vram for _, parts in phases.values())
+    given = config.layer_offload_fraction
+    fraction = given if given is not None else choice.streamed / max(1, len(facts.blocks))
+    result = Fit(choice, fraction, training, phases, vram, card, fits)
+    if fits is not False:
+        return result
+    return replace(result, remedies=(*remedies(result, facts, config, batch), *rounding(result, job, dtype)))
+
+
+def remedies(tried: Fit, facts: StepSpec, config: Config, batch: int) -> tuple[str, ...]:
+    """What would make it fit, in the order of what it costs."""
+    vram, said = tried.vram or 0, []
+    short = {name for name, (_, parts) in tried.phases.items() if room(parts) > vram}
+    if "training" in short:
+        choice, least = smallest(facts, batch, forced(config, batch))
+        words = (
+            f"micro_batch_size={choice.micro_batch} gradient_checkpointing={choice.checkpointing} "
+            f"layer_offload_fraction={choice.streamed / max(1, len(facts.blocks)):.2f}"
+        )
+        if least.needed <= vram:
+            said.append(f"left open, the settings that need least ({words}) would fit: {size(least.needed)}")
+        else:
+            said.append(
+                f"the settings that need least ({words}) need {size(least.needed)}: take a larger card, fewer frames "
+                "(video_config.frames) or a lower resolution"
+            )
+            if config.text_encoder.train:
+                said.append("text_encoder.train=false leaves the text encoder as it is, outside of the step")
+            if config.training_method == "FINE_TUNE":
+                said.append("training_method=LORA trains a small part of the weights, with a small optimizer")
+    if not short:  # the card would have room, and the host has not
+        there = sum(tried.training.host.values())
+        said.append(f"the host has too little memory for what would wait there ({size(there)})")
+    if "encoding clips" in short:
+        said.append("the autoencoder over the dearest clips: fewer frames (video_config.frames) or a lower resolution")
+    if "preview" in short:
+        said.append("previews: sample.frames and sample.resolution make them smaller, sample_after=0 draws none")
+    if "encoding text" in short:
+        said.append("the text encoder: fill the cache on a larger card first (videotune cache)")
+    return tuple(said)
+
+
+def rounding(tried: Fit, job: Job, dtype: str) -> list[str]:
+    """What rounding frozen weights would save, where they stand in the way. It is never chosen: it changes the base."""
+    kept, vram, said = weights_of(job.config, dtype), tried.vram or 0, []
+    short = {name for name, (_, parts) in tried.phases.items() if room(parts) > vram}
+    full, width = job.config.training_method == "FINE_TUNE", dtype_of(dtype).itemsize
+    if kept.transformer is None and not full and short & {"training", "preview"}:
+        numbers = block_numbers(job)
+        less = [f"{size(round(numbers * (width - bytes_a_number(kind))))}" for kind in ("FLOAT_8", "NFLOAT_4")]
+        said.append(
+            "weight_dtype=FLOAT_8 rounds frozen weights, which is another base (docs/memory.md): the denoiser's take "
+            f"{less[0]} less, {less[1]} less in NFLOAT_4"
+        )
+    if (
+        kept.text_encoder is None
+        and not job.config.text_encoder.train
+        and (in_loop(job.config) or "encoding text" in short)
+    ):
+        said.append("text_encoder.weight_dtype=FLOAT_8 takes half of the text encoder's memory, NFLOAT_4 a quarter")
+    return said
+
+
+def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
+    """``plan.json``'s part of it."""
+    import psutil
+
+    facts, config = step_spec(job, dtype), job.config
+    _, worst = result.phases[result.worst]
+    host = {"program": PROGRAM, **result.training.host}
+    took = None
+    if result.card is not None and result.card.timed:
+        accumulated = config.gradient_accumulation_steps
+        each = [
+            accumulated
+            * seconds(result.training, own, min(result.choice.micro_batch, own), result.card, lighter(facts, n))
+            for n, own in zip(map(job.spec.tokens, job.shapes), pass_samples(job), strict=True)
+        ]
+        took = sum(time * share for time, share in zip(each, job.shares, strict=True))
+    return {
+        "fits": result.fits,
+        "hours": None if took is None else round(took * job.steps / 3600, 3),
+        "hours_beside": None if took is None else round(took * job.steps / 3600 * share_of_all(beside(job)), 3),
+        "seconds_a_step": None if took is None else round(took, 4),
+        "device": {
+            "card": result.card.name if result.card else None,
+            "vram_bytes": result.vram,
+            "need_bytes": room(worst),
+            "allocated_bytes": sum(worst.values()),
+            "phase": result.worst,
+            "parts": {name: count for name, count in worst.items() if count},
+            "phases": {
+                name: {"way": way, "need_bytes": room(parts), "allocated_bytes": sum(parts.values())}
+                for name, (way, parts) in result.phases.items()
+            },
+        },
+        "host": {"total_bytes": psutil.virtual_memory().total, "need_bytes": sum(host.values()), "parts": host},
+        "chosen": result.chosen,
+        "micro_batch": result.choice.micro_batch,
+        "remedies": list(result.remedies),
+    }
+
+
+# ---- before a training
+
+
+def fit_settings(job: Job) -> Job:
+    """The job with nothing of memory left open: chosen for this machine's card, or for a CPU by a bound.
+
+    Raises DoesNotFit, with remedies, where nothing fits the card.
+    """
+    import psutil
+    import torch
+
+    if job.base is None or all(getattr(job.config, key) is not None for key in OPEN):
+        return job
+    if not torch.cuda.is_available():
+        return decided(job, on_host(job))
+    vram, card = asked_card(None, None)
+    if small_enough(job, vram or 0):
+        return decided(job, plainest(job, OFF))
+    result = fit(job, dtype_name(job.config), vram, card, psutil.virtual_memory().available)
+    if result.fits is False:
+        lines = "".join(f"\n  {line}" for line in result.remedies)
+        raise DoesNotFit(
+            f"this run needs {size(room(result.phases[result.worst][1]))} for {result.worst}, and the card has "
+            f"{size(vram or 0)}:{lines}"
+        )
+    echo("memory: " + ", ".join(f"{key}={value}" for key, value in result.chosen.items()))
+    return decided(job, result.chosen)
+
+
+def planned_bytes(job: Job, dtype: str) -> int | None:
+    """Bytes that a plan says a step allocates at the most; None where no plan was made."""
+    facts, config = known_facts(job, dtype), job.config
+    if facts is None or config.micro_batch_size is None or config.gradient_checkpointing is None:
+        return None
+    facts = own_facts(job, facts)
+    streamed = len(spread(len(facts.blocks), config.layer_offload_fraction or 0.0))
+    batch = min(config.micro_batch_size, config.batch_size)
+    return need(facts, Choice(batch, config.gradient_checkpointing, streamed)).allocated
+
+
+def peak(job: Job, device: torch.device) -> dict[str, int | None] | None:
+    """What a CUDA device has held at the most, beside what was planned; None of another device."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+        "planned_bytes": planned_bytes(job, dtype_name(job.config)),
+    }
+
+
+def reopened(job: Job) -> Job:
+    """The job with what a plan has chosen open again; what the person named stays."""
+    new = dict.fromkeys(key for key in OPEN if job.resolved.origins.get(key) == "plan")
+    return replace(job, resolved=Resolved(job.config.model_copy(update=new), job.resolved.origins))
+
+
+def decided(job: Job, chosen: Mapping[str, Any]) -> Job:
+    """The job with these values where the config left the keys open."""
+    config = job.config
+    new = {key: value for key, value in chosen.items() if getattr(config, key) is None}
+    origins = {**job.resolved.origins, **dict.fromkeys(new, "plan")}
+    return replace(job, resolved=Resolved(config.model_copy(update=new), origins))
+
+
+def plainest(job: Job, checkpointing: str) -> dict[str, Any]:
+    """One pass for the batch, all weights on the device."""
+    return dict(zip(OPEN, (job.config.batch_size, checkpointing, 0.0), strict=True))
+
+
+def on_host(job: Job) -> dict[str, Any]:
+    """On a CPU: nothing is streamed, and activations are kept where the host has room for them twice over."""
+    import psutil
+
+    roomy = 2 * activations_at_most(job, 4) <= psutil.virtual_memory().available
+    return plainest(job, OFF if roomy else ON)
+
+
+def small_enough(job: Job, vram: int) -> bool:
+    """Whether a bound shows, without reading a step, that all fits with room to spare; it knows nothing of text encoders."""
+    if in_loop(job.config):
+        return False
+    numbers = network_numbers(job)
+    trained = 24 if job.config.training_method == "FINE_TUNE" else 4
+    return 2 * (trained * numbers[0] + activations_at_most(job, 4)) <= vram // 2
+
+
+def network_numbers(job: Job) -> tuple[int, int]:
+    """(parameters of the denoiser, numbers that go into and out of its linear layers for one token)."""
+    import torch
+    from torch import nn
+
+    from videotune.families.find import find
+
+    assert job.base is not None
+    net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
+    linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
+    return sum(p.numel() for p in net.parameters()), sum(one.in_features + one.out_features for one in linear)
+
+
+def block_numbers(job: Job) -> int:
+    """Numbers in the weights of the linear layers of the denoiser's blocks: what can be rounded."""
+    import torch
+    from torch import nn
+
+    from videotune.families.find import find
+
+    assert job.base is not None
+    net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
+    blocks = [net.get_submodule(path) for path in job.spec.blocks]
+    linear = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
+    return sum(one.in_features * one.out_features for one in linear)
+
+
+def activations_at_most(job: Job, bytes_a_number: int) -> int:
+    """A bound of what a step keeps without computing anything again: three times what its linear layers read and write.
+
+    The 14 billion parameters of Wan keep 1.2 times that.
+    """
+    tokens = max(job.spec.tokens(shape) * batch for shape, batch in zip(job.shapes, job.schedule.batches, strict=True))
+    tokens += job.spec.text_tokens * max(job.schedule.batches)
+    return 3 * bytes_a_number * tokens * network_numbers(job)[1]

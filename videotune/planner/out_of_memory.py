@@ -1,0 +1,99 @@
+"""What to do where a step does not fit into memory, in words, the cheapest first."""
+
+from __future__ import annotations
+
+from videotune.config.numbers import cannot_wait
+from videotune.config.schema import Config
+from videotune.config.words import ROUNDED
+from videotune.errors import DoesNotFit
+from videotune.train.saving import rescue_message, save_what_is_good
+from videotune.train.step import OutOfMemory
+from videotune.train.trainer import Trainer
+
+
+class DeviceFull(DoesNotFit):
+    """A step that had no room. ``remedy``: settings with which the run is to go on (empty: it ends)."""
+
+    def __init__(self, text: str, remedy: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.remedy = remedy
+
+
+def retry_settings(trainer: Trainer) -> tuple[str, ...]:
+    """The settings of another try, where the config allows one."""
+    config = trainer.job.config
+    if config.out_of_memory == "stop" or trainer.dist.size > 1:
+        return ()
+    return tuple(setting for setting, _ in unchanging(config, next(trainer.net.parameters()).is_cuda)[:1])
+
+
+def device_full_message(trainer: Trainer, error: OutOfMemory) -> str:
+    """The bucket that did not fit, its tokens, and remedies; the state before the step is saved where it is whole."""
+    windows = {window.id: window for window in trainer.job.library.windows}
+    shape = windows[error.window_ids[0]].shape
+    tokens, samples = trainer.job.spec.tokens(shape), len(error.window_ids)
+    if error.intact and trainer.dist.size == 1:
+        kept = save_what_is_good(trainer, error.step - 1)
+    else:
+        kept = rescue_message(trainer.run)
+    text = f"out of memory in step {error.step}: bucket {shape}"
+    trainer.journal.event("warning", step=error.step - 1, text=text)  # so that a resume does not cut it off
+    lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config, next(trainer.net.parameters()).is_cuda))
+    return (
+        f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each. {kept}\n"
+        f"What would help, the first ones without changing what is learnt:{lines}"
+    )
+
+
+def unchanging(config: Config, gpu: bool) -> list[tuple[str, str]]:
+    """(setting, what it does) of what a resume may be told so that a step needs less memory and is the same."""
+    found = []
+    most = min(config.batch_size, config.micro_batch_size or config.batch_size)
+    if most > 1 and not config.optimizer.step_in_backward:
+        what = f"the same steps, one sample at a time, about 1/{most} of the activations"
+        found.append(("micro_batch_size=1", what))
+    if config.gradient_checkpointing == "OFF":
+        what = "blocks are computed twice, activations of one block at a time"
+        found.append(("gradient_checkpointing=ON", what))
+    elif config.gradient_checkpointing == "ON" and gpu and config.sharding == "OFF":
+        found.append(("gradient_checkpointing=CPU_OFFLOADED", "the inputs of blocks wait in host memory"))
+    fraction = config.layer_offload_fraction or 0.0
+    if fraction < 1 and gpu and config.sharding == "OFF" and not cannot_wait(config):
+        share = min(1.0, fraction + 0.5)
+        what = "the weights of that share of the blocks wait in host memory"
+        found.append((f"layer_offload_fraction={share:g}", what))
+    return found
+
+
+def gone(config: Config) -> bool:
+    """Whether frozen weights of blocks take no room that rounding would give back: they wait on the host, or are rounded."""
+    kept = config.weight_dtype if config.transformer.weight_dtype == "auto" else config.transformer.weight_dtype
+    return kept in ROUNDED or (config.layer_offload_fraction or 0.0) == 1
+
+
+def remedies(config: Config, gpu: bool = True) -> list[str]:
+    """Settings that need less memory; those that a resume takes come first.
+
+    ``gpu``: the device's memory was short, so what waits on the host helps.
+    """
+    lines = [f"--resume --set {setting}: {what}" for setting, what in unchanging(config, gpu)]
+    if config.ema.decay is not None and config.ema.device == "device":
+        lines.append("--resume --set ema.device=host: the average waits in host memory")
+    if config.optimizer.name == "ADAMW":
+        lines.append("a new run with optimizer=ADAMW_8BIT: a quarter of the optimizer's memory")
+    if config.training_method == "FINE_TUNE" and config.gradient_accumulation_steps == 1:
+        if not config.optimizer.step_in_backward and config.optimizer.name != "PRODIGY":
+            lines.append(
+                "--resume --override --set optimizer.step_in_backward=true: gradients go as they come; each tensor is then "
+                "clipped by itself"
+            )
+        if config.optimizer.masters == "FLOAT_32" and config.train_dtype == "BFLOAT_16":
+            lines.append("a new run with optimizer.masters=STOCHASTIC_ROUNDING: no float32 copies of the weights")
+    if config.training_method != "FINE_TUNE" and not gone(config):
+        what = "frozen weights in a half of bfloat16's memory, or a quarter (NFLOAT_4); another base"
+        lines.append(f"a new run with weight_dtype=FLOAT_8: {what}")
+    lines.append("a new run with a smaller resolution: activations fall with its square")
+    lines.append("a new run with fewer video_config.frames: activations fall with them")
+    if config.training_method == "LORA" and config.lora.rank > 8:
+        lines.append("a new run with a smaller lora.rank: adapter, gradients and moments fall with it")
+    return lines

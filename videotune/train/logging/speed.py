@@ -1,0 +1,86 @@
+"""Speed: how long the rest takes, by the seconds of each bucket's steps and of what is done between steps; and whether the
+steps wait for data."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RECENT = 20
+"""So many of the latest steps, of each bucket, say how fast it is."""
+
+WAITING = 0.2
+"""Share of the steps' time above which they are said to wait for data; below it, it is not what costs."""
+
+
+LOOKS = ("ruler", "sample", "probe", "save")
+"""What is done between two steps, by the kind of its line in the journal: readings, previews, probes, checkpoints."""
+
+
+class Throughput:
+    """The seconds of the latest steps: of each bucket for the time left, of all of them for what is waited for.
+
+    ``looks``: those of the latest reading, preview, probe and save, by the journal's kind.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, deque[float]] = {}
+        self._phases: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self._first = True
+        self.looks: dict[str, float] = {}
+
+    def tell(self, bucket: int, seconds: Mapping[str, float]) -> None:
+        """A step of a bucket took so many seconds, by phase. A process's first one warms everything up and counts alone."""
+        whole = sum(seconds.values())
+        if self._first:
+            self._steps[bucket] = deque([whole], maxlen=1)
+            self._first = False
+            return
+        kept = self._steps.get(bucket)
+        if kept is None or kept.maxlen == 1:
+            kept = self._steps[bucket] = deque(maxlen=RECENT)
+        kept.append(whole)
+        self._phases.append((seconds.get("data", 0.0), whole))
+
+    def follow(self, line: Mapping[str, Any]) -> None:
+        """Take in a line of the journal: what a look between two steps took."""
+        if line["kind"] in LOOKS and line.get("seconds") is not None:
+            self.looks[line["kind"]] = float(line["seconds"])
+
+    @property
+    def by_bucket(self) -> dict[int, float]:
+        """The mean seconds of the latest steps of each bucket that was met."""
+        return {bucket: sum(kept) / len(kept) for bucket, kept in self._steps.items()}
+
+    @property
+    def seconds_a_step(self) -> float:
+        """The mean of the latest steps; 0 before the first."""
+        kept = [whole for _, whole in self._phases] or [whole for each in self._steps.values() for whole in each]
+        return sum(kept) / len(kept) if kept else 0.0
+
+    def waiting(self) -> float | None:
+        """The share of the latest steps' time that went into waiting for data, where it is too much."""
+        return share_of_waiting(self._phases)
+
+
+def time_left(seconds: Mapping[int, float], left: Mapping[int, int], sizes: Sequence[float]) -> float | None:
+    """Seconds that the rest of the steps takes: of each bucket its steps times its seconds. None: nothing is known yet.
+
+    A bucket without a step so far is taken to be as dear, for its size, as the others; ``sizes``: tokens of a step.
+    """
+    if not seconds:
+        return None
+    rate = sum(seconds.values()) / sum(sizes[bucket] for bucket in seconds)
+    return sum(count * seconds.get(bucket, rate * sizes[bucket]) for bucket, count in left.items())
+
+
+def share_of_waiting(steps: Sequence[tuple[float, float]]) -> float | None:
+    """Of (seconds of waiting, seconds in all) of the latest steps the share of waiting; None where it is small, or where
+    the steps are too few to say.
+    """
+    whole = sum(each for _, each in steps)
+    if len(steps) < RECENT or not whole:
+        return None
+    share = sum(waited for waited, _ in steps) / whole
+    return share if share > WAITING else None

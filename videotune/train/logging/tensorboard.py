@@ -1,0 +1,148 @@
+"""TensorBoard: what the journal says, once more as event files, for those who watch many runs there.
+
+The journal stays what counts: the board follows it line by line and is read by nothing here. A resumed run writes a further
+file whose start tells TensorBoard to drop what came after the step that it goes on from.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from videotune.errors import VideotuneError
+from videotune.files import append_whole
+
+FOLDER = "tensorboard"
+
+
+def refuse_missing() -> None:
+    """Raise VideotuneError where TensorBoard's package is not installed."""
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError as error:
+        raise VideotuneError(
+            'tensorboard: its package is not installed: pip install "videotune[tensorboard]", or set tensorboard=false'
+        ) from error
+
+
+class TensorBoardWriter:
+    """An event file in the run's folder ``tensorboard``; ``tell`` takes each line of the journal.
+
+    What cannot be written, on a full disk, never ends a run: it is missing there, and ``on_error`` is told once.
+    TensorBoard's own writer has a thread, whose errors come later and end it; its records are written here at once.
+    """
+
+    def __init__(self, run: Path, first: int, on_error: Callable[[str], None]) -> None:
+        """``first``: the first step to come; what earlier files say of it and of later ones is dropped by TensorBoard."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        self._run, self._on_error, self._told = run, on_error, False
+        self._file: FileIO | None = None
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._add(Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START)))
+
+    def _add(self, event: Any) -> None:
+        """Append an event; the first that cannot be is told."""
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        try:
+            self._file = self._file or opened(self._run / FOLDER)
+            append_whole(self._file, record.getvalue())
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self._on_error(f"the curves for TensorBoard have a gap, the journal has none: {error}")
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """A line of the journal; kinds that TensorBoard has no place for are left out."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
+        if line["kind"] == "verdict":
+            values.append(text_value("verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"))
+        if line["kind"] == "sample":
+            values.append(gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"]))
+        if values:
+            when = float(line.get("time", time.time()))
+            self._add(Event(wall_time=when, step=int(line["step"]), summary=Summary(value=values)))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def opened(folder: Path) -> FileIO:
+    """A new event file under a name that TensorBoard looks for; it reads them in the order of their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    who = f"{socket.gethostname()}.{os.getpid()}.{len(list(folder.iterdir()))}"
+    return (folder / f"events.out.tfevents.{int(time.time()):010d}.{who}").open("xb", buffering=0)
+
+
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a journal's line by their tags; what was not finite is left out, as a gap in the curve."""
+    found: dict[str, float | None] = {}
+    match line["kind"]:
+        case "step":
+            found = {"train/loss": line["loss"], "train/mse": line["mse"], "train/grad_norm": line["grad_norm"]}
+            bands = enumerate(line["by_t"])
+            found |= {f"mse_by_t/{i / 9:.2f}-{(i + 1) / 9:.2f}": value for i, value in bands}
+            found |= {f"lr/{group}": value for group, value in line["lr"].items()}
+            found |= {f"seconds/{phase}": value for phase, value in line["seconds"].items()}
+        case "ruler":
+            for name, parts in (("ruler", line), ("ruler_live", line.get("live") or {})):
+                for part in ("held_out", "train"):
+                    if parts.get(part):
+                        found[f"{name}/{part}"] = parts[part]["normalised"]
+                        found[f"{name}/{part}_mean"] = parts[part]["mean"]
+                        experts = parts[part].get("experts") or {}
+                        found |= {f"{name}/{part}_{expert}": value for expert, value in experts.items()}
+        case "views":
+            found = {f"views/{key}_window": line["per_window"][key] for key in ("min", "mean", "max")}
+        case "probe" if "samples" in line:
+            found = {"probe/replication": line["replication"]["mean"], "probe/copies": line["replication"]["copies"]}
+            found |= {"probe/diversity": line["diversity"]["value"]}
+            found |= {f"probe/{key}": measure["value"] for key, measure in line["motion"].items()}
+        case "save" | "sample":
+            found = {f"seconds/{line['kind']}": line["seconds"]}
+    return {tag: float(value) for tag, value in found.items() if value is not None and abs(value) < float("inf")}
+
+
+def text_value(tag: str, words: str) -> Any:
+    """Words in markdown as TensorBoard's text page shows them."""
+    from tensorboard.plugins.text.summary_v2 import text_pb
+
+    return text_pb(tag, words).value[0]
+
+
+def gif_value(tag: str, path: Path) -> Any:
+    """A video file as an animated GIF, which TensorBoard's image page plays."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    frames, seconds = film(path)
+    content = io.BytesIO()
+    frames[0].save(
+        content, "GIF", save_all=True, append_images=frames[1:], duration=max(20, round(1000 * seconds)), loop=0
+    )
+    width, height = frames[0].size
+    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content.getvalue())
+    return Summary.Value(tag=tag, image=image)
+
+
+def film(path: Path) -> tuple[list[Any], float]:
+    """A video's frames as pictures, and the seconds from one to the next."""
+    import av
+
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        rate = float(stream.average_rate or 16)
+        return [frame.to_image() for frame in container.decode(stream)], 1 / rate

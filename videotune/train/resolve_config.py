@@ -1,0 +1,151 @@
+"""The words of the command line, settled into a config and the base model that it names.
+
+Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from videotune.config.load import merge, parse_sets, read_config, read_preset, shortened
+from videotune.config.resolve import Resolved, resolve
+from videotune.errors import VideotuneError
+from videotune.families.find import part_files, place, spec_for
+from videotune.families.parts import said
+from videotune.families.published import NotHere, published
+from videotune.types import BasePlace, FamilySpec
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a command was told: --preset, --config, --family, --data, each --set, and --base."""
+
+    preset: str | None = None
+    config: Path | None = None
+    family: str | None = None
+    data: str | None = None
+    sets: tuple[str, ...] = ()
+    base: str | None = None
+
+
+def without_captions_too(words: Overrides, allow_skips: str | None) -> Overrides:
+    """The words for ``--allow-skips``: clips without a caption are skipped like others, unless missing_caption is set."""
+    if allow_skips is None or "missing_caption" in layers(words)[0]:
+        return words
+    return replace(words, sets=(*words.sets, "missing_caption=skip"))
+
+
+def layers(words: Overrides) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the person's own keys, the preset's)."""
+    user = read_config(words.config) if words.config else {}
+    if words.family:
+        user = merge(user, {"family": words.family})
+    if words.base:
+        user = merge(user, {"base_model_name": words.base})
+    if words.data and "datasets" in user:
+        raise VideotuneError(f"both --data and the datasets of {words.config}: which clips? Leave one out.")
+    if words.data:
+        user = merge(user, {"datasets": [{"path": words.data}]})
+    preset = read_preset(words.preset) if words.preset else {}
+    return anchored(with_sets(user, parse_sets(words.sets))), anchored(preset)
+
+
+def with_sets(user: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
+    """The keys with those of ``--set`` on top.
+
+    ``datasets.KEY`` sets a key of the only dataset, ``datasets.N.KEY`` one of the N-th, counted from 0.
+    Raises VideotuneError where it is not clear which dataset is meant.
+    """
+    rows, changes = user.get("datasets"), sets.get("datasets")
+    if not isinstance(changes, dict):
+        return merge(user, sets)
+    rows = list(rows) if isinstance(rows, list) else []
+    numbered = all(isinstance(one, dict) for one in changes.values()) and all(name.isdecimal() for name in changes)
+    if not numbered and len(rows) != 1:
+        count = f"there are {len(rows)} datasets: name one, such as datasets.0" if rows else "name the clips by --data"
+        raise VideotuneError(f"--set datasets.{next(iter(changes))}: {count}")
+    for name, inner in changes.items() if numbered else [("0", changes)]:
+        if int(name) >= len(rows):
+            raise VideotuneError(f"--set datasets.{name}: there are {len(rows)} datasets, counted from 0")
+        rows[int(name)] = merge(rows[int(name)], inner)
+    return merge(user, {**sets, "datasets": rows})
+
+
+def anchored(layer: dict[str, Any]) -> dict[str, Any]:
+    """The same keys with local paths made absolute, so that a run can be resumed from any folder."""
+    out = dict(layer)
+    if isinstance(out.get("datasets"), list):
+        out["datasets"] = [
+            {**row, "path": local_or_id(row["path"])}
+            if isinstance(row, dict) and isinstance(row.get("path"), str)
+            else row
+            for row in out["datasets"]
+        ]
+    for name in ("base_model_name", "cache_dir", "init_from", "output_model_destination"):
+        value = out.get(name)
+        if isinstance(value, str) and (name != "base_model_name" or expand_user(value).is_dir()):
+            out[name] = absolute(value)
+    transformer = out.get("transformer")
+    if isinstance(transformer, dict) and (file := transformer.get("file")):
+        many = [absolute(one) if isinstance(one, str) else one for one in (file if isinstance(file, list) else [file])]
+        out["transformer"] = {**transformer, "file": many if isinstance(file, list) else many[0]}
+    probe = out.get("probe")
+    if isinstance(probe, dict) and isinstance(probe.get("encoder"), str) and expand_user(probe["encoder"]).is_dir():
+        out["probe"] = {**probe, "encoder": absolute(probe["encoder"])}
+    return out
+
+
+def local_or_id(path: str) -> str:
+    """A dataset's path made absolute; a Hub dataset's id, where nothing of that name is here, as it is."""
+    is_id = re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path) and not expand_user(path).exists()
+    return path if is_id else absolute(path)
+
+
+def absolute(path: str) -> str:
+    """A path as it is from anywhere."""
+    return str(expand_user(path).absolute())
+
+
+def expand_user(path: str) -> Path:
+    """A path with ~ written out; VideotuneError where it names a user that there is not."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise VideotuneError(f"{path}: {error}") from error
+
+
+def _base(name: str, planning: bool) -> BasePlace:
+    try:
+        return place(name, weights=False)
+    except NotHere:
+        folder = published(name) if planning else None
+        if folder is None:
+            raise
+        said(f"note: {name} is not here, and the Hub is not reached: its configs that come with videotune are used")
+        return BasePlace(name, folder)
+
+
+def resolve_config(words: Overrides, *, planning: bool = False) -> tuple[Resolved, FamilySpec, BasePlace | None]:
+    """Config layers and the base model they name.
+
+    ``planning``: no weights will be read, so of a base model that is not here the configs that come with videotune will do.
+    Raises VideotuneError where neither a family nor a base model is given.
+    """
+    user, preset = layers(words)
+    named = merge(preset, user)
+    for key in ("base_model_name", "family"):
+        if not isinstance(named.get(key), str | None):
+            raise VideotuneError(f"{key}: takes text, not {shortened(repr(named[key]))}")
+    base = _base(named["base_model_name"], planning) if named.get("base_model_name") else None
+    family = named.get("family")
+    if base is None and family is None:
+        raise VideotuneError(
+            "which model? Give --preset NAME (see `videotune presets list`), --config FILE, or --set base_model_name=…"
+        )
+    spec = spec_for(family, base)
+    resolved = resolve(user, preset, spec)
+    part_files(resolved.config.transformer.file, spec)  # a file that is not there is said before anything is read
+    return resolved, spec, base

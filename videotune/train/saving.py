@@ -1,0 +1,229 @@
+"""Saving: when, what stays, and what happens where the disk has no room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from videotune.console import echo, size, warn
+from videotune.errors import DoesNotFit, VideotuneError
+from videotune.files import is_disk_full
+from videotune.train.checkpoint import (
+    Checkpoint,
+    complete_checkpoints,
+    listed,
+    remove,
+    save_checkpoint,
+    superfluous,
+    sweep,
+)
+from videotune.train.components import lora_settings
+from videotune.train.optimizers import optimizer_state, without_state
+from videotune.train.run_dir import look
+from videotune.train.sharded_checkpoint import save_shards
+from videotune.train.trainer import Trainer
+from videotune.validation.best import best_step
+from videotune.validation.verdict import write_exposure
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+T = TypeVar("T")
+
+TRY_AGAIN = 5.0
+"""Seconds between two looks at a full disk."""
+
+SPARE = 4 << 20
+"""Bytes that must stay free beside a checkpoint: the journal, the heartbeat and the marker."""
+
+
+def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
+    """What a checkpoint holds of the training, by part."""
+    moments: dict[str, Tensor] = {}
+    for name, trainable in trainer.pool.trainables.items():
+        moments |= optimizer_state(trainable.optimizer, _named(trainer, name))
+    parts: dict[str, Mapping[str, Tensor]] = {"weights": trainer.parameters, "optimizer": moments}
+    return parts | ({"ema": trainer.averages} if trainer.averages else {})
+
+
+def _named(trainer: Trainer, expert: str) -> dict[str, nn.Parameter]:
+    """An expert's parameters by the names that checkpoints know."""
+    return {trainer.prefix(expert) + key: p for key, p in trainer.pool.trainables[expert].parameters.items()}
+
+
+def save(trainer: Trainer, step: int, kind: str = "save") -> None:
+    """A checkpoint, its line in the journal, and the older ones that make way for it.
+
+    Where the disk is full the run waits. Raises VideotuneError where it is broken, or the person ends the waiting.
+    """
+    dist, rows = trainer.dist, trainer.rows
+    if step == 0 or not (dist.is_main or rows):
+        return
+    if (
+        (dist.all_agree(dist.is_main and is_kept(trainer.run, step, kind))[0])
+        if rows
+        else is_kept(trainer.run, step, kind)
+    ):
+        return
+    trainer.pulse.tell("saving", step)
+    begun, parts = time.perf_counter(), parts_of(trainer)
+    without = [
+        key
+        for name, trainable in trainer.pool.trainables.items()
+        for key in without_state(trainable.optimizer, _named(trainer, name))
+    ]
+    state = {
+        "seed": trainer.job.config.seed,
+        "effective_batch": trainer.job.effective_batch,
+        "without_state": sorted({key for own in (dist.all_gather(without) if rows else [without]) for key in own}),
+        "lora_scale": lora_settings(trainer.job.config).scale if trainer.job.config.training_method == "LORA" else None,
+    }
+
+    def write() -> Checkpoint:
+        if not rows:  # of several each finds out by itself, and all hear of it
+            refuse_full(trainer.run, parts)
+        trainer.journal.sync()
+        if rows:
+            return save_shards(trainer.run, step, parts, rows, state, kind, dist)
+        return save_checkpoint(trainer.run, step, parts, state, kind)
+
+    saved = with_disk_retry(trainer, step, write)
+    trainer.saved_at = time.monotonic()
+    if not dist.is_main:
+        return
+    place = saved.folder.relative_to(trainer.run).as_posix()
+    backup = {"backup": True} if saved.kind == "backup" else {}
+    trainer.journal.event("save", step=step, path=place, **backup, seconds=round(time.perf_counter() - begun, 3))
+    write_exposure(trainer, step)
+    retire(trainer)
+
+
+def is_kept(run: Path, step: int, kind: str) -> bool:
+    """Whether a step's checkpoint is there already, and to stay at least as long."""
+    return any(one.step == step and kind in ("backup", one.kind) for one in complete_checkpoints(run))
+
+
+def retire(trainer: Trainer) -> None:
+    """Take away the checkpoints that the config lets go; the best one by the ruler and the last one always stay."""
+    config, found = trainer.job.config, complete_checkpoints(trainer.run)
+    best = best_step(trainer.journal.history.events, {checkpoint.step for checkpoint in found})
+    for old in superfluous(found, config.backup_keep, config.save_keep, best):
+        try:
+            remove(old.folder)
+        except OSError as error:  # somebody has a file of it open, say: no reason to end a run whose state is saved
+            text = f"the old checkpoint {old.folder.name} cannot be taken away: {error}"
+            warn(trainer.journal, found[-1].step, text)
+
+
+def backup_due(trainer: Trainer, step: int) -> bool:
+    """Whether so many minutes have gone since the last checkpoint, or so many steps by their number."""
+    config = trainer.job.config
+    long_ago = config.backup_after > 0 and time.monotonic() - trainer.saved_at >= 60 * config.backup_after
+    return trainer.dist.is_main and (long_ago or (config.backup_every > 0 and step % config.backup_every == 0))
+
+
+def bytes_of(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """Bytes of the tensors."""
+    return sum(value.numel() * value.element_size() for tensors in parts.values() for value in tensors.values())
+
+
+def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise OSError where the disk has no room for a checkpoint, before any of it is written."""
+    need, free = bytes_of(parts) + SPARE, shutil.disk_usage(run).free
+    if free < need:
+        raise OSError(
+            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {size(need)} are needed, {size(free)} free", str(run)
+        )
+
+
+def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
+    """Wait while the disk is full, once; raise VideotuneError where it is broken instead, or the person ends the waiting.
+
+    A run that was asked to stop already waits as well, since what it has to write is what the person would lose; a second
+    signal ends it.
+    """
+    if not is_disk_full(error):
+        raise VideotuneError(
+            f"step {step} cannot be saved in {trainer.run}: {error}. {rescue_message(trainer.run)}"
+        ) from error
+    sweep(trainer.run)
+    if trainer.paused_at is None:
+        trainer.paused_at = time.monotonic()
+        text = f"no room for what step {step} has to write ({error.strerror or error}): the run waits until there is"
+        echo(f"paused: {text}. Make room, and it goes on by itself; Ctrl-C ends it. {rescue_message(trainer.run)}")
+        trainer.journal.event("warning", step=step, text=text)
+    trainer.pulse.tell("paused", step)
+    trainer.pulse.beat()
+    until = time.monotonic() + TRY_AGAIN
+    while time.monotonic() < until:
+        asked_since = trainer.asked.stop and trainer.asked.at >= trainer.paused_at
+        if asked_since or "stop" in look(trainer.run):
+            saved = is_kept(trainer.run, step, "backup")
+            lost = "all steps are saved" if saved else "the steps since the last checkpoint are lost"
+            raise VideotuneError(f"stopped while the disk was full: {lost}. {rescue_message(trainer.run)}")
+        time.sleep(0.2)
+
+
+def with_disk_retry(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
+    """What ``write`` gives; where the disk is full the run waits, and does it again.
+
+    Raises VideotuneError as ``wait_or_raise`` does.
+    """
+    doing = trainer.pulse.state
+    while True:
+        try:
+            done = write()
+            break
+        except OSError as error:
+            if trainer.dist.is_main:
+                wait_or_raise(trainer, step, error)
+            elif not is_disk_full(error):
+                raise VideotuneError(f"step {step} cannot be saved in {trainer.run}: {error}") from error
+    if trainer.paused_at is not None:
+        echo("there is room again: going on")
+        trainer.paused_at = None
+        trainer.pulse.tell(doing)
+    return done
+
+
+def flush_or_wait(trainer: Trainer, step: int) -> None:
+    """Nothing of the journal waits when this returns; on a full disk the run waits instead."""
+    with_disk_retry(trainer, step, trainer.journal.flush)
+
+
+def rescue_message(run: Path) -> str:
+    """Where the run can go on from, in words."""
+    found = complete_checkpoints(run)
+    if not found:
+        return "Nothing was saved before; a resume begins at step 0."
+    return f"Checkpoints: {listed(run)}; go on with: videotune train --out {run} --resume"
+
+
+def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
+    """Before a run: raise DoesNotFit where its disk has no room for two checkpoints; say where not for all of them."""
+    if "run_bytes" not in disk:
+        return
+    place = next(folder for folder in (run, *run.absolute().parents) if folder.exists())
+    free, least = shutil.disk_usage(place).free, 2 * disk["checkpoint_bytes"] + SPARE
+    if free < least:
+        raise DoesNotFit(
+            f"{run}: two checkpoints need {size(least)}, and {size(free)} are free there. Make room, or give another --out"
+        )
+    if free < disk["run_bytes"]:
+        echo(
+            f"warning: {disk['checkpoints']} checkpoints and the export need {size(disk['run_bytes'])}, and {size(free)} "
+            f"are free in {place}: set save_keep, or a larger save_every. On a full disk the run waits."
+        )
+
+
+def save_what_is_good(trainer: Trainer, step: int) -> str:
+    """Before an error ends the run: keep the state after ``step``, and say where it can go on."""
+    there = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
+    if step and (trainer.rows or (trainer.dist.is_main and step not in there)):
+        save(trainer, step)
+    return rescue_message(trainer.run)

@@ -1,0 +1,129 @@
+"""What a run does beside its steps: readings of the ruler, previews, probes; how often, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from videotune.validation.selection import QUANTILES, validation_windows
+
+if TYPE_CHECKING:
+    from videotune.train.run_spec import Job
+    from videotune.types import FamilySpec
+
+PASSES_A_STEP = 3
+"""Forward and backward of a training step in forward passes."""
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Whether what happens every so many steps (0: never) and at the last one happens at this one."""
+    return every > 0 and (step % every == 0 or step == last)
+
+
+def times(every: int, last: int, after: int = -1) -> int:
+    """At how many steps from ``after`` + 1 to ``last`` it is due; step 0, where it is one of them, is the base's."""
+    if every <= 0 or after >= last:
+        return 0
+    return last // every - after // every + bool(last % every)
+
+
+def tokens_a_step(job: Job) -> float:
+    """Tokens of a step's samples in one process, on the average over the buckets."""
+    sizes = zip(job.shares, job.schedule.batches, job.shapes, strict=True)
+    return sum(share * batch * job.spec.tokens(shape) for share, batch, shape in sizes) / job.processes
+
+
+def passes_of(spec: FamilySpec, guidance: float) -> int:
+    """Forward passes of a denoising step: guidance above 1 asks a second time, where the network is not told it."""
+    return 2 if guidance > 1 and not spec.guidance_embedded else 1
+
+
+def share_of_steps(job: Job, tokens: float) -> float:
+    """What it costs to put so many tokens through the network, as a share of the time of all steps.
+
+    An estimate for before a step was timed: attention makes larger shapes dearer than that, and what is no pass of the
+    denoiser is left out. Steps are shared by all processes; what is done between them is not.
+    """
+    return tokens / (PASSES_A_STEP * tokens_a_step(job) * job.steps)
+
+
+def beside(job: Job) -> dict[str, Any]:
+    """What a whole run does beside its steps, as ``plan.json`` has it; None for what it does not.
+
+    ``readings`` and ``previews``: count, passes through the denoiser of one, and the share of the steps' time that all of
+    them take, estimated. ``probes``: the share that they take at most.
+    """
+    return {"readings": readings(job), "previews": previews(job), "probes": probes(job)}
+
+
+def readings(job: Job) -> dict[str, Any] | None:
+    """Each window at nine noise levels; twice where averages of the weights are kept, which are read beside the weights."""
+    count, twice = times(job.config.ruler_after, job.steps), 1 + (job.config.ema.decay is not None)
+    if not count:
+        return None
+    held_out, training = validation_windows(job.library.held_out_windows, job.training_windows)
+    windows = (*held_out, *training)
+    tokens = QUANTILES * twice * sum(job.spec.tokens(window.shape) for window in windows)
+    passes = QUANTILES * twice * len(windows)
+    return {
+        "count": count,
+        "held_out_windows": len(held_out),
+        "training_windows": len(training),
+        "passes": passes,
+        "share": rounded(share_of_steps(job, count * tokens)),
+    }
+
+
+def previews(job: Job) -> dict[str, Any] | None:
+    """Each prompt by so many denoising steps, of two passes with guidance for which the network is asked twice."""
+    from videotune.validation.previews import prompts_of, sample_settings, usual_shape
+
+    count, prompts = times(job.config.sample_after, job.steps), prompts_of(job)
+    if not (count and prompts):
+        return None
+    settings = sample_settings(job.config, job.spec, usual_shape(job))
+    passes = len(prompts) * settings.steps * passes_of(job.spec, settings.guidance)
+    tokens = passes * job.spec.tokens(settings.shape)
+    return {
+        "count": count,
+        "prompts": len(prompts),
+        "passes": passes,
+        "share": rounded(share_of_steps(job, count * tokens)),
+    }
+
+
+def probes(job: Job) -> dict[str, Any] | None:
+    """At most the budget, and no more than one before the first step and at each checkpoint; None: it cannot pay for two."""
+    from videotune.validation.sample_plan import sample_metrics_plan, share_of_run
+
+    plan, budget = sample_metrics_plan(job), job.config.probe_budget
+    if plan is None or 2 * (one := share_of_run(plan, job)) > budget:
+        return None
+    saves = times(job.config.save_every, job.steps, 0) if job.config.save_every else 1
+    return {"share_at_most": rounded(min(budget, (1 + saves) * one))}
+
+
+def rounded(share: float) -> float:
+    """Three digits: it is an estimate."""
+    return float(f"{share:.3g}")
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """The same in a line; empty where nothing is done beside the steps."""
+    told = []
+    if one := found["readings"]:
+        clips = one["held_out_windows"] + one["training_windows"]
+        told.append(
+            f"{one['count']} readings of {clips} windows, about {one['share']:.0%} of the steps' time (ruler_after)"
+        )
+    if one := found["previews"]:
+        told.append(f"{one['count']} × {one['prompts']} previews, about {one['share']:.0%} (sample_after)")
+    if one := found["probes"]:
+        told.append(f"probes, at most {one['share_at_most']:.0%} (probe_budget)")
+    return f"beside the steps: {'; '.join(told)}" if told else ""
+
+
+def share_of_all(found: Mapping[str, Any]) -> float:
+    """Readings, previews and probes together, as a share of the steps' time."""
+    estimated = sum(one["share"] for one in (found["readings"], found["previews"]) if one)
+    return float(estimated + (found["probes"] or {"share_at_most": 0.0})["share_at_most"])

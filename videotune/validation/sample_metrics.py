@@ -1,0 +1,288 @@
+"""Samples that are measured: at checkpoints a few small ones are drawn, and compared with the clips and with the base's own.
+
+Nothing of the training moves, a probe that fails is a warning, and what the budget does not allow is "not measured".
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from videotune.console import bar, echo, warn
+from videotune.data.film import write_video
+from videotune.files import checked, read_json, write_json, write_whole
+from videotune.sampling.pipeline import draw, file_name
+from videotune.train.distributed import RankMismatch
+from videotune.train.run_dir import Interrupted
+from videotune.train.run_spec import Job
+from videotune.validation.copying import Baselines, Nearest
+from videotune.validation.diversity import diversity
+from videotune.validation.features import Embedding, both_ways, default_embedding, open_encoder
+from videotune.validation.gallery import Shown, name_of, show
+from videotune.validation.motion import mean_measures, measures
+from videotune.validation.sample_plan import (
+    SampleMetricsPlan,
+    facts_of,
+    not_paid_yet,
+    sample_metrics_plan,
+    share_of_run,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from videotune.train.trainer import Trainer
+
+    Frames = NDArray[np.uint8]
+
+FAILED = "the probe at step {} failed"
+"""How a warning of that begins."""
+
+FILE = "probe.json"
+"""What the base's samples gave, and what clips give that are no copies; in the run folder."""
+
+FOLDER = "probe"
+"""Where in the run folder the samples lie: the base's as pixels (base.npz), the others as videos."""
+
+
+@dataclass
+class Probes:
+    """What the probes of a process hold; ``shown`` is made at the first one."""
+
+    plan: SampleMetricsPlan
+    embedding: Embedding
+    shown: Shown | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What samples gave, before it is compared with anything."""
+
+    nearest: tuple[Nearest, ...]
+    diversity: float | None
+    motion: Mapping[str, float | None] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As probe.json keeps it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Measured:
+        """What ``to_json`` wrote; ValueError for anything else."""
+        measured: Measured = checked(Measured, json.dumps(value))
+        return measured
+
+
+def open_probes(job: Job) -> Probes | None:
+    """What the run's probes need; None where it has none.
+
+    Raises VideotuneError for an encoder that cannot be read: before any work.
+    """
+    plan = sample_metrics_plan(job)
+    if plan is None:
+        return None
+    encoder = job.config.probe.encoder
+    return Probes(plan, default_embedding() if encoder is None else open_encoder(encoder))
+
+
+def measure_base_samples(trainer: Trainer) -> None:
+    """The base's readings before the first step; those of a checkpoint that a resume begins with, if it was killed first."""
+    if trainer.probes is None or not trainer.looks:
+        return
+    if trainer.dist.broadcast(trainer.dist.is_main and lacking(trainer)) if trainer.together else lacking(trainer):
+        probe(trainer, trainer.first - 1)
+
+
+def lacking(trainer: Trainer) -> bool:
+    """Whether a probe belongs to the step before the first one, and the journal has none."""
+    step, config = trainer.first - 1, trainer.job.config
+    here = [line for line in trainer.journal.history.events if line.get("step") == step]
+    read = any(line["kind"] == "probe" for line in here)
+    failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
+    at_checkpoint = step == 0 or step == trainer.job.steps or bool(config.save_every and step % config.save_every == 0)
+    return at_checkpoint and not read and not failed
+
+
+def probe(trainer: Trainer, step: int) -> None:
+    """Draw the samples and measure them; at step 0 they are the base's. One that fails is told and never ends the run."""
+    probes = trainer.probes
+    if probes is None:
+        return
+    trainer.pulse.tell("probing", step)
+    try:
+        why = why_not(trainer, probes, step) if trainer.dist.is_main else None
+        why = trainer.dist.broadcast(why) if trainer.together else why
+        if why is not None:
+            trainer.journal.event("probe", step=step, not_measured=why)
+            return
+        begun = time.perf_counter()
+        films = drawn(trainer, probes.plan, step)
+        if not trainer.dist.is_main:
+            return
+        if step == 0:
+            keep_base(trainer.run, probes.plan, films)
+        with trainer.breaking():
+            fields = compared(trainer, probes, films, step)
+        trainer.journal.event("probe", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
+    except Interrupted:
+        echo(f"the probe at step {step} is given up")
+    except RankMismatch:  # the others wait for this process within the network
+        raise
+    except Exception as error:  # whatever a probe does wrong, hours of training must not be lost to it
+        text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
+        warn(trainer.journal, step, text)
+
+
+def why_not(trainer: Trainer, probes: Probes, step: int) -> str | None:
+    """Why nothing is measured here, in words; None where it is."""
+    budget = trainer.job.config.probe_budget
+    if step == 0:
+        share = share_of_run(probes.plan, trainer.job)
+        if 2 * share <= budget:  # the base's samples alone would say nothing
+            return None
+        return f"budget: two readings would take about {2 * share:.2g} of the run, above probe_budget {budget:g}"
+    kept = trainer.run / FILE
+    if not kept.is_file() or not base_file(trainer.run).is_file():
+        return "the base's samples were not drawn before step 1, so there is nothing to compare with"
+    if read_json(kept)["drawing"] != facts_of(probes.plan):
+        return "prompts, shape or steps of the probe are no longer those that the base's samples were drawn with"
+    return not_paid_yet(trainer.journal.history.of_kind("probe"), trainer.journal.history.seconds, budget)
+
+
+def drawn(trainer: Trainer, plan: SampleMetricsPlan, step: int) -> list[Frames]:
+    """The samples' frames, uint8 (T,H,W,3); written as videos too, so that what is measured can be looked at."""
+    from videotune.validation.callbacks import averaged, decoded
+
+    prompts = [plan.prompts[i] for i, _ in plan.drawn]
+    told = [trainer.source.plain(plan.told[i]) for i, _ in plan.drawn] if plan.told else None
+    # in this order: weights are put back whatever is given up
+    with averaged(trainer), trainer.breaking(), trainer.in_step(), bar(f"probe at step {step}") as progress:
+        states = {prompt: trainer.states(prompt) for prompt in {*prompts, ""}}
+        latents = draw(
+            trainer.family,
+            trainer.pool,
+            plan.settings,
+            states.__getitem__,
+            prompts,
+            [seed for _, seed in plan.drawn],
+            on_done=lambda done: progress.update(done, plan.samples),
+            told=told,
+            isolated=not trainer.job.config.video_config.use_temporal_attention,
+        )
+    if not trainer.dist.is_main:
+        return []
+    with trainer.breaking():
+        films = decoded(trainer, latents)
+    for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
+        write_video(path, frames, plan.settings.shape.fps)
+    return films
+
+
+def paths_of(run: Path, plan: SampleMetricsPlan, step: int) -> list[Path]:
+    """Where the videos of a probe lie."""
+    return [run / FOLDER / file_name(step, plan.prompts[i], seed) for i, seed in plan.drawn]
+
+
+def base_file(run: Path) -> Path:
+    """The pixels of the base's samples."""
+    return run / FOLDER / "base.npz"
+
+
+def keep_base(run: Path, plan: SampleMetricsPlan, films: Sequence[Frames]) -> None:
+    """Keep the base's samples: after the first step nobody can draw them again."""
+
+    def write(aside: Path) -> None:
+        with aside.open("wb") as file:
+            np.savez_compressed(file, films=np.stack(films))
+
+    write_whole(base_file(run), write, durable=False)
+    write_json(run / FILE, {"drawing": facts_of(plan)})
+
+
+def compared(trainer: Trainer, probes: Probes, films: Sequence[Frames], step: int) -> dict[str, Any]:
+    """A journal line's fields: what the samples gave beside what the base's gave and the clips do."""
+    job, plan = trainer.job, probes.plan
+    kept, name = read_json(trainer.run / FILE), name_of(job, plan, probes.embedding)
+    old = kept.get("reading", {})
+    if probes.shown is None:
+        probes.shown = show(job, plan, probes.embedding, with_baselines=old.get("name") != name)
+    shown = probes.shown
+    now = measured(probes, shown, films)
+    if old.get("name") != name:  # the first reading, or other clips or another encoder since
+        with np.load(base_file(trainer.run)) as file:
+            base = now if step == 0 else measured(probes, shown, list(file["films"]))
+        assert shown.baselines is not None
+        lines = {"held_out": list(shown.baselines.held_out), "others": list(shown.baselines.others)}
+        old = {"name": name, "baselines": lines, "data": shown.motion, "base": base.to_json()}
+        write_json(trainer.run / FILE, kept | {"reading": old})
+    base = Measured.from_json(old["base"])
+    usual = Baselines(tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"]))
+    line = usual.line([one.similarity for one in base.nearest])
+    paths = [path.relative_to(trainer.run).as_posix() for path in paths_of(trainer.run, plan, step)]
+    samples = [
+        {
+            "prompt": plan.prompts[i],
+            "seed": seed,
+            "path": path,
+            "clip": one.clip,
+            "similarity": round(one.similarity, 4),
+            "copy": line is not None and one.similarity > line,
+        }
+        for (i, seed), path, one in zip(plan.drawn, paths, now.nearest, strict=True)
+    ]
+    return {
+        "probe": name,
+        "embedding": probes.embedding.name,
+        "heuristic": probes.embedding.heuristic,
+        "samples": samples,
+        "replication": {
+            "mean": mean_of(now),
+            "base": mean_of(base),
+            "copies": sum(sample["copy"] for sample in samples),
+            "base_copies": sum(line is not None and one.similarity > line for one in base.nearest),
+            "line": None if line is None else round(line, 4),
+            "windows": len(shown.gallery.known),
+            **usual.to_json(),
+        },
+        "diversity": beside(now.diversity, base=base.diversity),
+        "motion": {key: beside(now.motion[key], base=base.motion[key], data=old["data"][key]) for key in now.motion},
+    }
+
+
+def measured(probes: Probes, shown: Shown, films: Sequence[Frames]) -> Measured:
+    """Each sample's nearest clip, the diversity of each prompt's samples, and how they move."""
+    every, plan = shown.every, probes.plan
+    seen = [both_ways(probes.embedding, frames[::every]) for frames in films]
+    nearest = [shown.gallery.nearest(one) for one in seen]
+    by_prompt = [
+        [one[0] for (j, _), one in zip(plan.drawn, seen, strict=True) if j == i] for i in range(len(plan.prompts))
+    ]
+    return Measured(
+        tuple(one for one in nearest if one is not None),
+        diversity(by_prompt),
+        mean_measures([measures(frames) for frames in films]),
+    )
+
+
+def mean_of(one: Measured) -> float:
+    """The mean similarity of samples to their nearest clips."""
+    return round(sum(found.similarity for found in one.nearest) / len(one.nearest), 4)
+
+
+def beside(value: float | None, **others: float | None) -> dict[str, float | None]:
+    """A value beside others, and its ratio to each: ``to_base`` and so on; None where one is missing or 0."""
+    out: dict[str, float | None] = {"value": _short(value)}
+    for name, other in others.items():
+        out[name] = _short(other)
+        out[f"to_{name}"] = None if value is None or not other else _short(value / other)
+    return out
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")

@@ -1,0 +1,152 @@
+"""What a run's probes draw: prompts, seeds, the smallest shape, and whether a run is long enough to pay for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from videotune.data.windows import valid_at_least
+from videotune.sampling.pipeline import SampleSettings
+from videotune.train.run_spec import Job
+from videotune.types import ClipShape, VideoRules, Window
+from videotune.validation.overhead import passes_of, share_of_steps
+from videotune.validation.previews import conditions_on_first_frame, prompts_of, usual_shape
+
+LEAST_FRAMES = 5
+"""Fewer frames would show no motion; a probe has the smallest count from here up that the model takes."""
+
+
+@dataclass(frozen=True)
+class SampleMetricsPlan:
+    """What every probe of a run draws; sample i has prompt ``prompts[i % P]`` and seed ``seed + i // P``.
+
+    ``told``: for each prompt the window whose first frame it is told; empty where samples are drawn from text alone.
+    """
+
+    prompts: tuple[str, ...]
+    samples: int
+    seed: int
+    settings: SampleSettings
+    told: tuple[Window, ...] = ()
+
+    @property
+    def drawn(self) -> list[tuple[int, int]]:
+        """(index of its prompt, seed) of each sample."""
+        return [(i % len(self.prompts), self.seed + i // len(self.prompts)) for i in range(self.samples)]
+
+
+def metric_prompts(job: Job) -> list[str]:
+    """The probes' prompts: as given, or so many captions of training clips, evenly; none where nothing is probed."""
+    config = job.config
+    if not config.probe_budget:
+        return []
+    wanted = config.probe.prompts
+    if isinstance(wanted, list):
+        return wanted[: config.probe.samples]
+    shown = {window.clip_id for window in job.training_windows}
+    clips = [clip for clip in job.library.clips if clip.id in shown and clip.captions[0]]
+    captions = list(dict.fromkeys(clip.captions[0] for clip in clips))
+    count = min(wanted, len(captions), config.probe.samples)
+    return [captions[i * len(captions) // count] for i in range(count)]
+
+
+def all_prompts(job: Job) -> list[str]:
+    """What is drawn beside the clips' captions: the prompts of previews and of probes."""
+    return list(dict.fromkeys([*prompts_of(job), *metric_prompts(job)]))
+
+
+def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
+    """What the run's probes draw; None where nothing is probed: a budget of 0, no caption to draw."""
+    prompts, config = metric_prompts(job), job.config
+    if not prompts:
+        return None
+    usual = usual_shape(job)
+    told = metric_conditioning(job)
+    shape = usual if told else metric_shape(usual, job.spec.rules)
+    sample = config.sample
+    settings = SampleSettings(
+        shape,
+        config.probe.steps,
+        job.spec.sample_guidance if sample.guidance is None else sample.guidance,
+        sample.shift,
+        sample.guidance_2,
+        sample.use_temporal_attention,
+    )
+    return SampleMetricsPlan(tuple(prompts), config.probe.samples, sample.seed, settings, told)
+
+
+def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
+    """The smallest frame count from 5 up and half the sides, as the model takes them; of images images."""
+    least = valid_at_least(LEAST_FRAMES, rules)
+    frames = usual.frames if least is None else min(least, usual.frames)
+    if rules.size is not None:
+        return ClipShape(frames, *rules.size, usual.fps)
+    step = rules.side_multiple
+    height, width = (max(step, side // 2 // step * step) for side in (usual.height, usual.width))
+    return ClipShape(frames, height, width, usual.fps)
+
+
+def metric_conditioning(job: Job) -> tuple[Window, ...]:
+    """For each prompt the window whose first frame its samples are told; empty where they are drawn from text alone.
+
+    Held-out windows where there are any, since a sample that begins with a training clip's frame is near it by itself. What
+    is told of a frame is cached for the windows' own shape, so such a probe has that and costs as much as a preview.
+    """
+    prompts = metric_prompts(job)
+    if not (prompts and conditions_on_first_frame(job.config, job.spec)):
+        return ()
+    shape = str(usual_shape(job))
+    held, trained = (
+        [window for window in windows if str(window.shape) == shape]
+        for windows in (job.library.held_out_windows, job.training_windows)
+    )
+    captions = {clip.id: clip.captions for clip in job.library.clips}
+    found = []
+    for i, prompt in enumerate(prompts):
+        pool = held or trained
+        own = [window for window in pool if prompt in captions[window.clip_id]]
+        found.append((own or [pool[i % len(pool)]])[0])
+    return tuple(found)
+
+
+def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:
+    """What a probe costs as a share of the whole training, estimated before a step was timed; decoding is left out."""
+    settings, spec = plan.settings, job.spec
+    passes = passes_of(spec, settings.guidance)
+    return share_of_steps(job, plan.samples * settings.steps * passes * spec.tokens(settings.shape))
+
+
+def facts_of(plan: SampleMetricsPlan) -> dict[str, Any]:
+    """What decides the pixels of a probe beside the weights, JSON-like."""
+    settings = plan.settings
+    return {
+        "prompts": list(plan.prompts),
+        "samples": plan.samples,
+        "seed": plan.seed,
+        "shape": str(settings.shape),
+        "fps": settings.shape.fps,
+        "steps": settings.steps,
+        "guidance": settings.guidance,
+        "guidance_2": settings.guidance_2,
+        "shift": settings.shift,
+        "temporal_attention": settings.temporal_attention,
+        "told": [window.id for window in plan.told],
+    }
+
+
+def not_paid_yet(probes: Sequence[Mapping[str, Any]], trained: float, budget: float) -> str | None:
+    """Why the budget does not allow another probe now; None where it does.
+
+    ``probes``: their lines in the journal; ``trained``: the seconds of all steps.
+
+    Time that steps took is what the budget is a share of, so probes lie evenly over a run that cannot pay them all.
+    """
+    taken = [line["seconds"] for line in probes if "seconds" in line]
+    one = min(taken, default=0.0)
+    if sum(taken) + one <= budget * trained:
+        return None
+    return (
+        f"budget: probes have taken {sum(taken):.3g} s and one more takes about {one:.3g} s, "
+        f"above probe_budget {budget:g} of {trained:.3g} s of steps"
+    )

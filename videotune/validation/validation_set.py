@@ -1,0 +1,107 @@
+"""``validation.json``: what the ruler of a run is made of, frozen before its first reading and checked when the run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.console import echo
+from videotune.files import digest, read_json, write_json
+from videotune.train.components import plain_batch
+from videotune.types import Batch
+from videotune.validation.selection import QUANTILES
+from videotune.validation.validation_loss import noise_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from videotune.train.trainer import Trainer
+
+FILE = "ruler.json"
+
+PARTS = {
+    "levels": "its noise levels",
+    "mean": "its averaging",
+    "seed": "its seed",
+    "noise": "its noise",
+    "held_out": "its held-out clips",
+    "train": "its training clips",
+}
+"""What a ruler is made of, in words."""
+
+
+def facts_of(trainer: Trainer) -> dict[str, Any]:
+    """Noise levels, seed, a hash of the noise, and each window with hashes of its latents and of what text it is told."""
+    validation, source = trainer.validation, trainer.source
+    rows: dict[str, list[dict[str, str]]] = {"held_out": [], "train": []}
+    first: Batch | None = None
+    for part, windows in (("held_out", validation.held_out), ("train", validation.train)):
+        for window in windows:
+            batch = plain_batch(source, window)
+            first = first or batch
+            latents = [batch.x0, *(batch.cond.extras[name] for name in sorted(batch.cond.extras))]
+            row = {"window": window.id, "latents": hashed(*latents), "text": hashed(batch.cond.text, batch.captions[0])}
+            rows[part].append(row)
+    whole = [*validation.held_out, *validation.train]
+    noise = hashed(noise_of(validation.seed, whole[0], 0, tuple(first.x0.shape))) if first is not None else None
+    levels = source.objective.timesteps.quantiles(QUANTILES).tolist()
+    # "mean": an older ruler, which averaged over windows, is another one
+    return {"levels": levels, "mean": "clips", "seed": validation.seed, "noise": noise, **rows}
+
+
+def hashed(*values: Tensor | str) -> str:
+    """16 hex digits that name the bytes of tensors and of words."""
+    state = hashlib.blake2b(digest_size=8)
+    for value in values:
+        if isinstance(value, str):
+            state.update(value.encode())
+        else:
+            state.update(str((tuple(value.shape), value.dtype)).encode())
+            state.update(value.detach().cpu().contiguous().flatten().view(_bytes()).numpy().tobytes())
+    return state.hexdigest()
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def freeze(trainer: Trainer) -> str:
+    """The ruler's name, 8 hex digits of what it is made of; ``validation.json`` says it from the first time on.
+
+    A file that says something else is told, with what differs, and gives way.
+    """
+    facts = facts_of(trainer)
+    name = digest(facts)[:8]
+    path = trainer.run / FILE
+    trainer.validation_differs = differing(path, facts)
+    if trainer.validation_differs or not path.is_file():
+        write_json(path, {"name": name, **facts})
+    return name
+
+
+def differing(path: Path, facts: dict[str, Any]) -> str:
+    """What a ruler's file says otherwise, in words; empty where it says the same, or is not there."""
+    if not path.is_file():
+        return ""
+    try:
+        kept = dict(read_json(path))
+    except (OSError, ValueError) as error:
+        echo(f"warning: {path} cannot be read and is written anew: {error}")
+        return "its file could not be read"
+    if kept.get("name") != digest({key: value for key, value in kept.items() if key != "name"})[:8]:
+        echo(f"warning: {path} was changed by another program; it is written anew")
+    words = [_what(part, kept.get(part), facts[part]) for part in PARTS if kept.get(part) != facts[part]]
+    return ", ".join(words)
+
+
+def _what(part: str, kept: Any, now: Any) -> str:
+    """What of a part differs: other windows, or the same ones with other latents or text."""
+    if part not in ("held_out", "train") or not isinstance(kept, list):
+        return PARTS[part]
+    if [row.get("window") for row in kept] != [row["window"] for row in now]:
+        return PARTS[part]
+    other = [key for key in ("latents", "text") if [row.get(key) for row in kept] != [row[key] for row in now]]
+    return f"the {' and '.join(other)} of {PARTS[part]}"

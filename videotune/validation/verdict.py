@@ -1,0 +1,84 @@
+"""What is said of a reading: the views so far, the verdict, whether the run stops for it, and which file to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from videotune.console import echo
+from videotune.train.checkpoint import complete_checkpoints
+from videotune.validation.best import best_step
+from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge
+
+if TYPE_CHECKING:
+    from videotune.train.trainer import Trainer
+
+
+def write_exposure(trainer: Trainer, step: int) -> None:
+    """How often everything has been shown until a step, and each window by the end, into the journal, once."""
+    if any(line["step"] == step for line in trainer.journal.history.of_kind("views")):
+        return
+    planned = trainer.planned_views
+    by_the_end = {"by_the_end": planned["per_window"], "advice": planned["advice"]}
+    trainer.journal.event("views", step=step, **trainer.job.exposure(step).so_far(), **by_the_end)
+
+
+def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
+    """The verdict on the readings so far, into the journal once a reading; said where its word is new, and at the end."""
+    lines = trainer.journal.history.events
+    found = judge(lines)
+    trainer.verdict = found
+    if found is None:
+        return None
+    told = [line for line in lines if line["kind"] == "verdict"]
+    last: Mapping[str, Any] = told[-1] if told else {}
+    is_new = found.word != last.get("verdict")
+    if is_new or (found.step, found.validation) != (last.get("step"), last.get("ruler")):
+        trainer.journal.event("verdict", **found.to_json())
+    # at the end it is said again, unless it was at this very reading that its word became a new one
+    said_before = [line["verdict"] for line in told if line["step"] < found.step][-1:] == [found.word]
+    if (is_new and found.word is not None) or (at_the_end and (said_before or found.word is None)):
+        echo(f"{found.word or 'no verdict'} at step {found.step}: {found.reason}")
+    return found
+
+
+def stops_early(trainer: Trainer) -> bool:
+    """Whether the person has asked the run to end at so many readings that say OVERFITTING, and there are so many."""
+    patience = trainer.job.config.early_stopping
+    return (
+        patience is not None
+        and trainer.dist.is_main
+        and in_a_row(trainer.journal.history.events, OVERFITTING) >= patience
+    )
+
+
+def is_new_best(lines: Iterable[Mapping[str, Any]], step: int) -> bool:
+    """Whether the reading of a step is the lowest of its ruler so far."""
+    lines = list(lines)
+    steps = {line["step"] for line in lines if line["kind"] == "ruler"}
+    return step > 0 and best_step(lines, steps) == step
+
+
+def take(trainer: Trainer, step: int) -> dict[str, Any]:
+    """Which checkpoint a person should take of a run that is at ``step``, and why, in words.
+
+    The best one by the held-out clips where the run overfits, or has got worse; else the last one, since nothing speaks
+    against it.
+    """
+    lines = trainer.journal.history.events
+    found, there = judge(lines), [one.step for one in complete_checkpoints(trainer.run)]
+    if found is None or not found.turned or not there:
+        why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
+        return {"step": max(there, default=step), "why": why}
+    low = found.best_step or 0
+    best = best_step(lines, set(there))
+    if best is None:
+        best = min(there, key=lambda one: (abs(one - low), one))
+        why = f"the nearest to step {low}, where held-out clips were best: no checkpoint that was read is kept"
+        return {"step": best, "why": why}
+    why = "held-out clips were best there"
+    if not low:
+        why = "the best of the checkpoints that were kept, but held-out clips were best under the base model itself"
+    elif low not in there:
+        why = f"the best of the checkpoints that were kept; held-out clips were best at step {low}"
+    return {"step": best, "why": why}
