@@ -145,16 +145,17 @@ class FamilySpec:
     ``path`` is "flow" or "v"; ``given`` how clean frames enter: "replace", "concat" or "none"; ``blocks`` the module path
     of the repeated blocks (offload, checkpointing, compile, sharding and quantization all use this one fact);
     ``patch`` (frames, rows, columns) of latents a token covers; ``timestep_*`` and ``sample_*`` the family's own defaults.
-    ``first_frame``: the share of samples that are told their clip's first frame, unless the config says another (None: the
-    checkpoint takes no image); ``image_noise``: noise is drawn onto that frame before it is encoded, anew for each view.
-    ``sample_shape`` (frames, height, width) is what the model draws unless told otherwise (None: 8 steps of its frames in a
-    square of ``default_resolution``). What ``encode_video`` gives of a clip: the mean, with ``keeps_variance`` the
-    variance too; ``conditioning_channels`` (of each latent frame, of the first alone) and ``conditioning_states`` numbers of an image.
+    ``first_frame``: the share of samples conditioned on their clip's first frame, unless the config sets another (None: the
+    checkpoint takes no image); ``image_noise``: noise is added to that frame before it is encoded, anew for each sample.
+    ``sample_shape`` (frames, height, width) is the size of samples by default (None: 8 steps of its frames in a square of
+    ``default_resolution``). ``encode_video`` gives the mean of a clip, with ``keeps_variance`` the variance too;
+    ``conditioning_channels`` (of each latent frame, of the first alone) and ``conditioning_states``: numbers of an image.
     ``fused``: for an export format that makes one module of several, their list of blocks and their paths within a block,
-    in the order of their rows. ``text_extras``: numbers that text encoders say of a caption beside its ``text_tokens``
-    states of ``text_width``. ``guidance_embedded``: the network is told it and takes no second pass. ``padded_tokens``: as many
-    as a picture that is not square is padded to (None: its own). ``shift_by_tokens``: (tokens, μ at them, other tokens, μ
-    at those) of the checkpoint's own scheduler, whose shift e^μ grows with the resolution (None: it has a fixed one).
+    in the order of their rows. ``text_extras``: numbers that text encoders give of a caption beside its ``text_tokens``
+    states of ``text_width``. ``guidance_embedded``: the guidance scale is an input of the network, which takes no second
+    pass. ``padded_tokens``: the tokens to which a picture that is not square is padded (None: its own). ``shift_by_tokens``:
+    (tokens, μ at them, other tokens, μ at those) of the checkpoint's scheduler, whose shift e^μ grows with the resolution
+    (None: the shift is fixed).
     """
 
     name: str

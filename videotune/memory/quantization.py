@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from videotune.errors import VideotuneError
 
 __all__ = [
-    "PackedLinear",
+    "QuantizedLinear",
     "Share",
     "bytes_a_number",
     "form",

@@ -64,9 +64,9 @@ KEPT_IN_MEMORY = 256 << 20
 class Trainer:
     """Everything the loop holds. ``first`` is the first step to do; ``saved_at`` when a checkpoint was last written.
 
-    ``paused_at``: since when the run waits for room on its disk; None while it does not. ``validation_name`` once it is frozen;
-    ``validation_differs``: in what from the one that the run had before, in words. ``verdict``: the latest; ``throughput``: how
-    fast steps go; ``waits``: it was said that they wait for data.
+    ``paused_at``: since when the run waits for room on its disk; None while it does not. ``validation_name`` once the
+    validation set is frozen; ``validation_differs``: how it differs from the run's earlier one. ``verdict``: the latest.
+    ``waits``: a note that steps wait for data was printed.
     """
 
     run: Path

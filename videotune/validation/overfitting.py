@@ -32,9 +32,9 @@ class Verdict:
 
     ``step`` of the reading that it was made at; ``best_step`` has the lowest held-out reading so far, ``best``, and
     ``as_good`` is the first and last step around it whose readings cannot be told from it. ``turned``: the last state is not
-    the one to take, since the run overfits, or held-out clips lie above their best by more than chance now. ``quantile``,
-    1 to 9 from little noise to much: where held-out clips turned first, of a run that overfits. ``validation``: whose readings
-    these are.
+    the recommended checkpoint, since the run overfits, or held-out clips lie above their best by more than chance now.
+    ``quantile``, 1 to 9 from little noise to much: where held-out clips turned first, of a run that overfits.
+    ``validation``: the name of the validation set.
     """
 
     word: str | None

@@ -1,4 +1,4 @@
-"""``validation.json``: what the ruler of a run is made of, frozen before its first reading and checked when the run goes on."""
+"""``validation.json``: what a run's validation loss is made of, frozen before its first use and checked at a resume."""
 
 from __future__ import annotations
 

@@ -1,0 +1,163 @@
+"""The size and shape of the code, each figure beside its bound; exit code 1 where one is beyond it.
+
+Code lines are lines that hold a token of code: no docstrings, comments or blank lines. Data files (JSON, templates) do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "videotune"
+FAMILIES = ("wan", "cogvideox", "hunyuan_video", "ltx_video", "hidream")
+CORE = ("config", "types", "diffusion", "cache") + tuple(
+    f"train/{name}" for name in ("loop", "step", "setup", "optimizers", "ema", "checkpoint")
+)
+STEP_ENTRY, STEP_END = "videotune.train.loop", "videotune.train.optimizers"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured figure, its bound, and the places behind it."""
+
+    name: str
+    value: int
+    bound: int
+    places: tuple[str, ...] = ()
+
+
+DOC_OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def code_lines(path: Path) -> int:
+    """Lines of a file with a token of code on them, docstrings left out."""
+    docs: set[int] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, DOC_OWNERS):
+            for inner in node.body:  # also the strings that document a constant
+                if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant) and isinstance(inner.value.value, str):
+                    docs.update(range(inner.lineno, (inner.end_lineno or inner.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docs)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def graph() -> dict[str, frozenset[str]]:
+    """Each module of the package and the modules of the package that it imports, at any place, for types too."""
+    modules = {module_of(path): path for path in files(PACKAGE)}
+    out: dict[str, frozenset[str]] = {}
+    for name, path in modules.items():
+        found: set[str] = set()
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = base_of(name, path, node)
+                found.update(full if (full := f"{base}.{alias.name}") in modules else base for alias in node.names)
+        out[name] = frozenset(found & modules.keys()) - {name}
+    return out
+
+
+def base_of(module: str, path: Path, node: ast.ImportFrom) -> str:
+    """The absolute name of what an import is from."""
+    if not node.level:
+        return node.module or ""
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def circles() -> list[str]:
+    """Groups of modules that reach each other (Tarjan, as sets of what is reachable both ways)."""
+    reach = {name: reachable(name) for name in graph()}
+    groups = {frozenset(o for o in reach if name in reach[o] and o in reach[name]) for name in reach if name in reach[name]}
+    return sorted(" <-> ".join(sorted(group)) for group in groups)
+
+
+@cache
+def reachable(name: str) -> frozenset[str]:
+    seen: set[str] = set()
+    waiting = list(graph()[name])
+    while waiting:
+        one = waiting.pop()
+        if one not in seen:
+            seen.add(one)
+            waiting += graph()[one]
+    return frozenset(seen)
+
+
+def inner_imports() -> list[str]:
+    """Import statements inside functions."""
+    found = []
+    for path in files(PACKAGE):
+        lines: set[int] = set()
+        for function in ast.walk(tree_of(path)):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines |= {node.lineno for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)}
+        found += [f"{path.relative_to(ROOT)}:{line}" for line in sorted(lines)]
+    return found
+
+
+def total(paths: Iterable[Path]) -> int:
+    return sum(code_lines(path) for path in paths)
+
+
+def in_core(path: Path) -> bool:
+    name = str(path.relative_to(PACKAGE).with_suffix(""))
+    return any(name == one or name.startswith(f"{one}/") for one in CORE)
+
+
+def figures() -> list[Figure]:
+    """Every figure with its bound."""
+    package = files(PACKAGE)
+    rings, inner = circles(), inner_imports()
+    long = [f"{path.relative_to(ROOT)} {code_lines(path)}" for path in package if code_lines(path) > 400]
+    families = [PACKAGE / "models" / f"{name}.py" for name in FAMILIES]
+    return [
+        Figure("code lines of the package", total(package), 21_500),
+        Figure("code lines of the core", total(path for path in package if in_core(path)), 3_500),
+        Figure("code lines of commands/", total(files(PACKAGE / "commands")), 1_300),
+        Figure("code lines of the longest family file", max((code_lines(path) for path in families if path.exists()), default=9999), 380),
+        Figure("files of more than 400 code lines", len(long), 0, tuple(long)),
+        Figure("import circles", len(rings), 0, tuple(rings)),
+        Figure("imports inside functions", len(inner), 100, tuple(inner)),
+        Figure("code lines of the tests", total(files(ROOT / "tests")), 21_000),
+    ]
+
+
+def main(show: Callable[[str], object] = print) -> int:
+    found = figures()
+    for one in found:
+        show(f"{one.name:<44} {one.value:>7,}  bound {one.bound:>7,}{'' if one.value <= one.bound else '  BEYOND'}")
+        if one.value > one.bound or "-v" in sys.argv:
+            for place in one.places[:20]:
+                show(f"    {place}")
+    return int(any(one.value > one.bound for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
