@@ -25,16 +25,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from runs import open_run
+from runs import prepare as prepare_run
 from safetensors.torch import save_file
 
 from videotune.cache.batches import Prepared, prepare
-from videotune.commands.open_run import open_run
-from videotune.commands.train import make_records, write_step
 from videotune.toy.dataset import write_dataset
+from videotune.train.loop import step_records
 from videotune.train.optimizers import OptimizerSettings, make_optimizer
+from videotune.train.progress import write_step
 from videotune.train.resolve_config import Overrides
 from videotune.train.trainer import Trainer
-from videotune.train.trainer import prepare as prepare_run
 
 QUIET = ("sample_after=0", "ruler_after=0", "save_every=0")
 
@@ -99,7 +100,7 @@ def steps_part(folder: Path, rounds: int, steps: int, batch: int) -> dict[str, A
     trainer = open_trainer(folder / "clips", folder / "run", sets)
     inputs = [prepare(trainer.source, step) for step in range(1, steps + 1)]
     bare_optimizer = make_optimizer({"transformer": list(trainer.parameters.values())}, OptimizerSettings())
-    records, ratios, outside, whole = make_records(trainer), [], [], []
+    records, ratios, outside, whole = step_records(trainer), [], [], []
     warm = min(50, steps)
     (
         list(our_loop(trainer, records, warm)),

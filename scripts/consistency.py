@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from runs import fill as fill_cache
 
 from videotune.cache.store import Store
 from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
@@ -32,7 +33,7 @@ from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect
 from videotune.toy.motion import motion
 from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
-from videotune.train.components import fill_cache, make_objective, make_source, open_models, plain_batch
+from videotune.train.components import make_objective, make_source, open_models, plain_batch
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import Job, open_job

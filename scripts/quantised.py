@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from runs import prepare
 
 from videotune.commands.demo import TRIGGER
-from videotune.commands.train import make_records
 from videotune.files import read_json, write_json
 from videotune.toy.dataset import write_dataset
 from videotune.train.components import plain_batch
+from videotune.train.loop import step_records
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import open_job
-from videotune.train.trainer import Trainer, prepare
+from videotune.train.trainer import Trainer
 from videotune.validation.validation_loss import read_validation
 
 COLUMNS = {"base": "base", "trained": "trained", "on_plain": "its adapter over the plain base", "loss": "last losses"}
@@ -64,7 +65,7 @@ def one_run(told: argparse.Namespace, kind: str, seed: int, plain: Trainer | Non
     trainer = open_trainer(told, kind, seed)
     row = {"kind": kind, "seed": seed, "base": error(trainer)}
     if told.steps:
-        losses = [record.read()["loss"] for record in make_records(trainer)]
+        losses = [record.read()["loss"] for record in step_records(trainer)]
         row["trained"] = error(trainer)
         if plain is not None:
             with torch.no_grad():

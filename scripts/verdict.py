@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from runs import fill as fill_cache
 
 from videotune.cache.batches import Source, assemble
 from videotune.cache.store import Store
@@ -35,7 +36,7 @@ from videotune.files import hash_file, read_json, write_json
 from videotune.rng import draws
 from videotune.toy.dataset import write_dataset
 from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.components import fill_cache, make_objective, make_source, open_models
+from videotune.train.components import make_objective, make_source, open_models
 from videotune.train.denoisers import attach, put_weights
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides, resolve_config

@@ -132,9 +132,7 @@ LINES: Mapping[str, Any] = {
         captions=NotRequired[list[int | None]],
         skipped=NotRequired[bool],
     ),
-    "ruler": _object(
-        **_AT_STEP, train=_READING | None, held_out=NotRequired[_READING | None], validation=NotRequired[str]
-    ),
+    "ruler": _object(**_AT_STEP, train=_READING | None, held_out=NotRequired[_READING | None], ruler=NotRequired[str]),
     "verdict": _object(**_AT_STEP, verdict=str | None, reason=str),
     "sample": _object(**_AT_STEP, prompt=str, path=str),
     "warning": _object(**_ANY, step=NotRequired[Count], text=str),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from clips import write_clip
+from runs import fill as fill_cache
 
 from videotune.cache.batches import Prepared, Source, prepare, quiet_pool, stream, uniforms
 from videotune.cache.keys import latent_key, text_key
@@ -24,7 +25,7 @@ from videotune.data.probe import probe
 from videotune.data.windows import take
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.train.components import fill_cache, make_objective, make_source
+from videotune.train.components import make_objective, make_source
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import open_job
 from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import fill as fill_cache
 
 from videotune.cache.batches import Source, prepare
 from videotune.cache.encode import encode_take, fill, missing, wanted
@@ -15,7 +16,7 @@ from videotune.cache.store import Store
 from videotune.cache.views import moments_of, tensors_of, view, view_key
 from videotune.diffusion.loss import denoising_loss
 from videotune.rng import draws
-from videotune.train.components import fill_cache, make_objective, make_source, plain_batch
+from videotune.train.components import make_objective, make_source, plain_batch
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import Job, open_job
 from videotune.types import PLAIN, Moments, Window

@@ -36,9 +36,9 @@ def _before(room: Any, name: str, what: str, met: Callable[..., bool] = lambda *
 
 def in_encoding() -> None:
     """While the cache is filled, before anything trains."""
-    from videotune.train import cache_filling as dealt
+    from videotune.train import cache_filling
 
-    _before(dealt, "fill_cache", "encoding")
+    _before(cache_filling, "fill_cache", "encoding")
 
 
 def in_encoding_in_the_background() -> None:
@@ -49,14 +49,14 @@ def in_encoding_in_the_background() -> None:
 
 def in_ruler(step: int) -> None:
     """While the ruler reads at this step; the network is in the middle of it."""
-    from videotune.validation import callbacks as readings
+    from videotune.validation.callbacks import Validation
 
     steps: list[int] = []
-    measure, denoise = readings.measure, _ruler().denoising_loss
+    measure, denoise = Validation.run, _ruler().denoising_loss
 
-    def noted(trainer: Any, step: int) -> None:
+    def noted(callback: Any, trainer: Any, step: int) -> None:
         steps.append(step)
-        measure(trainer, step)
+        measure(callback, trainer, step)
 
     def paused(*given: Any) -> Any:
         out = denoise(*given)
@@ -64,10 +64,7 @@ def in_ruler(step: int) -> None:
             pause("ruler")
         return out
 
-    readings.measure = noted
-    import videotune.commands.train as loop
-
-    loop.measure = noted  # type: ignore[attr-defined]
+    Validation.run = noted  # type: ignore[method-assign]
     _ruler().denoising_loss = paused  # type: ignore[attr-defined]
 
 
@@ -79,18 +76,17 @@ def _ruler() -> Any:
 
 def in_preview(step: int) -> None:
     """While a preview of this step is drawn."""
-    from videotune.commands import train as loop
-    from videotune.validation import callbacks as readings
+    from videotune.validation import decoding
+    from videotune.validation.callbacks import Previews
 
-    preview = readings.preview
+    preview = Previews.sample
 
-    def noted(trainer: Any, at: int, *more: Any) -> None:
+    def noted(callback: Any, trainer: Any, at: int, *more: Any) -> None:
         if at == step:
-            _before(readings, "decode", "preview")
-        preview(trainer, at, *more)
+            _before(decoding, "decode", "preview")
+        preview(callback, trainer, at, *more)
 
-    readings.preview = noted
-    loop.preview = noted  # type: ignore[attr-defined]
+    Previews.sample = noted  # type: ignore[method-assign]
 
 
 def in_save(number: int) -> None:

@@ -16,7 +16,7 @@ WHEN = {
     "mid-accumulation": ("train.step", "denoising_loss"),
     "save": ("train.checkpoint", "write_tensors"),
     "ruler": ("validation.validation_loss", "denoising_loss"),
-    "preview": ("validation.callbacks", "decode"),
+    "preview": ("validation.decoding", "decode"),
 }
 """For each moment the function at whose n-th call the process kills itself."""
 

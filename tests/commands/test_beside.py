@@ -11,18 +11,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import callback, measure, open_run, prepare, preview
 
-from videotune.commands.open_run import Resume, open_run, restore
+from videotune.cache.exposure import band, most
 from videotune.commands.plan import make_plan
-from videotune.commands.train import loop, progress_parts
-from videotune.train.logging.journal import read_journal
 from videotune.train.logging.speed import time_left
+from videotune.train.loop import train_loop
+from videotune.train.progress import progress_parts, seconds_left, steps_left, tokens_of_buckets
 from videotune.train.resolve_config import Overrides
-from videotune.train.throughput import looks_left, seconds_left, sizes_of, turns_left
-from videotune.train.trainer import Trainer, announce, prepare
-from videotune.validation.callbacks import measure, preview
-from videotune.validation.exposure import band, most
-from videotune.validation.overhead import due, in_words, share_of_all, times
+from videotune.train.setup import announce
+from videotune.train.trainer import Trainer, due, times
+from videotune.validation.overhead import in_words, share_of_all
+from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.sample_plan import sample_metrics_plan, share_of_run
 
 OFTEN = ("steps=5", "ruler_after=2", "sample_after=3", "samples=1", "sample.steps=2", "save_every=2", "probe_budget=0")
@@ -62,14 +62,14 @@ def test_the_plan_knows_how_often_and_how_many_passes(
 ) -> None:
     """Against the calls of the network: what passes through it in a reading and in a preview, and how many there were."""
     words = said(f"base_model_name={tiny_bases(family)}", f"cache_dir={tmp_path / 'cache'}", *OFTEN, *more)
-    job = open_run(words, tmp_path / "run", None).job
+    job = open_run(words, tmp_path / "run").job
     trainer, planned = prepare(job, tmp_path / "run", False), make_plan(job)["beside"]
     announce(trainer, None)
     for look, part in ((measure, "readings"), (preview, "previews")):
         with counted(trainer) as seen:
             look(trainer, 0)
         assert sum(seen) == planned[part]["passes"], part
-    assert loop(trainer) == "done"
+    assert train_loop(trainer) == "done"
     trainer.journal.close()
     journal = read_journal(tmp_path / "run")
     assert len({line["step"] for line in journal if line["kind"] == "ruler"}) == planned["readings"]["count"] == 4
@@ -79,7 +79,7 @@ def test_the_plan_knows_how_often_and_how_many_passes(
 def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
     """By hand: 4 readings of 9 passes a window, beside 5 steps of 2 samples that count threefold; all of one shape."""
     words = said(*OFTEN, "batch_size=2", "video_config.frames=5")
-    facts = make_plan(open_run(words, tmp_path / "run", None).job)["beside"]
+    facts = make_plan(open_run(words, tmp_path / "run").job)["beside"]
     windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
     assert facts["readings"]["share"] == pytest.approx(4 * 9 * windows / (3 * 2 * 5), rel=0.01)
     assert facts["previews"]["share"] == pytest.approx(3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01)
@@ -88,7 +88,7 @@ def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
     assert f"4 readings of {windows} windows" in told
     assert "3 × 1 previews" in told
     quiet = said("ruler_after=0", "sample_after=0", "probe_budget=0")
-    nothing = make_plan(open_run(quiet, tmp_path / "other", None).job)["beside"]
+    nothing = make_plan(open_run(quiet, tmp_path / "other").job)["beside"]
     assert nothing == {"readings": None, "previews": None, "probes": None}
     assert in_words(nothing) == ""
 
@@ -106,7 +106,7 @@ def test_probes_are_planned_up_to_their_budget(said: Say, tmp_path: Path) -> Non
 
     def planned(budget: float) -> tuple[Any, float]:
         words = said(*OFTEN[:-1], f"probe_budget={budget}", "steps=6")
-        job = open_run(words, tmp_path / f"{budget}", None).job
+        job = open_run(words, tmp_path / f"{budget}").job
         plan = sample_metrics_plan(job)
         assert plan is not None
         return make_plan(job)["beside"]["probes"], share_of_run(plan, job)
@@ -120,7 +120,7 @@ def test_probes_are_planned_up_to_their_budget(said: Say, tmp_path: Path) -> Non
 def test_the_bar_says_views_with_their_band(said: Say, tmp_path: Path) -> None:
     """By the window that is shown most, step by step as the exposure has it."""
     words = said(*OFTEN, "steps=200", "batch_size=6")
-    trainer = prepare(open_run(words, tmp_path / "run", None).job, tmp_path / "run", False)
+    trainer = prepare(open_run(words, tmp_path / "run").job, tmp_path / "run", False)
     trainer.journal.close()
     told = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
     assert len(set(told.values())) == 4
@@ -131,39 +131,24 @@ def test_the_bar_says_views_with_their_band(said: Say, tmp_path: Path) -> None:
 def test_the_time_left_counts_what_is_done_between_steps(said: Say, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = said(*OFTEN)
-    trainer = prepare(open_run(words, run, None).job, run, False)
+    trainer = prepare(open_run(words, run).job, run, False)
     announce(trainer, None)
-    assert loop(trainer) == "done"
+    assert train_loop(trainer) == "done"
     trainer.journal.close()
-    took = {line["kind"]: line["seconds"] for line in read_journal(run) if line["kind"] in ("ruler", "sample", "save")}
-    assert trainer.throughput.looks == took
-    for step in range(6):
-        left = {
-            kind: sum(due(later, every, 5) for later in range(step + 1, 6))
-            for kind, every in (("ruler", 2), ("sample", 3), ("save", 2))
-        }
-        wanted = sum(took[kind] * count for kind, count in left.items())
-        assert looks_left(trainer, step, 100.0) == pytest.approx(wanted)
-    assert looks_left(trainer, 5, 0.0) == 0
-    assert seconds_left(trainer, 5) == pytest.approx(sum(took.values())), "told before the last looks"
-    steps = time_left(trainer.throughput.by_bucket, turns_left(trainer.job, 3), sizes_of(trainer.job))
-    assert seconds_left(trainer, 3) == pytest.approx((steps or 0) + looks_left(trainer, 2, 0.0))
-    again = Resume(override=True)
-    opened = open_run(said(*OFTEN, "steps=9"), run, again)
-    longer = prepare(opened.job, run, True, first=6)
-    restore(longer, opened, branch=False)
-    announce(longer, [])
-    longer.journal.close()
-    assert longer.throughput.looks == took, "a resume knows what they took before"
+    took = {one: trainer.throughput.took[one] for one in trainer.callbacks}
+    spacing = dict(zip(trainer.callbacks, (2, 2, 3), strict=True))  # saves, validation, previews
+    for step in range(1, 6):
+        steps = time_left(trainer.throughput.by_bucket, steps_left(trainer.job, step), tokens_of_buckets(trainer.job))
+        left = {one: sum(due(later, every, 5) for later in range(step, 6)) for one, every in spacing.items()}
+        wanted = (steps or 0) + sum(took[one] * count for one, count in left.items())
+        assert seconds_left(trainer, step) == pytest.approx(wanted), "asked before what follows the step"
 
 
 def test_probes_are_counted_up_to_their_budget(said: Say, tmp_path: Path) -> None:
     words = said(*OFTEN[:-1], "probe_budget=0.05")
-    trainer = prepare(open_run(words, tmp_path / "run", None).job, tmp_path / "run", False)
+    trainer = prepare(open_run(words, tmp_path / "run").job, tmp_path / "run", False)
     announce(trainer, None)
-    trainer.journal.event("probe", step=0, not_measured="no time")
-    assert looks_left(trainer, 0, 1000.0) == 0, "nothing was measured yet"
-    trainer.journal.event("probe", step=0, seconds=10.0)
-    assert looks_left(trainer, 0, 1000.0) == 3 * 10.0, "after steps 2, 4 and 5"
-    assert looks_left(trainer, 0, 100.0) == 0.05 * 100.0
     trainer.journal.close()
+    metrics = callback(trainer, SampleMetricsCallback)
+    assert metrics.seconds_left(trainer, 0, 10.0, 1000.0) == 3 * 10.0, "after steps 2, 4 and 5"
+    assert metrics.seconds_left(trainer, 0, 10.0, 100.0) == 0.05 * 100.0

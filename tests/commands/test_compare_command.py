@@ -11,7 +11,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from videotune.commands.compare import compare
-from videotune.commands.open_run import Resume
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
@@ -19,6 +18,7 @@ from videotune.files import read_json
 from videotune.report.beside import read_video
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 
 PROMPT = "a red circle moves left"
 SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=1")

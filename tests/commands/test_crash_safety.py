@@ -12,18 +12,18 @@ import moments
 import pytest
 from safety_kit import Running, equal, facts_of, of_kind, start, state, steps_of
 
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, INTERRUPTED
 from videotune.files import LATE, life, read_json
 from videotune.report.html import page
 from videotune.report.read import read_run
-from videotune.train import trainer
+from videotune.train import setup as trainer
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.ema import Ema
 from videotune.train.logging.heartbeat import Heartbeat, heartbeat
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.run_dir import Interrupted, signals
 
 Say = Callable[..., Overrides]

@@ -11,7 +11,6 @@ from safety_kit import equal, facts_of, start, state
 
 from videotune.commands.compare import compare
 from videotune.commands.export import export, exported
-from videotune.commands.open_run import Resume
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
@@ -21,6 +20,7 @@ from videotune.report.html import write_report
 from videotune.train.logging import journal
 from videotune.train.logging.journal import History, read_journal
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.run_dir import SCHEDULER
 
 Say = Callable[..., Overrides]

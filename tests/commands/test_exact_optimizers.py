@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from runs import open_run, prepare
 
-from videotune.commands.open_run import Resume
 from videotune.commands.plan import bytes_a_parameter
 from videotune.commands.train import train
 from videotune.errors import VideotuneError
@@ -18,7 +18,7 @@ from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.distributed import DistributedContext
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
-from videotune.train.trainer import prepare
+from videotune.train.resume import Resume
 
 FULL = ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "learning_rate=0.001")
 
@@ -83,7 +83,6 @@ def test_a_loss_that_is_not_finite_is_told_and_updates_nothing_within_backward(
 
 
 def test_several_processes_cannot_update_within_backward(said: Callable[..., Overrides], tmp_path: Path) -> None:
-    from videotune.commands.open_run import open_run
 
     job = open_run(said("optimizer.step_in_backward=true"), tmp_path / "run", None).job
     with pytest.raises(VideotuneError, match="gradients of 2 processes have to be summed"):

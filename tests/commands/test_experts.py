@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 import torch
 from processes import KILLED, end, start
+from runs import open_run, prepare
 from safetensors.torch import load_file
 
 from videotune.cache.batches import prepare as prepare_batch
 from videotune.cache.expert_schedule import ExpertSchedule, exact
-from videotune.commands.open_run import Resume, open_run
 from videotune.commands.plan import make_plan
 from videotune.commands.sample import SampleOptions, sample
-from videotune.commands.train import make_records, train
+from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.logging.journal import read_journal
+from videotune.train.loop import step_records
 from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.resume import Resume
 from videotune.train.run_spec import open_job
-from videotune.train.trainer import prepare
 
 VARIANT = "t2v-a14b"
 
@@ -103,7 +104,7 @@ def test_unless_set_the_share_is_that_of_the_draws(words: Callable[..., Override
     """Under logit-normal at shift 5 the expert above 0.875 has 37 % of them."""
     said = words(*QUIET, "steps=1000", "timestep_shift=5")
     said = Overrides(data=said.data, sets=tuple(text for text in said.sets if not text.startswith("expert_share")))
-    trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
+    trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
     assert float(trainer.pool.expert_schedule.share) == pytest.approx(0.368, abs=0.001)
     trainer.journal.close()
 
@@ -114,7 +115,7 @@ def test_a_step_moves_its_own_expert_alone_and_one_is_in_memory(
     job = open_run(words(*QUIET, "steps=6", "learning_rate_low=0.002"), tmp_path / "run", None).job
     trainer = prepare(job, tmp_path / "run", False)
     nets = set()
-    records = make_records(trainer)
+    records = step_records(trainer)
     for step in range(1, 7):
         before = {name: value.detach().clone() for name, value in trainer.parameters.items()}
         line = next(records).read()

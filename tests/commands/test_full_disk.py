@@ -22,13 +22,13 @@ from small_disk import (
     make_room,
 )
 
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import life, read_json
 from videotune.train import saving as keeping
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 
 Say = Callable[..., Overrides]
 pytestmark = pytest.mark.usefixtures("server")

@@ -12,13 +12,13 @@ from journal_lines import step_line
 from kills import SAVING, kill_points, killed_at
 from safety_kit import equal, facts_of, of_kind, state, steps_of
 
-from videotune.commands.open_run import Resume, checkpoint_of
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.train.checkpoint import complete_checkpoints, save_checkpoint
 from videotune.train.logging.journal import History, Journal, read_journal
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume, checkpoint_of
 from videotune.train.rollback import set_aside
 
 Say = Callable[..., Overrides]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safety_kit import equal, state, steps_of
 
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.files import read_json
@@ -18,6 +17,7 @@ from videotune.planner.memory import Choice, need
 from videotune.planner.memory_plan import read_facts, wanted_of
 from videotune.train.components import open_models
 from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.resume import Resume
 from videotune.train.run_spec import open_job
 
 RATES = {

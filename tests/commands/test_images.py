@@ -18,8 +18,8 @@ from videotune.families.find import find
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import Job, open_job
-from videotune.train.samples import takes_of
 from videotune.types import PLAIN
+from videotune.validation.callbacks import reads_of_run
 from videotune.validation.previews import first_frames_of
 
 SIZE = ("sample.frames=9", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=2")
@@ -55,7 +55,7 @@ def test_a_preview_begins_with_the_first_frame_of_the_clip_of_its_caption(
     captions = {clip.id: clip.captions for clip in job.library.clips}
     assert len(found) == 3
     assert all(prompt in captions[window.clip_id] for prompt, window in found.items())
-    assert {(window, PLAIN) for window in found.values()} <= set(takes_of(job))
+    assert {(window, PLAIN) for window in found.values()} <= set(reads_of_run(job).samples)
     named = job_of(small_clips, tiny_bases("wan", "i2v"), tmp_path, 'samples=["no caption", "none too"]')
     one, two = first_frames_of(named).values()
     assert one != two, "the first windows, one after the other"

@@ -9,20 +9,20 @@ from typing import Any
 import moments
 import pytest
 import torch
+from runs import open_run, prepare
 from safetensors.torch import load_file, save_file
 from safety_kit import equal, facts_of, of_kind, start, state, steps_of
 
 from videotune.adapters.lora import updates
 from videotune.commands.export import export
-from videotune.commands.open_run import Resume, open_run
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import read_back
 from videotune.train.checkpoint import complete_checkpoints, entry_of
 from videotune.train.components import open_models
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.run_dir import read_run_config
-from videotune.train.trainer import prepare
 
 Say = Callable[..., Overrides]
 ALPHA = 3.0

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import open_run, prepare
 from safetensors import safe_open
 from safetensors.torch import load_file
 from safety_kit import equal, facts_of, state
@@ -15,14 +16,13 @@ from safety_kit import equal, facts_of, state
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.commands.export import export
-from videotune.commands.open_run import Resume, open_run
 from videotune.commands.plan import plan
 from videotune.commands.sample import SampleOptions, open_sampler, render, sample
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.train.resolve_config import Overrides
-from videotune.train.trainer import prepare
+from videotune.train.resume import Resume
 
 Say = Callable[..., Overrides]
 KIN = ("DORA", "LOHA", "LOKR", "OFT")

@@ -10,14 +10,14 @@ import torch
 from safety_kit import equal, facts_of, of_kind, state, steps_of, warnings_of
 
 from videotune.cache.batches import Source
-from videotune.commands import train as loop
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json
+from videotune.train import loop
 from videotune.train import step as room
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.trainer import Trainer
 from videotune.types import Moments
 
@@ -189,7 +189,7 @@ def test_a_state_that_is_not_finite_is_never_saved(
     part: str, said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever made it so: here somebody writes a NaN into it before step 3."""
-    make, run = loop.make_records, tmp_path / "run"
+    make, run = loop.step_records, tmp_path / "run"
 
     def spoilt(trainer: Trainer) -> Any:
         for number, record in enumerate(make(trainer), 1):
@@ -202,7 +202,7 @@ def test_a_state_that_is_not_finite_is_never_saved(
                 where[part].view(-1)[1] = float("nan")
             yield record
 
-    monkeypatch.setattr(loop, "make_records", spoilt)
+    monkeypatch.setattr(loop, "step_records", spoilt)
     with pytest.raises(VideotuneError, match=rf"step 4: 1 tensors are not finite, the first: {part} of .*: not saved"):
         train(said("steps=6", "save_every=2", "ema.decay=0.9"), run)
     assert complete(run) == [2]

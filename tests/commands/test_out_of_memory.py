@@ -10,17 +10,17 @@ import pytest
 import torch
 from safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_of, warnings_of
 
-from videotune.commands import train as loop
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.config.resolve import parse
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.planner.out_of_memory import remedies
+from videotune.train import loop
 from videotune.train import step as room
 from videotune.train import updates as ways
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.step import of_memory
 from videotune.train.trainer import Trainer
 
@@ -33,7 +33,7 @@ def complete(run: Path) -> list[int]:
 
 def fail_in_forward(monkeypatch: pytest.MonkeyPatch, number: int, error: Callable[[], BaseException]) -> None:
     """The number-th forward pass of the network in training raises it, as a device that is too small does."""
-    make, passes = loop.make_records, []
+    make, passes = loop.step_records, []
 
     def with_hook(trainer: Trainer) -> Any:
         def hook(module: Any, given: Any) -> None:
@@ -44,7 +44,7 @@ def fail_in_forward(monkeypatch: pytest.MonkeyPatch, number: int, error: Callabl
         trainer.net.register_forward_pre_hook(hook)
         return make(trainer)
 
-    monkeypatch.setattr(loop, "make_records", with_hook)
+    monkeypatch.setattr(loop, "step_records", with_hook)
 
 
 def cuda_error() -> torch.OutOfMemoryError:

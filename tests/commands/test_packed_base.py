@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from safety_kit import equal, facts_of, state
 
 from videotune.commands.export import export
-from videotune.commands.open_run import Resume
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.train.checkpoint import last_checkpoint
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 
 Say = Callable[..., Overrides]
 

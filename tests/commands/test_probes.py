@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from safety_kit import equal, facts_of, of_kind, state, warnings_of
 
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE, INTERRUPTED
 from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.resume import Resume
 from videotune.train.run_spec import open_job
 from videotune.types import ClipShape, VideoRules
 from videotune.validation import sample_metrics as probes

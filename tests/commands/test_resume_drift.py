@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import open_run
 from safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_of, warnings_of
 
-from videotune.commands.open_run import Resume, open_run
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json, write_json
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.run_dir import read_run_config
 
 Say = Callable[..., Overrides]

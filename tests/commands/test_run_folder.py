@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from kills import kill_points, killed_at
+from runs import open_run
 
 from videotune.commands.check import check
-from videotune.commands.open_run import Resume, open_run
 from videotune.commands.plan import make_plan
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
@@ -17,6 +17,7 @@ from videotune.records import read_record
 from videotune.report.thumbnails import keep_pictures
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.rollback import FACTS
 from videotune.train.run_dir import OWN, begin, only_process
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safety_kit import equal, facts_of, of_kind, state
 
-from videotune.commands.open_run import Resume, scanned
 from videotune.commands.plan import plan
 from videotune.commands.train import train
 from videotune.console import size
@@ -24,8 +23,9 @@ from videotune.planner.memory_plan import step_spec
 from videotune.train import components as models
 from videotune.train.components import open_models
 from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.resume import Resume, scanned
 from videotune.train.run_dir import read_run_config
-from videotune.validation import callbacks as readings
+from videotune.validation import decoding
 
 Say = Callable[..., Overrides]
 
@@ -172,7 +172,7 @@ def test_a_preview_that_finds_no_room_sets_the_denoiser_aside_and_then_takes_til
     said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run is the same to the bit, and so is a preview with the denoiser aside."""
-    real, seen, tries = readings.decode, [], []
+    real, seen, tries = decoding.decode, [], []
 
     def short(family: Any, latents: Any, tiled: bool = False) -> list[np.ndarray]:
         tries.append(tiled)
@@ -181,7 +181,7 @@ def test_a_preview_that_finds_no_room_sets_the_denoiser_aside_and_then_takes_til
         seen.append(real(family, latents, tiled))
         return seen[-1]
 
-    monkeypatch.setattr(readings, "decode", short)
+    monkeypatch.setattr(decoding, "decode", short)
     states = []
     for most, wanted in ((0, [False]), (1, [False, False]), (2, [False, False, True])):
         tries.clear()

@@ -19,11 +19,11 @@ from videotune.adapters.text import LiveText
 from videotune.adapters.textual_inversion import EmbeddingSettings, add_rows, token_names
 from videotune.cache.store import Store
 from videotune.commands.export import export
-from videotune.commands.open_run import Resume
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.step import condition
 from videotune.types import Batch
 

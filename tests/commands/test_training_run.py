@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file
 
 from videotune.commands.check import check
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.train.checkpoint import complete_checkpoints, entry_of
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.run_dir import look, only_process
 
 QUIET = ("sample_after=0", "ruler_after=0")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from safety_kit import of_kind, warnings_of
 
-from videotune.commands.open_run import Resume
 from videotune.commands.plan import plan
 from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.files import digest, read_json, write_json
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 
 Say = Callable[..., Overrides]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from videotune.cache.exposure import BANDS
 from videotune.commands.check import check
-from videotune.commands.open_run import Resume
 from videotune.commands.plan import plan
 from videotune.commands.train import train
 from videotune.config.resolve import Resolved
@@ -21,7 +21,7 @@ from videotune.files import read_json
 from videotune.toy.dataset import write_dataset
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
-from videotune.validation.exposure import BANDS
+from videotune.train.resume import Resume
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"

@@ -14,15 +14,17 @@ from typing import Any
 import av
 import numpy as np
 import torch
+from runs import fill as fill_cache
+from runs import prepare
 
 from videotune.cache.batches import Source
 from videotune.cache.encode import fill, missing
 from videotune.cache.store import Store
-from videotune.commands.train import make_records
-from videotune.train.components import fill_cache, make_objective, make_source, open_models
+from videotune.train.components import make_objective, make_source, open_models
+from videotune.train.loop import step_records
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import Job, open_job
-from videotune.train.trainer import Trainer, prepare
+from videotune.train.trainer import Trainer
 from videotune.types import Moments, Window
 
 BASE: dict[str, Any] = {
@@ -131,7 +133,7 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
 def run_steps(trainer: Trainer, count: int | None = None) -> list[dict[str, Any]]:
     """Take so many steps (None: all there are); what each one measured."""
     lines = []
-    for record in make_records(trainer):
+    for record in step_records(trainer):
         lines.append(record.read())
         if len(lines) == count:
             break

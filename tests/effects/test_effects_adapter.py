@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from effects_kit import Lab, job_of, run_steps, trainer_of, watched
+from runs import measure
 from safetensors.torch import load_file
 
 from videotune.commands.export import export_run
@@ -20,7 +21,6 @@ from videotune.families.wan import tiny
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import open_job
 from videotune.train.trainer import Trainer
-from videotune.validation.callbacks import measure
 
 
 def exported(trainer: Trainer, steps: int = 1) -> Path:

@@ -14,12 +14,12 @@ import pytest
 import torch
 from clips import noise, numbered, read_numbers, write_clip, write_dataset
 from effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
+from runs import measure
 
 from videotune.cache.batches import prepare
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.train.logging.journal import read_journal
 from videotune.train.run_spec import refuse_skips
-from videotune.validation.callbacks import measure
 
 Counted = Callable[..., list[list[int]]]
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from effects_kit import Lab, film, run_steps, trainer_of, watched
+from runs import preview
 
 from videotune.cache.batches import prepare
 from videotune.commands.sample import SampleOptions, open_sampler, render
-from videotune.commands.train import Trainer, preview
 from videotune.errors import VideotuneError
+from videotune.train.trainer import Trainer
 
 
 @pytest.fixture

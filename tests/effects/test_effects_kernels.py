@@ -8,9 +8,9 @@ import pytest
 import torch
 from effects_kit import BASE, Lab
 
-from videotune.commands import train as loop
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
+from videotune.train import loop
 from videotune.train.resolve_config import Overrides
 from videotune.train.trainer import Trainer
 
@@ -19,7 +19,7 @@ from videotune.train.trainer import Trainer
 def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = loop.make_records
+    make = loop.step_records
     asked: list[bool] = []
     unsafe = False
 
@@ -32,7 +32,7 @@ def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
         trainer.net.register_forward_pre_hook(hook)
         return make(trainer)
 
-    monkeypatch.setattr(loop, "make_records", with_hook)
+    monkeypatch.setattr(loop, "step_records", with_hook)
     places = {"base_model_name": str(lab.model), "cache_dir": str(lab.cache), "datasets": [{"path": str(lab.clips)}]}
 
     def go(run: str, **more: Any) -> int:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from effects_kit import Lab, film, text_of, trainer_of, watched
+from runs import preview
 from safetensors.torch import load_file
 
 from videotune.commands.export import export_run
-from videotune.commands.train import loop
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.sampling.pipeline import draw
 from videotune.train.logging.journal import read_journal
-from videotune.validation.callbacks import preview
+from videotune.train.loop import train_loop
 from videotune.validation.previews import sample_settings, usual_shape
 
 
@@ -31,7 +31,7 @@ def steps_of(files: list[Path]) -> list[int]:
 @pytest.mark.parametrize(("every", "steps"), [(0, [5]), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5])])
 def test_a_checkpoint_lies_there_for_every_so_many_steps_and_the_last(lab: Lab, every: int, steps: list[int]) -> None:
     trainer = trainer_of(lab, {"steps": 5, "save_every": every})
-    assert loop(trainer) == "done"
+    assert train_loop(trainer) == "done"
     folders = list((trainer.run / "checkpoints").iterdir())
     assert steps_of(folders) == steps
     assert all((folder / "COMPLETE").is_file() for folder in folders)
@@ -45,7 +45,7 @@ def test_the_error_is_measured_every_so_many_steps(lab: Lab, every: int, steps: 
     """Each reading calls the network once for each of the 4 clips, small as they are with all 9 noise levels at once."""
     trainer = trainer_of(lab, {"steps": 5, "ruler_after": every})
     with watched(trainer.net) as calls:
-        loop(trainer)
+        train_loop(trainer)
     assert len(calls) == 5 + 4 * len(steps)
     assert [len(call["t"]) for call in calls].count(9) == 4 * len(steps)
     readings = [line for line in read_journal(trainer.run) if line["kind"] == "ruler"]
@@ -58,7 +58,7 @@ def test_the_error_is_measured_every_so_many_steps(lab: Lab, every: int, steps: 
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [0, 2, 4, 5]), (3, [0, 3, 5])])
 def test_previews_are_drawn_every_so_many_steps(lab: Lab, every: int, steps: list[int]) -> None:
     trainer = trainer_of(lab, {"steps": 5, "sample_after": every, "samples": 1})
-    loop(trainer)
+    train_loop(trainer)
     assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == steps
     assert not [line for line in read_journal(trainer.run) if line["kind"] == "warning"]
 
@@ -109,7 +109,7 @@ def test_as_many_different_captions_are_taken_as_were_asked_for(lab: Lab) -> Non
 def test_a_preview_that_is_asked_for_while_training_is_drawn_although_none_are_due(lab: Lab) -> None:
     trainer = trainer_of(lab, {"sample_after": 0, "samples": ["a prompt of no clip"], "steps": 2})
     (trainer.run / "control.json").write_text('{"sample": true}', encoding="utf-8")
-    assert loop(trainer) == "done"
+    assert train_loop(trainer) == "done"
     assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == [1]
     assert not [line for line in read_journal(trainer.run) if line["kind"] == "warning"]
 
@@ -118,7 +118,7 @@ def test_a_preview_that_is_asked_for_while_training_is_drawn_although_none_are_d
 def test_a_preview_that_cannot_be_drawn_is_told_and_the_run_goes_on(lab: Lab) -> None:
     trainer = trainer_of(lab, {"sample_after": 0, "sample.frames": 6, "steps": 2})
     (trainer.run / "control.json").write_text('{"sample": true}', encoding="utf-8")
-    assert loop(trainer) == "done"
+    assert train_loop(trainer) == "done"
     (warning,) = [line for line in read_journal(trainer.run) if line["kind"] == "warning"]
     assert "sample.frames" in warning["text"]
 
@@ -206,7 +206,7 @@ def test_the_lora_is_written_where_and_as_the_config_says(lab: Lab) -> None:
         """The formats by the names of the tensors in the files, and where these lie."""
         place = None if destination is None else str(destination)
         trainer = trainer_of(lab, {"output_model_format": formats, "output_model_destination": place, "steps": 1})
-        loop(trainer)
+        train_loop(trainer)
         done = export_run(trainer.run, trainer.family, trainer.parameters, 1, trainer.job.resolved)
         lying = list((destination or trainer.run / "export").glob("*.safetensors"))
         assert sorted(lying) == sorted(one.path for one in done)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from effects_kit import Lab, text_of, trainer_of, watched
+from runs import probe
 
-from videotune.commands.train import loop
 from videotune.train.logging.journal import read_journal
-from videotune.validation.sample_metrics import probe
+from videotune.train.loop import train_loop
 
 PROBED = {"probe_budget": 1e6, "probe.steps": 1, "probe.samples": 2}
 
@@ -33,7 +33,7 @@ def test_what_the_budget_does_not_allow_is_not_measured(
 ) -> None:
     trainer = trainer_of(lab, PROBED | {"probe_budget": budget, "steps": 4, "save_every": 3})
     with watched(trainer.net) as calls:
-        loop(trainer)
+        train_loop(trainer)
     lines = [line for line in read_journal(trainer.run) if line["kind"] == "probe"]
     assert [line["step"] for line in lines if "not_measured" not in line] == measured
     assert [line["step"] for line in lines if "not_measured" in line] == told

@@ -9,9 +9,9 @@ import torch
 from effects_kit import BASE, Lab
 from safetensors.torch import load_file
 
-from videotune.commands import train as loop
 from videotune.commands.train import train
 from videotune.errors import DONE, DoesNotFit
+from videotune.train import loop
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
 from videotune.train.trainer import Trainer
@@ -19,7 +19,7 @@ from videotune.train.trainer import Trainer
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """The network has no room at this step, the first time that it comes."""
-    make, failed = loop.make_records, []
+    make, failed = loop.step_records, []
 
     def with_hook(trainer: Trainer) -> Any:
         passes: list[int] = []
@@ -33,7 +33,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         trainer.net.register_forward_pre_hook(hook)
         return make(trainer)
 
-    monkeypatch.setattr(loop, "make_records", with_hook)
+    monkeypatch.setattr(loop, "step_records", with_hook)
 
 
 @pytest.mark.effect("out_of_memory")

@@ -11,11 +11,10 @@ from effects_kit import Lab, run_steps, trainer_of, weights
 from safetensors.torch import load_file
 
 from videotune.commands.export import export_run
-from videotune.commands.train import loop
 from videotune.errors import VideotuneError
 from videotune.train.checkpoint import complete_checkpoints
+from videotune.train.loop import train_loop
 from videotune.train.saving import save
-from videotune.validation.callbacks import averaged
 
 
 def stored(run: Path, part: str) -> dict[str, torch.Tensor]:
@@ -114,7 +113,7 @@ def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float
     for name, value in expected.items():
         torch.testing.assert_close(trainer.result[name].double(), value, rtol=1e-5, atol=1e-7)
     assert max((live[name] - trainer.result[name]).abs().max() for name in live) > 1e-3
-    with averaged(trainer):
+    with trainer.averaged():
         inside = weights(trainer)
     assert all(torch.equal(weights(trainer)[name], value) for name, value in live.items())
     assert all(torch.equal(trainer.result[name], value) for name, value in inside.items())
@@ -159,7 +158,7 @@ def test_a_run_begins_with_the_weights_that_it_is_given(lab: Lab) -> None:
 def checkpoints(lab: Lab, **knobs: float) -> list[int]:
     """The steps whose checkpoints are there after six steps; the last one is a save."""
     trainer = trainer_of(lab, {"steps": 6} | knobs)
-    assert loop(trainer) == "done"
+    assert train_loop(trainer) == "done"
     return sorted(int(re.findall(r"\d+", folder.name)[0]) for folder in (trainer.run / "checkpoints").glob("step-*"))
 
 

@@ -14,13 +14,13 @@ import torch
 from effects_kit import Lab, gradients, run_steps, source_of, trainer_of, watched, weights
 
 from videotune.cache.batches import Prepared, prepare
-from videotune.commands.train import make_records
 from videotune.config.load import parse_sets
 from videotune.config.resolve import resolve
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
 from videotune.rng import draws
 from videotune.train.components import make_objective
+from videotune.train.loop import step_records
 
 
 @pytest.mark.effect("steps")
@@ -105,7 +105,7 @@ def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
             return trainer.family.condition(states)
 
         trainer.source = replace(trainer.source, condition=condition)
-        records = make_records(trainer)
+        records = step_records(trainer)
         lines = [next(records).read()]
         limit = time.monotonic() + 5
         while threads and len(readers) < 2 * threads + 1 and time.monotonic() < limit:

@@ -42,7 +42,7 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"held_out": part(HELD[step], (0.9, 1.0, 1.1)), "train": part(TRAIN[step], (1.0, 1.0))}
 
     planted.seen = {}  # type: ignore[attr-defined]
-    monkeypatch.setattr("videotune.validation.callbacks.read_ruler", planted)
+    monkeypatch.setattr("videotune.validation.callbacks.read_validation", planted)
 
 
 def run_of(lab: Lab, data: list[dict[str, str]], **knobs: Any) -> list[dict[str, Any]]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 
 STEPS, MIDDLE = 6, 3
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import open_run, prepare
 
-from videotune.commands.open_run import open_run
-from videotune.commands.train import loop
 from videotune.train.logging.journal import read_journal
+from videotune.train.loop import train_loop
+from videotune.train.progress import WAITS
 from videotune.train.resolve_config import Overrides
-from videotune.train.throughput import WAITS
-from videotune.train.trainer import announce, prepare
+from videotune.train.setup import announce
 
 
 def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
@@ -34,10 +34,10 @@ def test_seconds_by_phase_sum_to_the_wall_time(
     """
     sets = ("steps=12", "batch_size=6", "ruler_after=6", "sample_after=6", "save_every=6", "sample.steps=2")
     said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *sets)
-    trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
+    trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
     announce(trainer, None)
     begun = time.perf_counter()
-    assert loop(trainer) == "done"
+    assert train_loop(trainer) == "done"
     wall = time.perf_counter() - begun
     trainer.journal.close()
     told = 0.0
@@ -52,7 +52,7 @@ def test_a_run_that_waits_for_data_says_so(
     small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each batch takes 60 ms longer to come than it does; the warning comes once, after twenty steps."""
-    import videotune.commands.train as train
+    import videotune.train.loop as train
 
     batches = train.stream
 
@@ -65,9 +65,9 @@ def test_a_run_that_waits_for_data_says_so(
     for run, stream in (("fast", batches), ("slow", slow)):
         monkeypatch.setattr(train, "stream", stream)
         said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *sets)
-        trainer = prepare(open_run(said, tmp_path / run, None).job, tmp_path / run, False)
+        trainer = prepare(open_run(said, tmp_path / run).job, tmp_path / run, False)
         announce(trainer, None)
-        assert loop(trainer) == "done"
+        assert train_loop(trainer) == "done"
         trainer.journal.close()
     warned = [line for line in read_journal(tmp_path / "slow") if line["kind"] == "warning"]
     assert len([line for line in warned if line["text"].startswith(WAITS)]) == 1

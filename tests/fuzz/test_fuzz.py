@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from mutate import COUNT, try_each
+from runs import open_run
 from safetensors.torch import save_file
 
-from videotune.commands.open_run import Resume, open_run
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train
 from videotune.config.load import preset_names, read_preset
@@ -28,6 +28,7 @@ from videotune.train.checkpoint import complete_checkpoints, last_checkpoint
 from videotune.train.components import open_models
 from videotune.train.logging.journal import History
 from videotune.train.resolve_config import Overrides, layers, resolve_config
+from videotune.train.resume import Resume
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,16 +11,15 @@ import pytest
 import torch
 from cuda_kit import no_host_sync
 from offload_kit import batch_of, deepen
+from runs import open_run, prepare
 from torch import nn
 
 from videotune.adapters.lora import LoraSettings, add_lora
-from videotune.commands.open_run import open_run
-from videotune.commands.train import make_records
 from videotune.families.find import find
 from videotune.families.loading import loading_onto
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.train.loop import step_records
 from videotune.train.resolve_config import Overrides
-from videotune.train.trainer import prepare
 
 pytestmark = pytest.mark.cuda
 Bases = Callable[..., Path]
@@ -86,8 +85,8 @@ def test_no_step_waits_for_the_host(small_clips: Path, tiny_bases: Bases, tmp_pa
     streamed = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED")
     base = deepen(tiny_bases("wan"), tmp_path / "deep")
     said = Overrides(data=str(small_clips), sets=(f"base_model_name={base}", *fixed, *streamed))
-    trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
-    records: Any = make_records(trainer)
+    trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
+    records: Any = step_records(trainer)
     late = [next(records)]
     with no_host_sync():
         late += [next(records) for _ in range(10)]

@@ -11,11 +11,11 @@ import torch
 from offload_kit import deepen
 from safety_kit import equal, facts_of, of_kind, state
 
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.train.resolve_config import Overrides
-from videotune.validation import callbacks as readings
+from videotune.train.resume import Resume
+from videotune.validation import decoding
 
 Say = Callable[..., Overrides]
 
@@ -48,8 +48,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
         seen.extend(latents)
         return decode(family, latents)
 
-    decode = readings.decode
-    monkeypatch.setattr(readings, "decode", keep)
+    decode = decoding.decode
+    monkeypatch.setattr(decoding, "decode", keep)
     return seen
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from cuda_kit import no_host_sync
+from runs import open_run, prepare
 
-from videotune.commands.open_run import open_run
-from videotune.commands.train import make_records, train
+from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.train.logging.journal import read_journal
+from videotune.train.loop import step_records
 from videotune.train.resolve_config import Overrides
-from videotune.train.trainer import prepare
 
 pytestmark = pytest.mark.cuda
 Bases = Callable[[str], Path]
@@ -33,12 +33,12 @@ def test_no_step_waits_for_the_host(anchored: bool, small_clips: Path, tiny_base
     ``anchored``: every other clip is a regularization clip, for which the base model is asked too.
     """
     said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", "steps=12", "batch_size=2")
-    trainer = prepare(open_run(said, tmp_path / "run", None).job, tmp_path / "run", False)
+    trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
     if anchored:
         clips = dict(trainer.source.clips)
         clips |= {name: replace(clips[name], kind="regularization", target="base") for name in sorted(clips)[::2]}
         trainer.source = replace(trainer.source, clips=clips)
-    records: Any = make_records(trainer)
+    records: Any = step_records(trainer)
     late = [next(records)]
     with no_host_sync():
         late += [next(records) for _ in range(10)]

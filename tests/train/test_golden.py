@@ -23,7 +23,8 @@ from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.families.find import find
 from videotune.rng import draws
-from videotune.train.engine import run_steps
+from videotune.train.distributed import DistributedContext
+from videotune.train.loop import run_steps
 from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer
 from videotune.train.step import StepSettings, Trainable
 from videotune.types import Clip, ClipShape, Window
@@ -73,7 +74,9 @@ def losses(base: Path, folder: Path) -> list[float]:
     optimizer = make_optimizer({"transformer": list(parameters.values())}, OptimizerSettings())
     trainable = Trainable(parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)})
     steps, settings = stream(source, 1, 20, 0), StepSettings(2, 1.0, None)
-    records = run_steps(family, lambda step: (net, trainable, step), loss, steps, settings, torch.device("cpu"))
+    records = run_steps(
+        family, lambda step: (net, trainable, step), loss, steps, settings, torch.device("cpu"), DistributedContext()
+    )
     return [float(record.read()["loss"]) for record in records]
 
 

@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 
 from videotune.cache.store import Store
 from videotune.commands.export import export
-from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.train.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.run_dir import read_run_config
 
 STEPS = 4

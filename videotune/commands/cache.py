@@ -19,8 +19,7 @@ from videotune.train.components import open_models
 from videotune.train.distributed import join
 from videotune.train.resolve_config import Overrides, resolve_config, without_captions_too
 from videotune.train.run_spec import CACHE_NAME, Job, open_job, refuse_skips
-from videotune.train.samples import captions_of, takes_of
-from videotune.validation.sample_plan import all_prompts
+from videotune.validation.callbacks import reads_of_run
 
 
 def cache(words: Overrides, *, allow_skips: str | None = None) -> int:
@@ -31,7 +30,7 @@ def cache(words: Overrides, *, allow_skips: str | None = None) -> int:
         for note in job.notes:
             echo(f"note: {note}")
         family = open_models(job.spec, job.base, job.config)
-        fill_distributed(job, family, all_prompts(job), dist)
+        fill_distributed(job, family, reads_of_run(job), dist)
         if dist.is_main:
             out(f"{len(job.library.windows) + len(job.library.held_out_windows)} windows are cached in {job.cache}")
         dist.barrier()
@@ -102,9 +101,8 @@ def prune_cache(words: Overrides, *, yes: bool = False) -> int:
     if job.library.skipped:
         echo(f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed")
     prints = open_models(job.spec, job.base, job.config).fingerprints()
-    captions = captions_of(job, all_prompts(job))
-    noisy = job.spec.image_noise
-    names = wanted(prints, job.spec.text_tokens, captions, takes_of(job), job.config.seed, noisy)
+    reads, noisy = reads_of_run(job), job.spec.image_noise
+    names = wanted(prints, job.spec.text_tokens, reads.captions, reads.samples, job.config.seed, noisy)
     said = len(store.notes)
     pruned = care.prune(store, names, yes=yes)
     _say_notes(store, said)

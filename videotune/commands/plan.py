@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import by_module
 from videotune.adapters.patterns import grouped
+from videotune.cache.exposure import TARGETS, steps_for
 from videotune.cache.sampler import steps_a_pass
 from videotune.config.schema import Config
 from videotune.console import bar, print_table, size
@@ -17,18 +18,16 @@ from videotune.data.account import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.families.find import find
 from videotune.report.dataset import shape_words
+from videotune.train.components import what_trains
 from videotune.train.experts import trained
 from videotune.train.resolve_config import Overrides, resolve_config, without_captions_too
 from videotune.train.run_spec import Job, open_job, refuse_skips
-from videotune.train.samples import captions_of, takes_of
 from videotune.train.text_encoders import in_loop, text_size
-from videotune.types import FamilySpec
-from videotune.validation.exposure import TARGETS, steps_for
+from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overhead import beside, in_words
-from videotune.validation.sample_plan import all_prompts
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 
 def plan(
@@ -149,30 +148,14 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     return {"modules": modules, "parameters": count, "groups": grouped(paths)}
 
 
-def what_trains(net: nn.Module, spec: FamilySpec, config: Config) -> Mapping[str, nn.Parameter]:
-    """What would train of a skeleton, by name, without memory; an adapter is put into it.
-
-    Raises VideotuneError where the config names nothing, or an adapter that does not fit.
-    """
-    import torch
-
-    from videotune.adapters.full import add_full
-    from videotune.adapters.lora import inject
-    from videotune.train.components import lora_settings
-
-    if config.training_method == "FINE_TUNE":
-        return add_full(net, config.transformer.layers)
-    with torch.device("meta"):  # PEFT itself says how much there is, without a number drawn
-        return inject(net, spec, lora_settings(config))
-
-
 def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
     spec, noisy = job.spec, job.spec.image_noise
-    views = {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}
+    reads = reads_of_run(job)
+    views = {(window, variant if window.varies or noisy else 0) for window, variant in reads.samples}
     latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in views)
     numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_extras
-    texts = 4 * numbers * len(captions_of(job, all_prompts(job)))
+    texts = 4 * numbers * len(reads.captions)
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:
         out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]

@@ -271,6 +271,17 @@ def fit_settings(job: Job) -> Job:
     return decided(job, result.chosen)
 
 
+def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
+    """``fit_settings`` for a run that starts or resumes; with ``replan`` what was chosen before is chosen anew, and told."""
+    before = job.config
+    job, told = fit_settings(reopened(job) if replan else job), []
+    for key in OPEN if replan else ():
+        if getattr(job.config, key) != getattr(before, key):
+            told.append(f"replanned: {key}: {getattr(before, key)!r} -> {getattr(job.config, key)!r}")
+            echo(told[-1])
+    return job, told
+
+
 def planned_bytes(job: Job, dtype: str) -> int | None:
     """Bytes that a plan says a step allocates at the most; None where no plan was made."""
     facts, config = known_facts(job, dtype), job.config

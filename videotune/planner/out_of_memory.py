@@ -7,8 +7,8 @@ from videotune.config.schema import Config
 from videotune.config.words import ROUNDED
 from videotune.errors import DoesNotFit
 from videotune.train.saving import rescue_message, save_what_is_good
+from videotune.train.setup import Trainer
 from videotune.train.step import OutOfMemory
-from videotune.train.trainer import Trainer
 
 
 class DeviceFull(DoesNotFit):

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
-from videotune.adapters.lora import LoraSettings
+from videotune.adapters.full import add_full
+from videotune.adapters.lora import LoraSettings, inject
 from videotune.cache.batches import Source, assemble
-from videotune.cache.encode import FillReport, Todo, cut_captions, encode_take, fill, fits_of, missing
+from videotune.cache.encode import encode_take
 from videotune.cache.expert_schedule import ExpertSchedule
 from videotune.cache.store import Store
 from videotune.config.schema import Config
-from videotune.console import bar, clock, echo
-from videotune.data.workers import Workers
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
-from videotune.errors import DoesNotFit, VideotuneError
+from videotune.errors import VideotuneError
 from videotune.families.find import find, part_files, place
-from videotune.families.loading import text_encoders_streamed
 from videotune.train.run_spec import Job
-from videotune.train.samples import captions_of, takes_of, texts_of
-from videotune.train.step import of_memory
-from videotune.train.text_encoders import cut_prompts, in_loop, live_text
+from videotune.train.text_encoders import in_loop
 from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
@@ -117,107 +113,6 @@ def shift_of(spec: FamilySpec, config: Config) -> Callable[[ClipShape], float] |
     return lambda shape: shift_of_tokens(spec.tokens(shape), rule)
 
 
-Tell = Callable[[str, int, int], None]
-
-
-def fill_cache(
-    job: Job, family: Family, store: Store, extra: Sequence[str] = (), own: Todo | None = None, tell: Tell | None = None
-) -> None:
-    """``fill_once``; where the device has no room for the text encoder, once more with its blocks streamed from the host.
-
-    Raises DoesNotFit where there is none then either, or none for the autoencoder.
-    """
-    try:
-        fill_once(job, family, store, extra, own, tell)
-    except (MemoryError, RuntimeError) as error:
-        if not of_memory(error):
-            raise
-        echo("note: the device has no room for an encoder; the blocks of the text encoder now come from host memory")
-        family.free("text_encoder")
-        family.free("vae")
-        try:
-            with text_encoders_streamed(echo):
-                fill_once(job, family, store, extra, own, tell)
-        except (MemoryError, RuntimeError) as again:
-            if not of_memory(again):
-                raise
-            raise DoesNotFit(
-                f"the device has no room to encode {job.shapes[0]} pixels: fewer frames (video_config.frames) or a lower "
-                "resolution would help, or a larger card for this part alone (videotune cache)"
-            ) from again
-
-
-def lacks(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> Todo:
-    """What the cache does not have of what a run reads: every caption, the empty one, ``extra`` prompts, every take."""
-    prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
-    fits = fits_of(family, job.shapes[0])
-    return missing(store, prints, tokens, captions_of(job, extra), takes_of(job), seed, job.spec.image_noise, fits)
-
-
-def fill_once(
-    job: Job, family: Family, store: Store, extra: Sequence[str] = (), own: Todo | None = None, tell: Tell | None = None
-) -> None:
-    """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds.
-
-    ``tell``: called with what is encoded and how fast, how many are done, and how many there are.
-    """
-    prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
-    captions, todo = captions_of(job, extra), lacks(job, family, store, extra) if own is None else own
-    if todo:
-        threads = job.config.dataloader_threads
-
-        def told(what: str, done: int, total: int) -> None:
-            progress.update(done, total, what)
-            if tell is not None:
-                tell(what, done, total)
-
-        with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
-            report = fill(
-                family,
-                store,
-                todo,
-                job.library.facts,
-                seed,
-                workers,
-                told,
-                own is not None,
-            )
-        if own is None:
-            echo(f"encoded {report.captions} captions and {report.takes} windows into {store.folder} {waiting(report)}")
-    if own is not None:
-        return
-    for note in store.notes:
-        echo(f"note: {note}")
-    echo_truncated(job, [text for text in cut_captions(store, prints["text_encoder"], tokens, captions) if text])
-
-
-def echo_truncated_live(job: Job, family: Family, extra: Sequence[str] = ()) -> None:
-    """The same where text is encoded in the step and none is in the cache."""
-    live = live_text(job.config)
-    if live is not None:
-        echo_truncated(job, cut_prompts(family, live, texts_of(job, extra)))
-
-
-def echo_truncated(job: Job, cut: Sequence[str]) -> None:
-    """Say which texts are longer than the model reads."""
-    tokens = job.spec.text_tokens
-    if cut:
-        echo(
-            f"warning: {len(cut)} captions are longer than the {tokens} tokens that {job.spec.title} reads and are cut,"
-        )
-        echo(f"  the first begins {cut[0][:60]!r}")
-
-
-def waiting(report: FillReport) -> str:
-    """How long it took, and whether it waited for frames; dataloader_threads is the remedy."""
-    text = f"in {clock(report.seconds)}"
-    if report.seconds > 5 and report.waited > 0.2 * report.seconds:
-        return (
-            f"{text}; {report.waited / report.seconds:.0%} of it waiting for frames: more dataloader_threads would help"
-        )
-    return text
-
-
 def make_source(
     job: Job, family: Family, store: Store, loss: Objective, expert_schedule: ExpertSchedule | None = None
 ) -> Source:
@@ -254,3 +149,14 @@ def plain_batch(source: Source, window: Window) -> Batch:
     """A window alone with its first caption, nothing drawn or dropped: what the ruler reads."""
     caption = source.clips[window.clip_id].captions[0]
     return assemble(source, [window], [caption], [source.plain(window)], [source.conditions_on_first_frame])
+
+
+def what_trains(net: nn.Module, spec: FamilySpec, config: Config) -> Mapping[str, nn.Parameter]:
+    """What would train of a skeleton, by name, without memory; an adapter is put into it.
+
+    Raises VideotuneError where the config names nothing, or an adapter that does not fit.
+    """
+    if config.training_method == "FINE_TUNE":
+        return add_full(net, config.transformer.layers)
+    with torch.device("meta"):  # PEFT itself says how much there is, without a number drawn
+        return inject(net, spec, lora_settings(config))

@@ -25,9 +25,8 @@ from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import share_of
 from videotune.memory.sharding import Shards
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
-from videotune.train.cache_filling import sharded
 from videotune.train.components import device_and_dtype, dtype_name, lora_settings
-from videotune.train.distributed import DistributedContext
+from videotune.train.distributed import DistributedContext, sharded
 from videotune.train.ema import Ema
 from videotune.train.engine import Turn
 from videotune.train.experts import TEXT, trained

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
@@ -160,6 +161,11 @@ class DistributedContext:
 
             torch_dist.all_reduce(values)
         return values
+
+
+def sharded(config: Config, dist: DistributedContext) -> bool:
+    """Whether no process has the whole network: then all run it in step, also for validation and previews."""
+    return config.sharding == "FULL" and dist.size > 1
 
 
 def _portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

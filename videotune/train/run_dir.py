@@ -192,10 +192,10 @@ def run_settings(run: Path) -> dict[str, Any]:
     return settings
 
 
-def look(run: Path) -> set[str]:
+def poll_control(run: Path) -> set[str]:
     """What ``control.json`` asks for; the file is taken away, so each asking is answered once.
 
-    Raises nothing: a file that is not (yet) JSON is left for the next look.
+    Raises nothing: a file that is not (yet) JSON is left for the next poll.
     """
     path = run / "control.json"
     if not path.exists():

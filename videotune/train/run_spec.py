@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from videotune.cache.exposure import Exposure, exposure
 from videotune.cache.sampler import Schedule, steps_a_pass, views
 from videotune.config.resolve import Resolved, total_steps
 from videotune.config.schema import Config, Dataset
@@ -26,7 +27,6 @@ from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest, user_cache
 from videotune.train.text_encoders import holding_the_token, unused_rates
 from videotune.types import BasePlace, ClipShape, FamilySpec, Window
-from videotune.validation.exposure import Exposure, exposure
 
 CACHE_NAME = ".videotune-cache"
 """The folder in or beside a dataset that keeps what was encoded."""
@@ -102,6 +102,12 @@ class Job:
         """The windows that the run learns from; all of them where there are regularization clips alone."""
         kept, windows = self.library.regularization, self.library.windows
         return tuple(window for window in windows if window.clip_id not in kept) or windows
+
+    @cached_property
+    def captions(self) -> dict[str, tuple[str, ...]]:
+        """Each training window's captions, by the window's id."""
+        captions = {clip.id: clip.captions for clip in self.library.clips}
+        return {window.id: captions[window.clip_id] for window in self.library.windows}
 
     def data_digest(self) -> str:
         """Names what is trained on: windows, captions and the held-out clips."""

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,11 +24,9 @@ from videotune.train.checkpoint import (
 )
 from videotune.train.components import lora_settings
 from videotune.train.optimizers import optimizer_state, without_state
-from videotune.train.run_dir import look
+from videotune.train.run_dir import poll_control
 from videotune.train.sharded_checkpoint import save_shards
-from videotune.train.trainer import Trainer
-from videotune.validation.best import best_step
-from videotune.validation.verdict import write_exposure
+from videotune.train.trainer import Callback, Trainer, times
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,6 +38,35 @@ TRY_AGAIN = 5.0
 
 SPARE = 4 << 20
 """Bytes that must stay free beside a checkpoint: the journal, the heartbeat and the marker."""
+
+
+class Saving(Callback):
+    """Checkpoints: every ``save_every`` steps, at the end, at a stop and when asked; backups by their own schedule."""
+
+    at_stop, word = True, "save"
+
+    def __init__(self, every: int) -> None:
+        self.every, self._kind = every, "save"
+
+    def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
+        """As any callback, and by time where the config says so: then it is a backup."""
+        saves = step == trainer.job.steps or trainer.signals.stop or super().due(trainer, step, asked)
+        backup = backup_due(trainer, step)
+        self._kind = "backup" if backup and not saves else "save"
+        return saves or backup
+
+    def run(self, trainer: Trainer, step: int) -> None:
+        """Write the checkpoint that ``due`` asked for."""
+        save(trainer, step, trainer.dist.broadcast(self._kind) if trainer.rows else self._kind)
+
+    def save(self, trainer: Trainer, step: int, kind: str) -> None:
+        """Write a checkpoint now."""
+        save(trainer, step, kind)
+
+    def seconds_left(self, trainer: Trainer, step: int, took: float, steps: float) -> float:
+        """At least the last checkpoint is still to come."""
+        last = trainer.job.steps
+        return (times(self.every, last, step) if self.every else int(step < last)) * took
 
 
 def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
@@ -70,7 +97,7 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
         else is_kept(trainer.run, step, kind)
     ):
         return
-    trainer.pulse.tell("saving", step)
+    trainer.heartbeat.set("saving", step)
     begun, parts = time.perf_counter(), parts_of(trainer)
     without = [
         key
@@ -99,7 +126,7 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
     place = saved.folder.relative_to(trainer.run).as_posix()
     backup = {"backup": True} if saved.kind == "backup" else {}
     trainer.journal.event("save", step=step, path=place, **backup, seconds=round(time.perf_counter() - begun, 3))
-    write_exposure(trainer, step)
+    trainer.write_exposure(step)
     retire(trainer)
 
 
@@ -118,6 +145,21 @@ def retire(trainer: Trainer) -> None:
         except OSError as error:  # somebody has a file of it open, say: no reason to end a run whose state is saved
             text = f"the old checkpoint {old.folder.name} cannot be taken away: {error}"
             warn(trainer.journal, found[-1].step, text)
+
+
+def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int | None:
+    """Of ``steps`` the one with the lowest normalised reading over held-out clips; None where none was read.
+
+    Only readings of the latest ruler compare. Where no clip is held out nothing can be called best.
+    """
+    readings = [line for line in lines if line["kind"] == "ruler"]
+    now = readings[-1].get("ruler") if readings else None
+    found: dict[int, float] = {}
+    for line in readings:
+        value = (line.get("held_out") or {}).get("normalised")
+        if value is not None and line["step"] in steps and line.get("ruler") == now:
+            found[line["step"]] = value
+    return min(found, key=lambda step: (found[step], step)) if found else None
 
 
 def backup_due(trainer: Trainer, step: int) -> bool:
@@ -157,12 +199,12 @@ def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
         text = f"no room for what step {step} has to write ({error.strerror or error}): the run waits until there is"
         echo(f"paused: {text}. Make room, and it goes on by itself; Ctrl-C ends it. {rescue_message(trainer.run)}")
         trainer.journal.event("warning", step=step, text=text)
-    trainer.pulse.tell("paused", step)
-    trainer.pulse.beat()
+    trainer.heartbeat.set("paused", step)
+    trainer.heartbeat.beat()
     until = time.monotonic() + TRY_AGAIN
     while time.monotonic() < until:
-        asked_since = trainer.asked.stop and trainer.asked.at >= trainer.paused_at
-        if asked_since or "stop" in look(trainer.run):
+        asked_since = trainer.signals.stop and trainer.signals.at >= trainer.paused_at
+        if asked_since or "stop" in poll_control(trainer.run):
             saved = is_kept(trainer.run, step, "backup")
             lost = "all steps are saved" if saved else "the steps since the last checkpoint are lost"
             raise VideotuneError(f"stopped while the disk was full: {lost}. {rescue_message(trainer.run)}")
@@ -174,7 +216,7 @@ def with_disk_retry(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
 
     Raises VideotuneError as ``wait_or_raise`` does.
     """
-    doing = trainer.pulse.state
+    doing = trainer.heartbeat.state
     while True:
         try:
             done = write()
@@ -187,7 +229,7 @@ def with_disk_retry(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
     if trainer.paused_at is not None:
         echo("there is room again: going on")
         trainer.paused_at = None
-        trainer.pulse.tell(doing)
+        trainer.heartbeat.set(doing)
     return done
 
 
@@ -222,7 +264,7 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
 
 
 def save_what_is_good(trainer: Trainer, step: int) -> str:
-    """Before an error ends the run: keep the state after ``step``, and say where it can go on."""
+    """Before an error ends the run: keep the state after ``step``, and say where the run can continue."""
     there = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
     if step and (trainer.rows or (trainer.dist.is_main and step not in there)):
         save(trainer, step)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,12 @@ class StepRecord:
     clock: Clock
     expert: str | None = None
 
-    def read(self) -> dict[str, object]:
+    def read(self) -> dict[str, Any]:
         """The step's line of the journal, with plain numbers."""
         if self.arrived is not None:
             self.arrived.synchronize()
         loss, grad_norm, *mse = self.values.tolist()
-        line: dict[str, object] = {
+        line: dict[str, Any] = {
             "kind": "step",
             "step": self.step,
             "loss": loss,

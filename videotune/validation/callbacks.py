@@ -1,193 +1,251 @@
-"""What is looked at between two steps: the ruler and the previews. Neither moves anything of the training."""
+"""The callbacks of a run in their order, and the two that look at the network: validation and previews."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from videotune.console import bar, echo, warn
 from videotune.data.film import write_video
-from videotune.sampling.pipeline import decode, draw, file_name
+from videotune.sampling.pipeline import draw, file_name
+from videotune.train.cache_filling import Reads, reads_of
 from videotune.train.components import plain_batch
 from videotune.train.distributed import RankMismatch
 from videotune.train.run_dir import Interrupted
-from videotune.train.step import condition, of_memory
-from videotune.train.trainer import Trainer
-from videotune.validation.overhead import due
-from videotune.validation.previews import first_frames_of, sample_settings, usual_shape
-from videotune.validation.validation_loss import owners, read_validation, related
+from videotune.train.run_spec import Job
+from videotune.train.saving import Saving, best_step
+from videotune.train.step import condition
+from videotune.train.trainer import Callback, Trainer, due
+from videotune.types import Window
+from videotune.validation.decoding import decoded
+from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row
+from videotune.validation.previews import first_frames_of, prompts_of, sample_settings, usual_shape
+from videotune.validation.sample_metrics import SampleMetricsCallback
+from videotune.validation.sample_plan import sample_metrics_plan
+from videotune.validation.selection import validation_windows
+from videotune.validation.validation_loss import ValidationLoss, owners, read_validation, related
 from videotune.validation.validation_set import freeze
-from videotune.validation.verdict import write_exposure, write_verdict
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
+from videotune.validation.verdict import write_verdict
 
 FAILED = "the preview at step {} failed"
 """How a warning of that begins; such a preview is not tried again when the run is resumed from its step."""
 
 
-def before_training(trainer: Trainer) -> None:
-    """Readings that belong to the first step, or to the step resumed from if it was killed before they were made.
-
-    What the journal lacks the first process says; where all must run the network in step, it tells the others.
-    """
-    if not trainer.looks:
-        return
-    step, dist = trainer.first - 1, trainer.dist
-    reads, draws, drawn = lacking(trainer) if dist.is_main else (False, False, set())
-    if trainer.together:
-        reads, draws, drawn = dist.broadcast((reads, draws, drawn))
-    if reads:
-        measure(trainer, step)
-    elif dist.is_main and trainer.job.config.ruler_after:
-        write_verdict(trainer, step)  # of a reading that was made before a kill
-    if draws:
-        preview(trainer, step, drawn)
+def callbacks_of(job: Job) -> list[Callback]:
+    """What a run does between its steps, in this order."""
+    config, plan = job.config, sample_metrics_plan(job)
+    found = [Saving(config.save_every), Validation(job), Previews(job)]
+    return found if plan is None else [*found, SampleMetricsCallback(job, plan)]
 
 
-def lacking(trainer: Trainer) -> tuple[bool, bool, set[str]]:
-    """Whether the ruler is to be read before the first step, whether previews are to be drawn, and those that are there."""
-    config, step, last = trainer.job.config, trainer.first - 1, trainer.job.steps
-    journal, reads = trainer.journal.history.events, False
-    if config.ruler_after:
-        name = validation_name(trainer)
-        read_at = {line["step"] for line in journal if line["kind"] == "ruler" and line.get("ruler") == name}
-        # a ruler that is another one since the resume is read before anything is learnt: later readings compare with it
-        reads = step not in read_at and (due(step, config.ruler_after, last) or not read_at)
-    here = [line for line in journal if line.get("step") == step]
-    drawn = {line["prompt"] for line in here if line["kind"] == "sample"}
-    failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
-    draws = due(step, config.sample_after, last) and not drawn.issuperset(trainer.prompts) and not failed
-    return reads, draws, drawn
+def reads_of_run(job: Job) -> Reads:
+    """What a run with these callbacks reads from the cache."""
+    callbacks = callbacks_of(job)
+    prompts = [prompt for one in callbacks for prompt in one.prompts()]
+    return reads_of(job, prompts, [window for one in callbacks for window in one.windows()])
 
 
-@contextmanager
-def averaged(trainer: Trainer) -> Iterator[None]:
-    """The network computes with the average of its weights, where the run keeps one; after it all is back, bit for bit."""
-    with ExitStack() as stack:
-        for trainable in trainer.pool.trainables.values():
-            if trainable.ema is None:
-                continue
-            if trainable.masters:
-                stack.callback(trainable.masters.spread)
-            stack.enter_context(trainable.ema.in_place())
-            if trainable.masters:
-                trainable.masters.spread()
-        yield
+class Validation(Callback):
+    """The validation loss every ``ruler_after`` steps, and the verdict on it."""
 
+    def __init__(self, job: Job) -> None:
+        self.every, self._job = job.config.ruler_after, job
+        held_out, training = validation_windows(job.library.held_out_windows, job.training_windows)
+        self.loss = ValidationLoss(held_out, training, job.config.seed)
+        self.verdict: Verdict | None = None
+        self._name: str | None = None
+        self._differs = ""
 
-def measure(trainer: Trainer, step: int) -> None:
-    """Read the ruler; normalised by the first reading of the same ruler. Given up where the person asks to stop."""
-    trainer.pulse.tell("measuring", step)
-    begun, name = time.perf_counter(), validation_name(trainer) if trainer.dist.is_main else ""
-    try:
-        with averaged(trainer), trainer.breaking():  # in this order: weights are put back whatever is given up
-            reading = read(trainer)
-        with trainer.breaking():
-            live = read(trainer) if trainer.job.config.ema.decay is not None else None
-    except Interrupted:
-        return
-    if not trainer.dist.is_main:  # it has run the network in step with the first one, which knows the same
-        return
-    lines = trainer.journal.history.of_kind("ruler")
-    before: Mapping[str, Any] = next((line for line in lines if line.get("ruler") == name), reading)
-    if lines and before is reading:
-        what = f" ({trainer.validation_differs} differ)" if trainer.validation_differs else ""
-        text = f"the ruler is another one{what}: readings from step {step} on compare with each other, not with earlier ones"
-        warn(trainer.journal, step, text)
-    whose = owners(trainer.family, trainer.source.objective)
-    told = {part: related(value, before[part], whose) for part, value in reading.items()}
-    if live is not None:
-        told["live"] = {part: related(value, before[part], whose) for part, value in live.items()}
-    trainer.journal.event("ruler", step=step, validation=name, **told, seconds=round(time.perf_counter() - begun, 3))
-    write_exposure(trainer, step)
-    write_verdict(trainer, step)
+    def windows(self) -> Sequence[Window]:
+        """Those of the training set that it reads, and all that are held out."""
+        return (*self.loss.train, *self._job.library.held_out_windows)
 
+    def name(self, trainer: Trainer) -> str:
+        """The validation set's name; the first call freezes the set."""
+        if self._name is None:
+            self._name, self._differs = freeze(trainer, self.loss)
+        return self._name
 
-def validation_name(trainer: Trainer) -> str:
-    """The ruler's name; the first asking freezes it."""
-    if trainer.validation_name is None:
-        trainer.validation_name = freeze(trainer)
-    return trainer.validation_name
+    def status(self) -> str:
+        """The verdict's word."""
+        return self.verdict.word or "" if self.verdict is not None else ""
 
+    def before(self, trainer: Trainer) -> None:
+        """The validation loss of the first step, or of the step resumed from if it was killed before it was made.
 
-def read(trainer: Trainer) -> dict[str, Any]:
-    """{"held_out", "train"} of the weights as the network has them now."""
-    return read_validation(
-        trainer.validation,
-        trainer.family,
-        trainer.pool,
-        trainer.source.objective,
-        lambda window: condition(trainer.family, trainer.text, plain_batch(trainer.source, window)),
-    )
-
-
-def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
-    """The frames of a preview.
-
-    Where the device has no room for the autoencoder, the denoiser is set aside meanwhile; where it has none then either,
-    they are decoded in tiles, and that is said.
-    """
-    try:
-        return decode(trainer.family, latents)
-    except (MemoryError, RuntimeError) as error:
-        if not of_memory(error):
-            raise
-    name = trainer.pool.current
-    echo("note: the device has no room to decode a preview beside the denoiser, which is set aside meanwhile")
-    trainer.pool.drop()
-    try:
-        try:
-            return decode(trainer.family, latents)
-        except (MemoryError, RuntimeError) as error:
-            if not of_memory(error):
-                raise
-        echo(
-            "note: the device has no room to decode a preview whole; it is decoded in tiles, so its pixels differ slightly"
-        )
-        return decode(trainer.family, latents, tiled=True)
-    finally:
-        _ = trainer.pool[name]
-
-
-def preview(trainer: Trainer, step: int, drawn: Collection[str] = ()) -> None:
-    """Draw the prompts (but those ``drawn`` already) and write them. One that fails is told and never ends the run."""
-    config, begun = trainer.job.config, time.perf_counter()
-    all_of_them = [(prompt, config.sample.seed + i) for i, prompt in enumerate(trainer.prompts)]
-    wanted = [(prompt, seed) for prompt, seed in all_of_them if prompt not in drawn]
-    trainer.pulse.tell("sampling", step)
-    try:
-        settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
-        told = first_frames_of(trainer.job)
-        with averaged(trainer), trainer.breaking(), trainer.in_step(), bar(f"previews at step {step}") as progress:
-            latents = draw(
-                trainer.family,
-                trainer.pool,
-                settings,
-                trainer.states,
-                [prompt for prompt, _ in wanted],
-                [seed for _, seed in wanted],
-                on_done=lambda done: progress.update(done, len(wanted)),
-                told=[trainer.source.plain(told[prompt]) for prompt, _ in wanted] if told else None,
-                isolated=not config.video_config.use_temporal_attention,
-            )
-        if not trainer.dist.is_main:
+        The main process knows what the journal lacks; where all must run the network in step, it tells the others.
+        """
+        if not (trainer.participates and self.every):
             return
-        with trainer.breaking():
-            videos = decoded(trainer, latents)
-        seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
-        for (prompt, seed), frames in zip(wanted, videos, strict=True):
-            path = trainer.run / "samples" / file_name(step, prompt, seed)
-            write_video(path, frames, settings.shape.fps)
-            place = path.relative_to(trainer.run).as_posix()
-            trainer.journal.event("sample", step=step, prompt=prompt, seed=seed, path=place, seconds=seconds)
-    except Interrupted:
-        echo(f"the previews at step {step} are given up")
-    except RankMismatch:  # the others wait for this process within the network
-        raise
-    except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
-        text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
-        warn(trainer.journal, step, text)
+        step, dist = trainer.first - 1, trainer.dist
+        lacking = dist.is_main and self._is_lacking(trainer, step)
+        if dist.broadcast(lacking) if trainer.together else lacking:
+            self.run(trainer, step)
+        elif dist.is_main:
+            self.verdict = write_verdict(trainer, step)  # of a reading that was made before a kill
+
+    def _is_lacking(self, trainer: Trainer, step: int) -> bool:
+        name, lines = self.name(trainer), trainer.journal.history.of_kind("ruler")
+        read_at = {line["step"] for line in lines if line.get("ruler") == name}
+        # a set that is another one since the resume is read before anything is learnt: later readings compare with it
+        return step not in read_at and (due(step, self.every, trainer.job.steps) or not read_at)
+
+    def run(self, trainer: Trainer, step: int) -> None:
+        """Measure, relative to the first reading of the same set; given up where the user asks to stop."""
+        if not trainer.participates:
+            return
+        trainer.heartbeat.set("measuring", step)
+        begun, name = time.perf_counter(), self.name(trainer) if trainer.dist.is_main else ""
+        try:
+            with trainer.averaged(), trainer.breaking():  # in this order: weights are put back whatever is given up
+                reading = self.read(trainer)
+            with trainer.breaking():
+                live = self.read(trainer) if trainer.job.config.ema.decay is not None else None
+        except Interrupted:
+            return
+        if trainer.dist.is_main:  # the others have run the network in step with it
+            self._write(trainer, step, name, reading, live, begun)
+        if trainer.job.config.early_stopping is not None:
+            self._keep_if_best(trainer, step)
+
+    def read(self, trainer: Trainer) -> dict[str, Any]:
+        """{"held_out", "train"} of the weights as the network has them now."""
+        return read_validation(
+            self.loss,
+            trainer.family,
+            trainer.pool,
+            trainer.source.objective,
+            lambda window: condition(trainer.family, trainer.text, plain_batch(trainer.source, window)),
+        )
+
+    def _write(
+        self,
+        trainer: Trainer,
+        step: int,
+        name: str,
+        reading: Mapping[str, Any],
+        live: Mapping[str, Any] | None,
+        begun: float,
+    ) -> None:
+        lines = trainer.journal.history.of_kind("ruler")
+        before: Mapping[str, Any] = next((line for line in lines if line.get("ruler") == name), reading)
+        if lines and before is reading:
+            what = f" ({self._differs} differ)" if self._differs else ""
+            text = (
+                f"the validation set changed{what}: validation losses from step {step} on compare with each other alone"
+            )
+            warn(trainer.journal, step, text)
+        whose = owners(trainer.family, trainer.source.objective)
+        fields = {part: related(value, before[part], whose) for part, value in reading.items()}
+        if live is not None:
+            fields["live"] = {part: related(value, before[part], whose) for part, value in live.items()}
+        seconds = round(time.perf_counter() - begun, 3)
+        trainer.journal.event("ruler", step=step, ruler=name, **fields, seconds=seconds)
+        trainer.write_exposure(step)
+        self.verdict = write_verdict(trainer, step)
+
+    def _keep_if_best(self, trainer: Trainer, step: int) -> None:
+        """With early_stopping: keep the best checkpoint so far, so that it can be recommended."""
+        lines = trainer.journal.history.events
+        steps = {line["step"] for line in lines if line["kind"] == "ruler"}
+        best = trainer.dist.is_main and step > 0 and best_step(lines, steps) == step
+        if trainer.dist.broadcast(best) if trainer.together else best:
+            trainer.save(step, "backup")
+
+    def stops(self, trainer: Trainer) -> bool:
+        """Whether early_stopping readings in a row say OVERFITTING."""
+        patience = trainer.job.config.early_stopping
+        if patience is None or not trainer.dist.is_main:
+            return False
+        return in_a_row(trainer.journal.history.events, OVERFITTING) >= patience
+
+    def on_end(self, trainer: Trainer, step: int) -> None:
+        """Print the verdict."""
+        if self.every:
+            write_verdict(trainer, step, at_the_end=True)
+
+
+class Previews(Callback):
+    """Samples of the prompts every ``sample_after`` steps, written as videos."""
+
+    word = "sample"
+
+    def __init__(self, job: Job) -> None:
+        self.every, self._job = job.config.sample_after, job
+        self._prompts = prompts_of(job)
+
+    def prompts(self) -> Sequence[str]:
+        """The previews' prompts."""
+        return self._prompts
+
+    def windows(self) -> Sequence[Window]:
+        """Those whose first frame a preview is conditioned on."""
+        return tuple(dict.fromkeys(first_frames_of(self._job).values())) if self.every else ()
+
+    def check(self, takes_part: bool) -> None:
+        """Raise VideotuneError for a shape that the model cannot sample."""
+        if self.every:
+            sample_settings(self._job.config, self._job.spec, usual_shape(self._job))
+
+    def before(self, trainer: Trainer) -> None:
+        """The previews of the first step, or those of the step resumed from that were not made before a kill."""
+        if not (trainer.participates and self.every):
+            return
+        step, dist = trainer.first - 1, trainer.dist
+        there: set[str] | None = self._made(trainer, step) if dist.is_main else None
+        if trainer.together:
+            there = dist.broadcast(there)
+        if there is not None:
+            self.sample(trainer, step, there)
+
+    def _made(self, trainer: Trainer, step: int) -> set[str] | None:
+        """The prompts whose previews of ``step`` are there; None where there is nothing to do."""
+        here = [line for line in trainer.journal.history.events if line.get("step") == step]
+        made = {line["prompt"] for line in here if line["kind"] == "sample"}
+        failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
+        wanted = due(step, self.every, trainer.job.steps) and not made.issuperset(self._prompts) and not failed
+        return made if wanted else None
+
+    def run(self, trainer: Trainer, step: int) -> None:
+        """Sample every prompt."""
+        if trainer.participates:
+            self.sample(trainer, step)
+
+    def sample(self, trainer: Trainer, step: int, made: Collection[str] = ()) -> None:
+        """Sample the prompts but those ``made`` and write the videos. A failure is a warning and never ends the run."""
+        config, begun = trainer.job.config, time.perf_counter()
+        every = [(prompt, config.sample.seed + i) for i, prompt in enumerate(self._prompts)]
+        wanted = [(prompt, seed) for prompt, seed in every if prompt not in made]
+        trainer.heartbeat.set("sampling", step)
+        try:
+            settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
+            first_frames = first_frames_of(trainer.job)
+            with trainer.averaged(), trainer.breaking(), trainer.in_step(), bar(f"previews at step {step}") as progress:
+                latents = draw(
+                    trainer.family,
+                    trainer.pool,
+                    settings,
+                    trainer.states,
+                    [prompt for prompt, _ in wanted],
+                    [seed for _, seed in wanted],
+                    on_done=lambda done: progress.update(done, len(wanted)),
+                    told=[trainer.source.plain(first_frames[prompt]) for prompt, _ in wanted] if first_frames else None,
+                    isolated=not config.video_config.use_temporal_attention,
+                )
+            if not trainer.dist.is_main:
+                return
+            with trainer.breaking():
+                videos = decoded(trainer, latents)
+            seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
+            for (prompt, seed), frames in zip(wanted, videos, strict=True):
+                path = trainer.run / "samples" / file_name(step, prompt, seed)
+                write_video(path, frames, settings.shape.fps)
+                place = path.relative_to(trainer.run).as_posix()
+                trainer.journal.event("sample", step=step, prompt=prompt, seed=seed, path=place, seconds=seconds)
+        except Interrupted:
+            echo(f"the previews at step {step} are given up")
+        except RankMismatch:  # the others wait for this process within the network
+            raise
+        except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
+            warn(trainer.journal, step, f"{FAILED.format(step)}: {type(error).__name__}: {error}")

@@ -49,8 +49,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The journal's line, without its kind and time."""
-        names = ("step", "reason", "best_step", "best", "as_good", "turned", "quantile", "ruler")
-        found = {name: getattr(self, name) for name in names}
+        names = ("step", "reason", "best_step", "best", "as_good", "turned", "quantile")
+        found = {name: getattr(self, name) for name in names} | {"ruler": self.validation}
         return {"verdict": self.word} | {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
 
 

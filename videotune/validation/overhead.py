@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from videotune.train.run_spec import Job
+from videotune.train.trainer import times
+from videotune.types import FamilySpec
 from videotune.validation.selection import QUANTILES, validation_windows
-
-if TYPE_CHECKING:
-    from videotune.train.run_spec import Job
-    from videotune.types import FamilySpec
 
 PASSES_A_STEP = 3
 """Forward and backward of a training step in forward passes."""
-
-
-def due(step: int, every: int, last: int) -> bool:
-    """Whether what happens every so many steps (0: never) and at the last one happens at this one."""
-    return every > 0 and (step % every == 0 or step == last)
-
-
-def times(every: int, last: int, after: int = -1) -> int:
-    """At how many steps from ``after`` + 1 to ``last`` it is due; step 0, where it is one of them, is the base's."""
-    if every <= 0 or after >= last:
-        return 0
-    return last // every - after // every + bool(last % every)
 
 
 def tokens_a_step(job: Job) -> float:

@@ -21,7 +21,10 @@ from videotune.sampling.pipeline import draw, file_name
 from videotune.train.distributed import RankMismatch
 from videotune.train.run_dir import Interrupted
 from videotune.train.run_spec import Job
+from videotune.train.trainer import Callback, Trainer, due
+from videotune.types import Window
 from videotune.validation.copying import Baselines, Nearest
+from videotune.validation.decoding import decoded
 from videotune.validation.diversity import diversity
 from videotune.validation.features import Embedding, both_ways, default_embedding, open_encoder
 from videotune.validation.gallery import Shown, name_of, show
@@ -30,14 +33,11 @@ from videotune.validation.sample_plan import (
     SampleMetricsPlan,
     facts_of,
     not_paid_yet,
-    sample_metrics_plan,
     share_of_run,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from videotune.train.trainer import Trainer
 
     Frames = NDArray[np.uint8]
 
@@ -49,15 +49,6 @@ FILE = "probe.json"
 
 FOLDER = "probe"
 """Where in the run folder the samples lie: the base's as pixels (base.npz), the others as videos."""
-
-
-@dataclass
-class Probes:
-    """What the probes of a process hold; ``shown`` is made at the first one."""
-
-    plan: SampleMetricsPlan
-    embedding: Embedding
-    shown: Shown | None = None
 
 
 @dataclass(frozen=True)
@@ -79,109 +70,168 @@ class Measured:
         return measured
 
 
-def open_probes(job: Job) -> Probes | None:
-    """What the run's probes need; None where it has none.
+class SampleMetricsCallback(Callback):
+    """Samples at checkpoints, measured; ``embedding`` and ``shown`` are made when they are needed first."""
 
-    Raises VideotuneError for an encoder that cannot be read: before any work.
-    """
-    plan = sample_metrics_plan(job)
-    if plan is None:
-        return None
-    encoder = job.config.probe.encoder
-    return Probes(plan, default_embedding() if encoder is None else open_encoder(encoder))
+    def __init__(self, job: Job, plan: SampleMetricsPlan) -> None:
+        self.job, self.plan, self._budget = job, plan, job.config.probe_budget
+        self.every = job.config.save_every or job.steps
+        self.embedding: Embedding | None = None
+        self.shown: Shown | None = None
 
+    def prompts(self) -> Sequence[str]:
+        """The samples' prompts."""
+        return self.plan.prompts
 
-def measure_base_samples(trainer: Trainer) -> None:
-    """The base's readings before the first step; those of a checkpoint that a resume begins with, if it was killed first."""
-    if trainer.probes is None or not trainer.looks:
-        return
-    if trainer.dist.broadcast(trainer.dist.is_main and lacking(trainer)) if trainer.together else lacking(trainer):
-        probe(trainer, trainer.first - 1)
+    def windows(self) -> Sequence[Window]:
+        """Those whose first frame a sample is conditioned on."""
+        return self.plan.told
 
+    def check(self, takes_part: bool) -> None:
+        """Raise VideotuneError for an encoder that cannot be read."""
+        if takes_part:
+            encoder = self.job.config.probe.encoder
+            self.embedding = default_embedding() if encoder is None else open_encoder(encoder)
 
-def lacking(trainer: Trainer) -> bool:
-    """Whether a probe belongs to the step before the first one, and the journal has none."""
-    step, config = trainer.first - 1, trainer.job.config
-    here = [line for line in trainer.journal.history.events if line.get("step") == step]
-    read = any(line["kind"] == "probe" for line in here)
-    failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
-    at_checkpoint = step == 0 or step == trainer.job.steps or bool(config.save_every and step % config.save_every == 0)
-    return at_checkpoint and not read and not failed
-
-
-def probe(trainer: Trainer, step: int) -> None:
-    """Draw the samples and measure them; at step 0 they are the base's. One that fails is told and never ends the run."""
-    probes = trainer.probes
-    if probes is None:
-        return
-    trainer.pulse.tell("probing", step)
-    try:
-        why = why_not(trainer, probes, step) if trainer.dist.is_main else None
-        why = trainer.dist.broadcast(why) if trainer.together else why
-        if why is not None:
-            trainer.journal.event("probe", step=step, not_measured=why)
+    def before(self, trainer: Trainer) -> None:
+        """The base's samples before the first step; those of a checkpoint that a killed process did not measure."""
+        if not trainer.participates:
             return
-        begun = time.perf_counter()
-        films = drawn(trainer, probes.plan, step)
-        if not trainer.dist.is_main:
+        lacking = trainer.dist.is_main and self._is_lacking(trainer, trainer.first - 1)
+        if trainer.dist.broadcast(lacking) if trainer.together else lacking:
+            self.run(trainer, trainer.first - 1)
+
+    def _is_lacking(self, trainer: Trainer, step: int) -> bool:
+        here = [line for line in trainer.journal.history.events if line.get("step") == step]
+        read = any(line["kind"] == "probe" for line in here)
+        failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
+        return (step == 0 or due(step, self.every, trainer.job.steps)) and not read and not failed
+
+    def seconds_left(self, trainer: Trainer, step: int, took: float, steps: float) -> float:
+        """At most the budget."""
+        return min(super().seconds_left(trainer, step, took, steps), self._budget * steps)
+
+    def run(self, trainer: Trainer, step: int) -> None:
+        """Sample and measure; at step 0 the samples are the base's. A failure is a warning and never ends the run."""
+        if not trainer.participates:
             return
+        trainer.heartbeat.set("probing", step)
+        try:
+            why = self._why_not(trainer, step) if trainer.dist.is_main else None
+            why = trainer.dist.broadcast(why) if trainer.together else why
+            if why is not None:
+                trainer.journal.event("probe", step=step, not_measured=why)
+                return
+            begun = time.perf_counter()
+            films = self._sampled(trainer, step)
+            if not trainer.dist.is_main:
+                return
+            if step == 0:
+                keep_base(trainer.run, self.plan, films)
+            with trainer.breaking():
+                fields = self._compared(trainer, films, step)
+            trainer.journal.event("probe", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
+        except Interrupted:
+            echo(f"the sample metrics at step {step} are given up")
+        except RankMismatch:  # the others wait for this process within the network
+            raise
+        except Exception as error:  # whatever goes wrong here, hours of training must not be lost to it
+            warn(trainer.journal, step, f"{FAILED.format(step)}: {type(error).__name__}: {error}")
+
+    def _why_not(self, trainer: Trainer, step: int) -> str | None:
+        """Why nothing is measured here, in words; None where it is."""
         if step == 0:
-            keep_base(trainer.run, probes.plan, films)
+            share = share_of_run(self.plan, trainer.job)
+            if 2 * share <= self._budget:  # the base's samples alone would say nothing
+                return None
+            return (
+                f"budget: two readings would take about {2 * share:.2g} of the run, above probe_budget {self._budget:g}"
+            )
+        kept = trainer.run / FILE
+        if not kept.is_file() or not base_file(trainer.run).is_file():
+            return "the base's samples were not drawn before step 1, so there is nothing to compare with"
+        if read_json(kept)["drawing"] != facts_of(self.plan):
+            return "prompts, shape or steps of the probe are no longer those that the base's samples were drawn with"
+        return not_paid_yet(trainer.journal.history.of_kind("probe"), trainer.journal.history.seconds, self._budget)
+
+    def _sampled(self, trainer: Trainer, step: int) -> list[Frames]:
+        """The samples' frames, uint8 (T,H,W,3); written as videos too, so that what is measured can be looked at."""
+        plan = self.plan
+        prompts = [plan.prompts[i] for i, _ in plan.drawn]
+        told = [trainer.source.plain(plan.told[i]) for i, _ in plan.drawn] if plan.told else None
+        # in this order: weights are put back whatever is given up
+        with trainer.averaged(), trainer.breaking(), trainer.in_step(), bar(f"probe at step {step}") as progress:
+            states = {prompt: trainer.states(prompt) for prompt in {*prompts, ""}}
+            latents = draw(
+                trainer.family,
+                trainer.pool,
+                plan.settings,
+                states.__getitem__,
+                prompts,
+                [seed for _, seed in plan.drawn],
+                on_done=lambda done: progress.update(done, plan.samples),
+                told=told,
+                isolated=not trainer.job.config.video_config.use_temporal_attention,
+            )
+        if not trainer.dist.is_main:
+            return []
         with trainer.breaking():
-            fields = compared(trainer, probes, films, step)
-        trainer.journal.event("probe", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
-    except Interrupted:
-        echo(f"the probe at step {step} is given up")
-    except RankMismatch:  # the others wait for this process within the network
-        raise
-    except Exception as error:  # whatever a probe does wrong, hours of training must not be lost to it
-        text = f"{FAILED.format(step)}: {type(error).__name__}: {error}"
-        warn(trainer.journal, step, text)
+            films = decoded(trainer, latents)
+        for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
+            write_video(path, frames, plan.settings.shape.fps)
+        return films
 
-
-def why_not(trainer: Trainer, probes: Probes, step: int) -> str | None:
-    """Why nothing is measured here, in words; None where it is."""
-    budget = trainer.job.config.probe_budget
-    if step == 0:
-        share = share_of_run(probes.plan, trainer.job)
-        if 2 * share <= budget:  # the base's samples alone would say nothing
-            return None
-        return f"budget: two readings would take about {2 * share:.2g} of the run, above probe_budget {budget:g}"
-    kept = trainer.run / FILE
-    if not kept.is_file() or not base_file(trainer.run).is_file():
-        return "the base's samples were not drawn before step 1, so there is nothing to compare with"
-    if read_json(kept)["drawing"] != facts_of(probes.plan):
-        return "prompts, shape or steps of the probe are no longer those that the base's samples were drawn with"
-    return not_paid_yet(trainer.journal.history.of_kind("probe"), trainer.journal.history.seconds, budget)
-
-
-def drawn(trainer: Trainer, plan: SampleMetricsPlan, step: int) -> list[Frames]:
-    """The samples' frames, uint8 (T,H,W,3); written as videos too, so that what is measured can be looked at."""
-    from videotune.validation.callbacks import averaged, decoded
-
-    prompts = [plan.prompts[i] for i, _ in plan.drawn]
-    told = [trainer.source.plain(plan.told[i]) for i, _ in plan.drawn] if plan.told else None
-    # in this order: weights are put back whatever is given up
-    with averaged(trainer), trainer.breaking(), trainer.in_step(), bar(f"probe at step {step}") as progress:
-        states = {prompt: trainer.states(prompt) for prompt in {*prompts, ""}}
-        latents = draw(
-            trainer.family,
-            trainer.pool,
-            plan.settings,
-            states.__getitem__,
-            prompts,
-            [seed for _, seed in plan.drawn],
-            on_done=lambda done: progress.update(done, plan.samples),
-            told=told,
-            isolated=not trainer.job.config.video_config.use_temporal_attention,
-        )
-    if not trainer.dist.is_main:
-        return []
-    with trainer.breaking():
-        films = decoded(trainer, latents)
-    for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
-        write_video(path, frames, plan.settings.shape.fps)
-    return films
+    def _compared(self, trainer: Trainer, films: Sequence[Frames], step: int) -> dict[str, Any]:
+        """A journal line's fields: what the samples gave beside what the base's gave and the clips do."""
+        job, plan, embedding = trainer.job, self.plan, self.embedding
+        assert embedding is not None
+        kept, name = read_json(trainer.run / FILE), name_of(job, plan, embedding)
+        old = kept.get("reading", {})
+        if self.shown is None:
+            self.shown = show(job, plan, embedding, with_baselines=old.get("name") != name)
+        shown = self.shown
+        now = measured(plan, embedding, shown, films)
+        if old.get("name") != name:  # the first reading, or other clips or another encoder since
+            with np.load(base_file(trainer.run)) as file:
+                base = now if step == 0 else measured(plan, embedding, shown, list(file["films"]))
+            assert shown.baselines is not None
+            lines = {"held_out": list(shown.baselines.held_out), "others": list(shown.baselines.others)}
+            old = {"name": name, "baselines": lines, "data": shown.motion, "base": base.to_json()}
+            write_json(trainer.run / FILE, kept | {"reading": old})
+        base = Measured.from_json(old["base"])
+        usual = Baselines(tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"]))
+        line = usual.line([one.similarity for one in base.nearest])
+        paths = [path.relative_to(trainer.run).as_posix() for path in paths_of(trainer.run, plan, step)]
+        samples = [
+            {
+                "prompt": plan.prompts[i],
+                "seed": seed,
+                "path": path,
+                "clip": one.clip,
+                "similarity": round(one.similarity, 4),
+                "copy": line is not None and one.similarity > line,
+            }
+            for (i, seed), path, one in zip(plan.drawn, paths, now.nearest, strict=True)
+        ]
+        return {
+            "probe": name,
+            "embedding": embedding.name,
+            "heuristic": embedding.heuristic,
+            "samples": samples,
+            "replication": {
+                "mean": mean_of(now),
+                "base": mean_of(base),
+                "copies": sum(sample["copy"] for sample in samples),
+                "base_copies": sum(line is not None and one.similarity > line for one in base.nearest),
+                "line": None if line is None else round(line, 4),
+                "windows": len(shown.gallery.known),
+                **usual.to_json(),
+            },
+            "diversity": beside(now.diversity, base=base.diversity),
+            "motion": {
+                key: beside(now.motion[key], base=base.motion[key], data=old["data"][key]) for key in now.motion
+            },
+        }
 
 
 def paths_of(run: Path, plan: SampleMetricsPlan, step: int) -> list[Path]:
@@ -205,60 +255,10 @@ def keep_base(run: Path, plan: SampleMetricsPlan, films: Sequence[Frames]) -> No
     write_json(run / FILE, {"drawing": facts_of(plan)})
 
 
-def compared(trainer: Trainer, probes: Probes, films: Sequence[Frames], step: int) -> dict[str, Any]:
-    """A journal line's fields: what the samples gave beside what the base's gave and the clips do."""
-    job, plan = trainer.job, probes.plan
-    kept, name = read_json(trainer.run / FILE), name_of(job, plan, probes.embedding)
-    old = kept.get("reading", {})
-    if probes.shown is None:
-        probes.shown = show(job, plan, probes.embedding, with_baselines=old.get("name") != name)
-    shown = probes.shown
-    now = measured(probes, shown, films)
-    if old.get("name") != name:  # the first reading, or other clips or another encoder since
-        with np.load(base_file(trainer.run)) as file:
-            base = now if step == 0 else measured(probes, shown, list(file["films"]))
-        assert shown.baselines is not None
-        lines = {"held_out": list(shown.baselines.held_out), "others": list(shown.baselines.others)}
-        old = {"name": name, "baselines": lines, "data": shown.motion, "base": base.to_json()}
-        write_json(trainer.run / FILE, kept | {"reading": old})
-    base = Measured.from_json(old["base"])
-    usual = Baselines(tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"]))
-    line = usual.line([one.similarity for one in base.nearest])
-    paths = [path.relative_to(trainer.run).as_posix() for path in paths_of(trainer.run, plan, step)]
-    samples = [
-        {
-            "prompt": plan.prompts[i],
-            "seed": seed,
-            "path": path,
-            "clip": one.clip,
-            "similarity": round(one.similarity, 4),
-            "copy": line is not None and one.similarity > line,
-        }
-        for (i, seed), path, one in zip(plan.drawn, paths, now.nearest, strict=True)
-    ]
-    return {
-        "probe": name,
-        "embedding": probes.embedding.name,
-        "heuristic": probes.embedding.heuristic,
-        "samples": samples,
-        "replication": {
-            "mean": mean_of(now),
-            "base": mean_of(base),
-            "copies": sum(sample["copy"] for sample in samples),
-            "base_copies": sum(line is not None and one.similarity > line for one in base.nearest),
-            "line": None if line is None else round(line, 4),
-            "windows": len(shown.gallery.known),
-            **usual.to_json(),
-        },
-        "diversity": beside(now.diversity, base=base.diversity),
-        "motion": {key: beside(now.motion[key], base=base.motion[key], data=old["data"][key]) for key in now.motion},
-    }
-
-
-def measured(probes: Probes, shown: Shown, films: Sequence[Frames]) -> Measured:
+def measured(plan: SampleMetricsPlan, embedding: Embedding, shown: Shown, films: Sequence[Frames]) -> Measured:
     """Each sample's nearest clip, the diversity of each prompt's samples, and how they move."""
-    every, plan = shown.every, probes.plan
-    seen = [both_ways(probes.embedding, frames[::every]) for frames in films]
+    every = shown.every
+    seen = [both_ways(embedding, frames[::every]) for frames in films]
     nearest = [shown.gallery.nearest(one) for one in seen]
     by_prompt = [
         [one[0] for (j, _), one in zip(plan.drawn, seen, strict=True) if j == i] for i in range(len(plan.prompts))

@@ -11,7 +11,7 @@ from videotune.sampling.pipeline import SampleSettings
 from videotune.train.run_spec import Job
 from videotune.types import ClipShape, VideoRules, Window
 from videotune.validation.overhead import passes_of, share_of_steps
-from videotune.validation.previews import conditions_on_first_frame, prompts_of, usual_shape
+from videotune.validation.previews import conditions_on_first_frame, usual_shape
 
 LEAST_FRAMES = 5
 """Fewer frames would show no motion; a probe has the smallest count from here up that the model takes."""
@@ -49,11 +49,6 @@ def metric_prompts(job: Job) -> list[str]:
     captions = list(dict.fromkeys(clip.captions[0] for clip in clips))
     count = min(wanted, len(captions), config.probe.samples)
     return [captions[i * len(captions) // count] for i in range(count)]
-
-
-def all_prompts(job: Job) -> list[str]:
-    """What is drawn beside the clips' captions: the prompts of previews and of probes."""
-    return list(dict.fromkeys([*prompts_of(job), *metric_prompts(job)]))
 
 
 def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:

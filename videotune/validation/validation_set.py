@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from videotune.console import echo
 from videotune.files import digest, read_json, write_json
 from videotune.train.components import plain_batch
+from videotune.train.trainer import Trainer
 from videotune.types import Batch
 from videotune.validation.selection import QUANTILES
-from videotune.validation.validation_loss import noise_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from videotune.train.trainer import Trainer
+from videotune.validation.validation_loss import ValidationLoss, noise_of
 
 FILE = "ruler.json"
 
@@ -31,9 +30,9 @@ PARTS = {
 """What a ruler is made of, in words."""
 
 
-def facts_of(trainer: Trainer) -> dict[str, Any]:
+def facts_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
     """Noise levels, seed, a hash of the noise, and each window with hashes of its latents and of what text it is told."""
-    validation, source = trainer.validation, trainer.source
+    source = trainer.source
     rows: dict[str, list[dict[str, str]]] = {"held_out": [], "train": []}
     first: Batch | None = None
     for part, windows in (("held_out", validation.held_out), ("train", validation.train)):
@@ -58,28 +57,21 @@ def hashed(*values: Tensor | str) -> str:
             state.update(value.encode())
         else:
             state.update(str((tuple(value.shape), value.dtype)).encode())
-            state.update(value.detach().cpu().contiguous().flatten().view(_bytes()).numpy().tobytes())
+            state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
 
 
-def _bytes() -> Any:
-    import torch
+def freeze(trainer: Trainer, validation: ValidationLoss) -> tuple[str, str]:
+    """(the set's name, 8 hex digits of what it is made of; how it differs from the run's earlier one, in words).
 
-    return torch.uint8
-
-
-def freeze(trainer: Trainer) -> str:
-    """The ruler's name, 8 hex digits of what it is made of; ``validation.json`` says it from the first time on.
-
-    A file that says something else is told, with what differs, and gives way.
+    The file is written at the first call; one that says something else is replaced.
     """
-    facts = facts_of(trainer)
-    name = digest(facts)[:8]
-    path = trainer.run / FILE
-    trainer.validation_differs = differing(path, facts)
-    if trainer.validation_differs or not path.is_file():
+    facts = facts_of(trainer, validation)
+    name, path = digest(facts)[:8], trainer.run / FILE
+    differs = differing(path, facts)
+    if differs or not path.is_file():
         write_json(path, {"name": name, **facts})
-    return name
+    return name, differs
 
 
 def differing(path: Path, facts: dict[str, Any]) -> str:

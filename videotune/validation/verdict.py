@@ -1,33 +1,21 @@
-"""What is said of a reading: the views so far, the verdict, whether the run stops for it, and which file to take."""
+"""The verdict on the validation losses so far, in the journal and on the screen, and the recommended checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from videotune.console import echo
 from videotune.train.checkpoint import complete_checkpoints
-from videotune.validation.best import best_step
-from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge
-
-if TYPE_CHECKING:
-    from videotune.train.trainer import Trainer
-
-
-def write_exposure(trainer: Trainer, step: int) -> None:
-    """How often everything has been shown until a step, and each window by the end, into the journal, once."""
-    if any(line["step"] == step for line in trainer.journal.history.of_kind("views")):
-        return
-    planned = trainer.planned_views
-    by_the_end = {"by_the_end": planned["per_window"], "advice": planned["advice"]}
-    trainer.journal.event("views", step=step, **trainer.job.exposure(step).so_far(), **by_the_end)
+from videotune.train.saving import best_step
+from videotune.train.trainer import Trainer
+from videotune.validation.overfitting import Verdict, judge
 
 
 def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
     """The verdict on the readings so far, into the journal once a reading; said where its word is new, and at the end."""
     lines = trainer.journal.history.events
     found = judge(lines)
-    trainer.verdict = found
     if found is None:
         return None
     told = [line for line in lines if line["kind"] == "verdict"]
@@ -42,25 +30,8 @@ def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verd
     return found
 
 
-def stops_early(trainer: Trainer) -> bool:
-    """Whether the person has asked the run to end at so many readings that say OVERFITTING, and there are so many."""
-    patience = trainer.job.config.early_stopping
-    return (
-        patience is not None
-        and trainer.dist.is_main
-        and in_a_row(trainer.journal.history.events, OVERFITTING) >= patience
-    )
-
-
-def is_new_best(lines: Iterable[Mapping[str, Any]], step: int) -> bool:
-    """Whether the reading of a step is the lowest of its ruler so far."""
-    lines = list(lines)
-    steps = {line["step"] for line in lines if line["kind"] == "ruler"}
-    return step > 0 and best_step(lines, steps) == step
-
-
-def take(trainer: Trainer, step: int) -> dict[str, Any]:
-    """Which checkpoint a person should take of a run that is at ``step``, and why, in words.
+def recommended(trainer: Trainer, step: int) -> dict[str, Any]:
+    """{"step", "why"}: the recommended checkpoint of a run that is at ``step``.
 
     The best one by the held-out clips where the run overfits, or has got worse; else the last one, since nothing speaks
     against it.

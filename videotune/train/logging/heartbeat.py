@@ -44,7 +44,7 @@ class Heartbeat:
         """The last step that was said to be done."""
         return int(self._facts["step"])
 
-    def tell(self, state: str, step: int | None = None) -> None:
+    def set(self, state: str, step: int | None = None) -> None:
         """What the process does now.
 
         One of starting, encoding, loading, training, saving, measuring, probing, sampling, paused, exporting, reporting,
@@ -86,21 +86,21 @@ class Heartbeat:
 
 
 @contextmanager
-def heartbeat(run: Path, begun: float | None = None, goes_on: bool = False) -> Iterator[Heartbeat]:
+def keep_heartbeat(run: Path, begun: float | None = None, goes_on: bool = False) -> Iterator[Heartbeat]:
     """Beats for the length of a block; at its end the file says that the process has ended.
 
     ``begun`` as in ``Heartbeat``; ``goes_on``: the run's earlier processes count, as far as their last beat said.
     """
     before = (life(run) or {}).get("seconds") if goes_on else None
     numbers = before.items() if isinstance(before, dict) else ()  # a damaged file counts for nothing
-    pulse = Heartbeat(run, begun, {state: spent for state, spent in numbers if isinstance(spent, float)})
-    pulse.beat()
-    thread = threading.Thread(target=pulse._keep, name="heartbeat", daemon=True)
+    heart = Heartbeat(run, begun, {state: spent for state, spent in numbers if isinstance(spent, float)})
+    heart.beat()
+    thread = threading.Thread(target=heart._keep, name="heartbeat", daemon=True)
     thread.start()
     try:
-        yield pulse
+        yield heart
     finally:
-        pulse._over.set()
+        heart._over.set()
         thread.join()
-        pulse.tell("ended")
-        pulse.beat()
+        heart.set("ended")
+        heart.beat()

@@ -14,39 +14,37 @@ WAITING = 0.2
 """Share of the steps' time above which they are said to wait for data; below it, it is not what costs."""
 
 
-LOOKS = ("ruler", "sample", "probe", "save")
-"""What is done between two steps, by the kind of its line in the journal: readings, previews, probes, checkpoints."""
-
-
 class Throughput:
     """The seconds of the latest steps: of each bucket for the time left, of all of them for what is waited for.
 
-    ``looks``: those of the latest reading, preview, probe and save, by the journal's kind.
+    ``took``: seconds of the latest run of each callback.
     """
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[float]] = {}
         self._phases: deque[tuple[float, float]] = deque(maxlen=RECENT)
-        self._first = True
-        self.looks: dict[str, float] = {}
+        self._first, self._warned = True, False
+        self.took: dict[Any, float] = {}
 
-    def tell(self, bucket: int, seconds: Mapping[str, float]) -> None:
-        """A step of a bucket took so many seconds, by phase. A process's first one warms everything up and counts alone."""
+    def add(self, bucket: int, seconds: Mapping[str, float]) -> float | None:
+        """A step of a bucket took so many seconds, by phase; the share of waiting, the first time that it is too much.
+
+        A process's first step warms everything up and counts alone.
+        """
         whole = sum(seconds.values())
         if self._first:
             self._steps[bucket] = deque([whole], maxlen=1)
             self._first = False
-            return
+            return None
         kept = self._steps.get(bucket)
         if kept is None or kept.maxlen == 1:
             kept = self._steps[bucket] = deque(maxlen=RECENT)
         kept.append(whole)
         self._phases.append((seconds.get("data", 0.0), whole))
-
-    def follow(self, line: Mapping[str, Any]) -> None:
-        """Take in a line of the journal: what a look between two steps took."""
-        if line["kind"] in LOOKS and line.get("seconds") is not None:
-            self.looks[line["kind"]] = float(line["seconds"])
+        if self._warned or (share := self.waiting()) is None:
+            return None
+        self._warned = True
+        return share
 
     @property
     def by_bucket(self) -> dict[int, float]:

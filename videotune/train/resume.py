@@ -1,23 +1,22 @@
-"""Going on with a run: what may differ, from which checkpoint, and putting its state back bit for bit."""
+"""Resuming a run: what may differ, from which checkpoint, and restoring its state bit for bit."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from videotune.commands.plan import make_plan
 from videotune.config.drift import Change, drift, of_class
 from videotune.config.load import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import bar, echo
+from videotune.data.account import to_json
 from videotune.data.library import buckets
 from videotune.errors import VideotuneError
 from videotune.families.find import place, spec_for
 from videotune.files import digest, write_bytes, write_json
-from videotune.planner.fit import OPEN, fit_settings, reopened
 from videotune.records import read_record
 from videotune.train.checkpoint import (
     MARKER,
@@ -46,7 +45,7 @@ from videotune.train.run_dir import (
     versions,
     write_config,
 )
-from videotune.train.run_spec import Job, Past, make_schedule, open_job
+from videotune.train.run_spec import Job, Past, make_schedule, open_job, with_views
 from videotune.train.saving import rescue_message
 from videotune.train.trainer import Trainer
 
@@ -78,8 +77,12 @@ class Opened:
     history: History | None = None
 
 
-def open_run(words: Overrides, run: Path, resume: Resume | None, processes: int = 1) -> Opened:
-    """The job, from the words, or on a resume from the run's own config with the words on top.
+Fit = Callable[[Job, bool], tuple[Job, Sequence[str]]]
+"""(job, whether memory settings are chosen anew) -> the job with its memory settings chosen, and what changed, in words."""
+
+
+def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, processes: int = 1) -> Opened:
+    """The job, from the overrides, or on a resume from the run's own config with the overrides on top.
 
     Raises VideotuneError where a resume would silently be another run.
     """
@@ -87,7 +90,7 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, processes: int 
         refuse_run(run)
         resolved, spec, base = resolve_config(words)
         refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
-        return Opened(fit_settings(scanned(resolved, spec, base, processes)))
+        return Opened(fit(scanned(resolved, spec, base, processes), False)[0])
     read_run_config(run)  # a sentence where the folder holds no run
     history = History(run)
     checkpoint = checkpoint_of(run, resume.step, history)
@@ -106,12 +109,8 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, processes: int 
     refuse_other_batches(job, kept["settings"], changes, run)
     job = replace(job, past=Past(**kept.get("past", {})))
     told = [*map(str, changes), *other]
-    before = job.config
-    job = fit_settings(reopened(job) if resume.replan else job)
-    for key in OPEN if resume.replan else ():
-        if getattr(job.config, key) != getattr(before, key):
-            told.append(f"replanned: {key}: {getattr(before, key)!r} -> {getattr(job.config, key)!r}")
-            echo(told[-1])
+    job, replanned = fit(job, resume.replan)
+    told += replanned
     if kept["data"] != job.data_digest():
         if not resume.data_change:
             raise VideotuneError(
@@ -363,9 +362,6 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 def _write_anew(trainer: Trainer) -> None:
     """config.json, check.json and plan.json say what the run is from now on; the old ones stay beside them."""
-    from videotune.data.account import to_json
-    from videotune.train.run_spec import with_views
-
     run, job = trainer.run, trainer.job
     kept: Mapping[str, Any] = read_run_config(run)
     step = trainer.first - 1
@@ -375,7 +371,7 @@ def _write_anew(trainer: Trainer) -> None:
     account = with_views(job, to_json(job.library), job.steps)
     write_json(run / "check.json", account)
     trainer.journal.history.steps.aside = frozenset(regularization(account))
-    write_json(run / "plan.json", make_plan(job))
+    write_json(run / "plan.json", trainer.plan)
     asked, settings = kept.get("asked", {}), job.resolved.to_json()["settings"]
     asked = {key: value if settings[key] == kept["settings"][key] else settings[key] for key, value in asked.items()}
     write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"], asked)

@@ -1,0 +1,58 @@
+"""Runs as ``videotune train`` composes them, a part at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from videotune.cache.store import Store
+from videotune.commands.plan import make_plan
+from videotune.planner.fit import chosen_for_run
+from videotune.train.cache_filling import fill_cache
+from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Opened, Resume
+from videotune.train.resume import open_run as open_with
+from videotune.train.run_spec import Job
+from videotune.train.setup import prepare as prepare_with
+from videotune.train.trainer import Callback, Trainer
+from videotune.types import Family
+from videotune.validation.callbacks import Previews, Validation, callbacks_of, reads_of_run
+from videotune.validation.sample_metrics import SampleMetricsCallback
+
+C = TypeVar("C", bound=Callback)
+
+
+def open_run(overrides: Overrides, run: Path, resume: Resume | None = None, processes: int = 1) -> Opened:
+    """The run that the command would open."""
+    return open_with(overrides, run, resume, chosen_for_run, processes)
+
+
+def prepare(job: Job, run: Path, resume: bool = False, **more: Any) -> Trainer:
+    """The trainer that the command would make."""
+    return prepare_with(job, run, make_plan(job), callbacks_of(job), resume=resume, **more)
+
+
+def fill(job: Job, family: Family, store: Store) -> None:
+    """Everything that such a run reads is in the cache afterwards."""
+    fill_cache(job, family, store, reads_of_run(job))
+
+
+def callback(trainer: Trainer, kind: type[C]) -> C:
+    """The trainer's callback of a class."""
+    (found,) = (one for one in trainer.callbacks if isinstance(one, kind))
+    return found
+
+
+def measure(trainer: Trainer, step: int) -> None:
+    """The validation loss of a step."""
+    callback(trainer, Validation).run(trainer, step)
+
+
+def preview(trainer: Trainer, step: int) -> None:
+    """The previews of a step."""
+    callback(trainer, Previews).run(trainer, step)
+
+
+def probe(trainer: Trainer, step: int) -> None:
+    """The sample metrics of a step."""
+    callback(trainer, SampleMetricsCallback).run(trainer, step)
