@@ -8,12 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from videotune.errors import printable
-
-if TYPE_CHECKING:
-    from videotune.train.logging.journal import Journal
 
 QUIET_SECONDS = 20.0
 """Without a terminal, a progress line at most so often."""
@@ -74,12 +71,6 @@ def echo(text: str) -> None:
 def out(text: str) -> None:
     """A sentence of the result, on standard output."""
     print(printable(text))
-
-
-def warn(journal: Journal, step: int, text: str) -> None:
-    """What is wrong and does not end the run, in its journal and on the screen."""
-    journal.event("warning", step=step, text=text)
-    echo(f"warning: {text}")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> None:

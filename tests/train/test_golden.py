@@ -74,9 +74,8 @@ def losses(base: Path, folder: Path) -> list[float]:
     optimizer = make_optimizer({"transformer": list(parameters.values())}, OptimizerSettings())
     trainable = Trainable(parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)})
     steps, settings = stream(source, 1, 20, 0), StepSettings(2, 1.0, None)
-    records = run_steps(
-        family, lambda step: (net, trainable, step), loss, steps, settings, torch.device("cpu"), DistributedContext()
-    )
+    alone = DistributedContext()
+    records = run_steps(family, lambda step: (net, trainable, step), loss, steps, settings, torch.device("cpu"), alone)
     return [float(record.read()["loss"]) for record in records]
 
 

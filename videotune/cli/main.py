@@ -160,8 +160,8 @@ def train(
     offline: Offline = False,
 ) -> None:
     """Train, with previews and checkpoints, into a run folder; export the result."""
-    from videotune.commands.open_run import Resume
     from videotune.commands.train import train as run
+    from videotune.train.resume import Resume
 
     sets = [*(sets or []), *([f"init_from={json.dumps(str(init_from))}"] if init_from else [])]
     words = overrides_from(preset, config, family, data, sets, base)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.commands.check import check
 from videotune.commands.export import exported
-from videotune.commands.open_run import Resume
 from videotune.commands.plan import plan
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.commands.train import train
@@ -30,6 +29,7 @@ from videotune.toy.detect import detect
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase
 from videotune.train.logging.journal import History
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import Resume
 from videotune.train.run_dir import run_settings
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from typing import Any
 
 from videotune.commands.export import exactly, export_run
 from videotune.commands.plan import make_plan
-from videotune.console import clock, echo, guard_stderr, size, warn
+from videotune.console import clock, echo, guard_stderr, size
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.report.html import write_report
-from videotune.report.thumbnails import keep_pictures
+from videotune.report.thumbnails import copy_pictures, keep_pictures
 from videotune.train.checkpoint import Checkpoint, complete_checkpoints, pick
 from videotune.train.deterministic import same_bits
 from videotune.train.distributed import DistributedContext, join
@@ -107,6 +107,8 @@ def work(
         first=1 + (opened.checkpoint.step if opened.checkpoint else 0),
         history=opened.history,
     )
+    if dist.is_main:
+        copy_pictures(opened.job, run)
     try:
         if resume is not None:
             restore(trainer, opened, branch=resume.step is not None)
@@ -151,7 +153,7 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
 
     def write(state: Mapping[str, Any], at: int) -> list[Exported]:
         return export_run(
-            run, trainer.family, state, at, job.resolved, tell=lambda text: warn(trainer.journal, at, text)
+            run, trainer.family, state, at, job.resolved, tell=lambda text: trainer.journal.warn(at, text)
         )
 
     if job.config.early_stopping is not None:

@@ -28,7 +28,6 @@ from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_b
 from videotune.train.components import device_and_dtype, dtype_name, lora_settings
 from videotune.train.distributed import DistributedContext, sharded
 from videotune.train.ema import Ema
-from videotune.train.engine import Turn
 from videotune.train.experts import TEXT, trained
 from videotune.train.master_weights import MasterWeights
 from videotune.train.optimizers import OptimizerSettings, RateSettings, default_warmup, make_optimizer
@@ -80,7 +79,7 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         assert self._held is not None, "none was looked up yet"
         return self._held[0]
 
-    def turn(self, step: int) -> Turn:
+    def turn(self, step: int) -> tuple[nn.Module, Trainable, int]:
         """(network, what trains of it, how many steps that has had with this one)."""
         name = self.expert_schedule.at(step)
         if TEXT in self.trainables:  # it learns from every step, whichever expert that is

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from videotune.cache.sampler import bucket_of, turns
-from videotune.console import warn
 from videotune.train.logging.speed import time_left
 from videotune.train.run_spec import Job
 from videotune.train.saving import flush_or_wait
@@ -47,7 +46,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
         flush_or_wait(trainer, record.step)
     if (waits := trainer.throughput.add(bucket_of(trainer.job.schedule, record.step), line["seconds"])) is not None:
         text = f"{WAITS}: {waits:.0%} of their time; a faster disk, or more dataloader_threads, would help"
-        warn(trainer.journal, record.step, text)
+        trainer.journal.warn(record.step, text)
     if trainer.dist.is_main:  # the others may not see the run directory
         parts_ = progress_parts(trainer, record.step, line)
         progress.update(record.step, trainer.job.steps, parts_, seconds_left(trainer, record.step))

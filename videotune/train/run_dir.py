@@ -21,7 +21,6 @@ from videotune.data.account import to_json
 from videotune.errors import INTERRUPTED, VideotuneError
 from videotune.files import digest, hash_file, is_left_behind, write_json
 from videotune.records import read_record
-from videotune.report.thumbnails import copy_pictures
 from videotune.train.optimizers import default_warmup
 from videotune.train.run_spec import Job, with_views
 from videotune.types import BasePlace
@@ -44,7 +43,7 @@ OWN = (
 
 LOCK = ".lock"
 
-BEFORE_CONFIG = ("check.json", "plan.json", "pictures")
+BEFORE_CONFIG = ("check.json", "plan.json")
 """What a start writes before config.json: alone beside a run's lock, a start that was killed has left it."""
 
 LONGEST_NAME = 180
@@ -131,7 +130,6 @@ def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any
     for part in run.glob(".part-*"):
         if is_left_behind(part):
             part.unlink()
-    copy_pictures(job, run)
     write_json(run / "check.json", with_views(job, to_json(job.library), job.steps))
     write_json(run / "plan.json", plan)
     write_config(run, job, prints, train_dtype)

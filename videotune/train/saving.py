@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from videotune.console import echo, size, warn
+from videotune.console import echo, size
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import is_disk_full
 from videotune.train.checkpoint import (
@@ -144,7 +144,7 @@ def retire(trainer: Trainer) -> None:
             remove(old.folder)
         except OSError as error:  # somebody has a file of it open, say: no reason to end a run whose state is saved
             text = f"the old checkpoint {old.folder.name} cannot be taken away: {error}"
-            warn(trainer.journal, found[-1].step, text)
+            trainer.journal.warn(found[-1].step, text)
 
 
 def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int | None:

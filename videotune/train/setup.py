@@ -9,7 +9,7 @@ from typing import Any
 
 from videotune.adapters.kinds import split
 from videotune.commands.export import check_formats
-from videotune.console import echo, warn
+from videotune.console import echo
 from videotune.data.account import totals
 from videotune.errors import VideotuneError
 from videotune.memory.host_memory import keep_freed_memory
@@ -112,7 +112,7 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     """
     if trainer.job.config.tensorboard:
         trainer.tracker = TensorBoardWriter(
-            trainer.run, trainer.first, lambda text: warn(trainer.journal, trainer.heartbeat.step, text)
+            trainer.run, trainer.first, lambda text: trainer.journal.warn(trainer.heartbeat.step, text)
         )
         trainer.journal.followers.append(trainer.tracker.tell)
     job, rows = trainer.job, trainer.rows

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from videotune.console import bar, echo, warn
+from videotune.console import bar, echo
 from videotune.data.film import write_video
 from videotune.sampling.pipeline import draw, file_name
 from videotune.train.cache_filling import Reads, reads_of
@@ -135,7 +135,7 @@ class Validation(Callback):
             text = (
                 f"the validation set changed{what}: validation losses from step {step} on compare with each other alone"
             )
-            warn(trainer.journal, step, text)
+            trainer.journal.warn(step, text)
         whose = owners(trainer.family, trainer.source.objective)
         fields = {part: related(value, before[part], whose) for part, value in reading.items()}
         if live is not None:
@@ -248,4 +248,4 @@ class Previews(Callback):
         except RankMismatch:  # the others wait for this process within the network
             raise
         except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
-            warn(trainer.journal, step, f"{FAILED.format(step)}: {type(error).__name__}: {error}")
+            trainer.journal.warn(step, f"{FAILED.format(step)}: {type(error).__name__}: {error}")

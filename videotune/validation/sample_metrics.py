@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from videotune.console import bar, echo, warn
+from videotune.console import bar, echo
 from videotune.data.film import write_video
 from videotune.files import checked, read_json, write_json, write_whole
 from videotune.sampling.pipeline import draw, file_name
@@ -136,7 +136,7 @@ class SampleMetricsCallback(Callback):
         except RankMismatch:  # the others wait for this process within the network
             raise
         except Exception as error:  # whatever goes wrong here, hours of training must not be lost to it
-            warn(trainer.journal, step, f"{FAILED.format(step)}: {type(error).__name__}: {error}")
+            trainer.journal.warn(step, f"{FAILED.format(step)}: {type(error).__name__}: {error}")
 
     def _why_not(self, trainer: Trainer, step: int) -> str | None:
         """Why nothing is measured here, in words; None where it is."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.files import append_whole, is_disk_full, read_lines, write_bytes, write_whole
 from videotune.records import parse_line, read_record
@@ -217,6 +218,11 @@ class Journal:
     def event(self, kind: str, **fields: Any) -> None:
         """Append a line of another kind than a step, with the time."""
         self.write({"kind": kind, "time": round(time.time(), 3), **fields})
+
+    def warn(self, step: int, text: str) -> None:
+        """What is wrong and does not end the run, in the journal and on the screen."""
+        self.event("warning", step=step, text=text)
+        echo(f"warning: {text}")
 
     def sync(self) -> None:
         """Everything is on the disk when this returns; OSError where it cannot be."""
