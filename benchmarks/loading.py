@@ -70,7 +70,7 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
     from diffusers import WanTransformer3DModel
     from transformers import UMT5EncoderModel
 
-    from videotune.config.words import ROUNDED
+    from videotune.config.fields import ROUNDED
     from videotune.families.loading import load_model
 
     way, _, kept = way.rpartition("-") if way.endswith(ROUNDED) else (way, "", None)

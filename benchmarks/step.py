@@ -30,9 +30,10 @@ from runs import prepare as prepare_run
 from safetensors.torch import save_file
 
 from videotune.cache.batches import Prepared, prepare
+from videotune.config.schema import Optimizer
 from videotune.toy.dataset import write_dataset
 from videotune.train.loop import step_records
-from videotune.train.optimizers import OptimizerSettings, make_optimizer
+from videotune.train.optimizers import make_optimizer
 from videotune.train.progress import write_step
 from videotune.train.resolve_config import Overrides
 from videotune.train.trainer import Trainer
@@ -72,7 +73,7 @@ def bare_loop(trainer: Trainer, inputs: Sequence[Prepared], optimizer: torch.opt
 
 def our_loop(trainer: Trainer, records: Iterator[Any], steps: int) -> Iterator[tuple[float, float]]:
     """The product's own loop; yields the seconds of each step, and those outside forward, backward and optimizer."""
-    from videotune.train.run_dir import look
+    from videotune.train.run_dir import poll_control
 
     late = None
     for _ in range(steps):
@@ -81,7 +82,7 @@ def our_loop(trainer: Trainer, records: Iterator[Any], steps: int) -> Iterator[t
         if late is not None:
             write_step(trainer, late, NoBar())
         late = record
-        look(trainer.run)
+        poll_control(trainer.run)
         took = time.perf_counter() - begun
         seconds = record.clock.read()
         yield took, took - seconds["forward"] - seconds["backward"] - seconds["optimizer"]
@@ -99,7 +100,7 @@ def steps_part(folder: Path, rounds: int, steps: int, batch: int) -> dict[str, A
     sets = (f"steps={rounds * steps + 60}", f"batch_size={batch}")
     trainer = open_trainer(folder / "clips", folder / "run", sets)
     inputs = [prepare(trainer.source, step) for step in range(1, steps + 1)]
-    bare_optimizer = make_optimizer({"transformer": list(trainer.parameters.values())}, OptimizerSettings())
+    bare_optimizer = make_optimizer({"transformer": list(trainer.parameters.values())}, Optimizer())
     records, ratios, outside, whole = step_records(trainer), [], [], []
     warm = min(50, steps)
     (

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from videotune.adapters.lora import LoraSettings, add_lora, matching, updates
+from videotune.adapters.lora import add_lora, matching, updates
+from videotune.config.schema import Embedding, Lora
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
@@ -129,7 +130,7 @@ def test_predict_gives_gradients_to_the_adapter_alone(name: str, variant: str, t
     family = tiny_family(name, variant=variant)
     batch = batch_of(family, ["a red circle", ""])
     net = first_of(family)
-    parameters = add_lora(net, family.spec, LoraSettings(rank=2), seed=0)
+    parameters = add_lora(net, family.spec, Lora(rank=2), seed=0)
     v = family.predict(net, torch.randn_like(batch.x0), torch.tensor([0.3, 0.9]), batch)
     assert v.shape == batch.x0.shape
     assert v.dtype == torch.float32
@@ -178,7 +179,7 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
 ) -> None:
     """With blocks recomputed as without; a caption without the token gives none, and no weight gets any."""
     from videotune.adapters.text import LiveText
-    from videotune.adapters.textual_inversion import EmbeddingSettings, add_rows
+    from videotune.adapters.textual_inversion import add_rows
     from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
     from videotune.train.step import condition
 
@@ -187,7 +188,7 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
     checkpoint_blocks(net, recomputed)
     for part in parts.values():
         checkpoint_text(part.encoder, recomputed)
-    settings = EmbeddingSettings("<x>", 2)
+    settings = Embedding(token="<x>", vectors=2)
     rows = add_rows(parts, settings, seed=0)
     net.train()
     batch = batch_of(family, ["a <x> circle", "a red circle"])
@@ -345,7 +346,7 @@ def test_isolated_frames_train(name: str, variant: str, tiny_family: Open) -> No
     batch, found = batch_of(family, ["a red circle"]), []
     for recomputed in (False, True):
         net = first_of(family)
-        parameters = add_lora(net, family.spec, LoraSettings(rank=2), seed=0)
+        parameters = add_lora(net, family.spec, Lora(rank=2), seed=0)
         if recomputed:
             net.enable_gradient_checkpointing()
         net.train()
@@ -372,7 +373,7 @@ def test_exports_read_back(name: str, variant: str, tiny_family: Open, tmp_path:
     assert len(suffixes) == len(family.spec.experts)
     assert suffixes == {""} or "" not in suffixes
     for expert, net in denoisers(family).items():
-        state = add_lora(net, family.spec, LoraSettings(rank=3, alpha=7.5, targets="linear"), seed=1)
+        state = add_lora(net, family.spec, Lora(rank=3, alpha=7.5, targets="linear"), seed=1)
         for parameter in state.values():
             parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
         for format in family.key_maps():

@@ -13,7 +13,8 @@ import torch
 from test_family_contract import KINDS, Open, batch_of, clip_of, denoisers, first_of, small_shape
 from torch import nn
 
-from videotune.adapters.lora import LoraSettings, add_lora, matching
+from videotune.adapters.lora import add_lora, matching
+from videotune.config.schema import Lora
 from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps
@@ -167,7 +168,7 @@ def test_a_file_draws_in_diffusers_what_the_adapter_draws_here(
     ours, plain = denoisers(family), denoisers(family)
     files: dict[tuple[str, str], Path] = {}
     for number, (expert, net) in enumerate(ours.items()):
-        state = add_lora(net, family.spec, LoraSettings(rank=3, alpha=6, targets="linear"), seed=number)
+        state = add_lora(net, family.spec, Lora(rank=3, alpha=6, targets="linear"), seed=number)
         for key, parameter in state.items():
             if "lora_B" in key:
                 parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(number + parameter.numel()))
@@ -224,7 +225,7 @@ def test_targets_hit_what_they_name_in_every_block(name: str, variant: str, tiny
             counts = {targets: sum(each[path] for path, _ in layers) for targets, each in BY_HAND[name].items()}
         for targets, count in counts.items():
             assert len(matching(net, family.spec, targets)) == count, targets
-        trained = {name.rsplit(".lora_", 1)[0] for name in add_lora(net, family.spec, LoraSettings(rank=1), seed=0)}
+        trained = {name.rsplit(".lora_", 1)[0] for name in add_lora(net, family.spec, Lora(rank=1), seed=0)}
         assert trained == set(matching(family.skeleton(expert.name), family.spec, "attention"))
 
 
@@ -258,7 +259,7 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(name: str, variant: str,
     window = Window("a", 0.0, 1.0, small_shape(family))
     nets, readings = denoisers(family), []
     trained = {
-        expert: list(add_lora(net, family.spec, LoraSettings(rank=8, targets="linear"), seed=0).values())
+        expert: list(add_lora(net, family.spec, Lora(rank=8, targets="linear"), seed=0).values())
         for expert, net in nets.items()
     }
     whole = objective_of(family.spec)

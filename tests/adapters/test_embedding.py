@@ -21,15 +21,14 @@ from transformers import (
 
 from videotune.adapters.text import add_text, matching_text
 from videotune.adapters.textual_inversion import (
-    EmbeddingSettings,
     Overlay,
     add_rows,
     add_tokens,
     first_rows,
     lay_rows,
     spelled,
-    token_names,
 )
+from videotune.config.schema import Embedding, token_names
 from videotune.data.captions import with_token
 from videotune.errors import VideotuneError
 from videotune.families.tiny import letters_tokenizer
@@ -77,7 +76,7 @@ def states(part: TextPart, text: str, tokens: tuple[str, ...] = ()) -> torch.Ten
 def test_a_text_without_the_token_is_read_as_before_to_the_bit(kind: str, spare: int) -> None:
     part = part_of(kind, spare)
     before = states(part, "a red circle")
-    add_rows({"text_encoder": part}, EmbeddingSettings("<x>", 2), seed=0)
+    add_rows({"text_encoder": part}, Embedding(token="<x>", vectors=2), seed=0)
     assert torch.equal(states(part, "a red circle"), before)
 
 
@@ -87,7 +86,7 @@ def test_only_the_rows_change_weight_decay_included(kind: str, spare: int) -> No
     """After steps with a strong decay every other number of the encoder is the same to the bit, and each row has moved."""
     part = part_of(kind, spare)
     before = {name: value.clone() for name, value in part.encoder.state_dict().items()}
-    (rows,) = add_rows({"text_encoder": part}, EmbeddingSettings("<x>", 3), seed=0).values()
+    (rows,) = add_rows({"text_encoder": part}, Embedding(token="<x>", vectors=3), seed=0).values()
     tokens, start = token_names("<x>", 3), rows.detach().clone()
     trained = [parameter for parameter in part.encoder.parameters() if parameter.requires_grad]
     assert {id(parameter) for parameter in trained} == {id(rows)}
@@ -109,7 +108,7 @@ def test_only_the_rows_change_weight_decay_included(kind: str, spare: int) -> No
 def test_the_rows_are_what_a_longer_table_would_hold(kind: str) -> None:
     """The way of transformers' own: more rows in the table itself; the same states to the bit."""
     ours, theirs = part_of(kind, 0), part_of(kind, 0)
-    (rows,) = add_rows({"text_encoder": ours}, EmbeddingSettings("<x>", 2), seed=0).values()
+    (rows,) = add_rows({"text_encoder": ours}, Embedding(token="<x>", vectors=2), seed=0).values()
     tokens = token_names("<x>", 2)
     theirs.tokenizer.add_tokens(list(tokens))
     theirs.encoder.resize_token_embeddings(len(theirs.tokenizer))
@@ -125,7 +124,7 @@ def test_recomputed_layers_give_the_rows_the_same_gradient_and_drop_nothing_out(
     for mode in ("OFF", "ON"):
         part = part_of(kind)
         checkpoint_text(part.encoder, mode)
-        (rows,) = add_rows({"text_encoder": part}, EmbeddingSettings("<x>"), seed=0).values()
+        (rows,) = add_rows({"text_encoder": part}, Embedding(token="<x>"), seed=0).values()
         states(part, "a <x> b", ("<x>",)).square().mean().backward()
         found.append(rows.grad)
     assert bool(found[0].any())
@@ -139,8 +138,8 @@ def test_a_planted_row_is_found_again(kind: str) -> None:
     CLIP's norms take the mean of what they read away, so that no training can find a row's mean: it is left out there.
     """
     teacher, pupil = part_of(kind), part_of(kind)
-    (planted,) = add_rows({"text_encoder": teacher}, EmbeddingSettings("<x>"), seed=11).values()
-    (rows,) = add_rows({"text_encoder": pupil}, EmbeddingSettings("<x>"), seed=12).values()
+    (planted,) = add_rows({"text_encoder": teacher}, Embedding(token="<x>"), seed=11).values()
+    (rows,) = add_rows({"text_encoder": pupil}, Embedding(token="<x>"), seed=12).values()
     with torch.no_grad():
         targets = [states(teacher, text) for text in ("a <x> b", "red <x>, big")]
     blind = kind == "clip"
@@ -165,10 +164,10 @@ def cosine(a: torch.Tensor, b: torch.Tensor, less_mean: bool) -> float:
 
 def test_several_encoders_have_rows_each() -> None:
     parts = {"text_encoder": part_of("llama"), "text_encoder_2": part_of("clip")}
-    rows = add_rows(parts, EmbeddingSettings("<x>", 2), seed=0)
+    rows = add_rows(parts, Embedding(token="<x>", vectors=2), seed=0)
     assert set(rows) == set(parts)
     assert not torch.equal(*rows.values())
-    one = add_rows({"text_encoder_2": part_of("clip")}, EmbeddingSettings("<x>", 2), seed=0)
+    one = add_rows({"text_encoder_2": part_of("clip")}, Embedding(token="<x>", vectors=2), seed=0)
     assert torch.equal(one["text_encoder_2"], rows["text_encoder_2"]), "a choice of one begins as it does among both"
 
 
@@ -180,7 +179,7 @@ def test_rows_begin_as_the_words_they_are_given() -> None:
     words = table[numbers]
 
     def first(count: int) -> torch.Tensor:
-        return first_rows(part, EmbeddingSettings("<x>", count, "ab"), seed=0)
+        return first_rows(part, Embedding(token="<x>", vectors=count, init_text="ab"), seed=0)
 
     torch.testing.assert_close(first(1), words.mean(0, keepdim=True))
     assert torch.equal(first(3), words)
@@ -191,17 +190,17 @@ def test_rows_begin_as_the_words_they_are_given() -> None:
 def test_rows_without_words_are_drawn_like_usual_ones_by_seed_and_encoder() -> None:
     part = part_of("t5")
     table = part.encoder.get_input_embeddings().weight
-    many = first_rows(part, EmbeddingSettings("<x>", 400), seed=1)
+    many = first_rows(part, Embedding(token="<x>", vectors=400), seed=1)
     assert many.std().item() == pytest.approx(table.std().item(), rel=0.1)
-    assert torch.equal(many, first_rows(part, EmbeddingSettings("<x>", 400), seed=1))
-    assert not torch.equal(many, first_rows(part, EmbeddingSettings("<x>", 400), seed=2))
-    assert not torch.equal(many, first_rows(part, EmbeddingSettings("<x>", 400), seed=1, name="text_encoder_2"))
+    assert torch.equal(many, first_rows(part, Embedding(token="<x>", vectors=400), seed=1))
+    assert not torch.equal(many, first_rows(part, Embedding(token="<x>", vectors=400), seed=2))
+    assert not torch.equal(many, first_rows(part, Embedding(token="<x>", vectors=400), seed=1, name="text_encoder_2"))
 
 
 def test_rows_are_float32_over_a_bf16_table_and_states_stay_bf16() -> None:
     part = part_of("umt5")
     part.encoder.bfloat16()
-    (rows,) = add_rows({"text_encoder": part}, EmbeddingSettings("<x>"), seed=0).values()
+    (rows,) = add_rows({"text_encoder": part}, Embedding(token="<x>"), seed=0).values()
     out = states(part, "a <x>")
     assert rows.dtype == torch.float32
     assert out.dtype == torch.bfloat16

@@ -9,16 +9,17 @@ from peft import PeftType
 
 from videotune.adapters.effect import change, new_weight, rotations, updates
 from videotune.adapters.kinds import PARTS, by_module, kind_of, rank_in, side_of, split
-from videotune.adapters.lora import LoraSettings, adapter_off, add_lora, inject, load_lora, lora_parameters
+from videotune.adapters.lora import adapter_off, add_lora, inject, load_lora, lora_parameters
 from videotune.adapters.share import share
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)
 
 
-def settings(kind: str, rank: int = 4, **more: Any) -> LoraSettings:
-    return LoraSettings(rank, None if kind == "OFT" else 1.5 * rank, targets="linear", variant=kind, **more)
+def settings(kind: str, rank: int = 4, **more: Any) -> Lora:
+    return Lora(rank=rank, alpha=None if kind == "OFT" else 1.5 * rank, targets="linear", variant=kind, **more)
 
 
 def forward(family: Any, net: torch.nn.Module) -> torch.Tensor:
@@ -100,7 +101,7 @@ def test_another_network_computes_with_the_same_parameters(kind: str, tiny_famil
 @KINDS
 def test_the_start_belongs_to_the_names_and_the_seed(kind: str, tiny_family: Open) -> None:
     family = tiny_family("wan")
-    few = LoraSettings(4, None, targets=["attn1.to_q"], variant=kind)
+    few = Lora(rank=4, alpha=None, targets=["attn1.to_q"], variant=kind)
     one = add_lora(family.denoiser(), family.spec, few, seed=3)
     torch.rand(10)
     many, other = (add_lora(family.denoiser(), family.spec, settings(kind), seed=seed) for seed in (3, 4))
@@ -140,7 +141,7 @@ def test_what_rank_means(tiny_family: Open) -> None:
     family = tiny_family("wan")
 
     def of(kind: str, rank: int) -> dict[str, torch.Tensor]:
-        state = add_lora(family.denoiser(), family.spec, LoraSettings(rank, variant=kind), seed=0)
+        state = add_lora(family.denoiser(), family.spec, Lora(rank=rank, variant=kind), seed=0)
         return by_module(shaken(state))["blocks.0.attn1.to_q"]
 
     loha, lokr, oft = of("LOHA", 3), of("LOKR", 2), of("OFT", 6)
@@ -170,7 +171,7 @@ def test_rotations_that_do_not_cover_the_inputs_are_refused(tiny_family: Open) -
     with pytest.raises(
         VideotuneError, match=r"OFT turns 5 inputs at a time, and blocks\.0\..* has 24; take one of .*6"
     ):
-        inject(family.denoiser(), family.spec, LoraSettings(5, variant="OFT"))
+        inject(family.denoiser(), family.spec, Lora(rank=5, variant="OFT"))
 
 
 @pytest.mark.parametrize("kind", ["LORA", "DORA", "LOHA", "LOKR"])

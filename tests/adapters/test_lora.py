@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from videotune.adapters.lora import LoraSettings, add_lora, load_lora, matching, updates
+from videotune.adapters.lora import add_lora, load_lora, matching, updates
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 
 Open = Callable[..., Any]
@@ -23,7 +24,7 @@ def forward(family: Any, net: torch.nn.Module) -> torch.Tensor:
 def test_step_0_is_the_base_model_exactly(tiny_family: Open) -> None:
     family = tiny_family("wan")
     before, net = forward(family, family.denoiser()), family.denoiser()
-    add_lora(net, family.spec, LoraSettings(rank=4), seed=0)
+    add_lora(net, family.spec, Lora(rank=4), seed=0)
     assert torch.equal(before, forward(family, net))
 
 
@@ -31,7 +32,7 @@ def test_the_update_is_scale_b_a(tiny_family: Open) -> None:
     """Against a model whose weights were changed by ΔW."""
     family = tiny_family("wan")
     net = family.denoiser()
-    settings = LoraSettings(rank=4, alpha=10, targets="linear")
+    settings = Lora(rank=4, alpha=10, targets="linear")
     state = add_lora(net, family.spec, settings, seed=0)
     for name, parameter in state.items():
         if "lora_B" in name:
@@ -47,10 +48,10 @@ def test_the_update_is_scale_b_a(tiny_family: Open) -> None:
 def test_a_is_drawn_by_its_modules_name(tiny_family: Open) -> None:
     """Which other modules have an adapter, and what was drawn before, change nothing."""
     family = tiny_family("wan")
-    few = add_lora(family.denoiser(), family.spec, LoraSettings(rank=4, targets=["attn1.to_q"]), seed=3)
+    few = add_lora(family.denoiser(), family.spec, Lora(rank=4, targets=["attn1.to_q"]), seed=3)
     torch.rand(100)
-    many = add_lora(family.denoiser(), family.spec, LoraSettings(rank=4, targets="linear"), seed=3)
-    other = add_lora(family.denoiser(), family.spec, LoraSettings(rank=4, targets="linear"), seed=4)
+    many = add_lora(family.denoiser(), family.spec, Lora(rank=4, targets="linear"), seed=3)
+    other = add_lora(family.denoiser(), family.spec, Lora(rank=4, targets="linear"), seed=4)
     assert set(few) < set(many)
     for name, parameter in few.items():
         assert torch.equal(parameter, many[name])
@@ -63,7 +64,7 @@ def test_a_is_drawn_by_its_modules_name(tiny_family: Open) -> None:
 def test_adapters_are_float32_on_a_bf16_base(tiny_family: Open) -> None:
     family = tiny_family("wan", torch.bfloat16)
     net = family.denoiser()
-    parameters = add_lora(net, family.spec, LoraSettings(rank=2), seed=0)
+    parameters = add_lora(net, family.spec, Lora(rank=2), seed=0)
     assert {parameter.dtype for parameter in parameters.values()} == {torch.float32}
     assert net.blocks[0].attn1.to_q.base_layer.weight.dtype == torch.bfloat16
     assert net.condition_embedder.time_embedder.linear_1.weight.dtype == torch.float32, "diffusers keeps it so"
@@ -95,13 +96,13 @@ def test_targets_that_hit_nothing_are_errors(targets: Any, words: str, tiny_fami
 
 def test_loading_another_adapter_is_an_error(tiny_family: Open) -> None:
     family = tiny_family("wan")
-    mine = add_lora(family.denoiser(), family.spec, LoraSettings(rank=2), seed=0)
-    wider = add_lora(family.denoiser(), family.spec, LoraSettings(rank=3), seed=0)
-    more = add_lora(family.denoiser(), family.spec, LoraSettings(rank=2, targets="linear"), seed=0)
+    mine = add_lora(family.denoiser(), family.spec, Lora(rank=2), seed=0)
+    wider = add_lora(family.denoiser(), family.spec, Lora(rank=3), seed=0)
+    more = add_lora(family.denoiser(), family.spec, Lora(rank=2, targets="linear"), seed=0)
     with pytest.raises(VideotuneError, match="the adapter's is"):
         load_lora(mine, wider, "x")
     with pytest.raises(VideotuneError, match="tensors differ"):
         load_lora(mine, more, "x")
-    again = add_lora(family.denoiser(), family.spec, LoraSettings(rank=2), seed=9)
+    again = add_lora(family.denoiser(), family.spec, Lora(rank=2), seed=9)
     load_lora(again, mine, "x")
     assert all(torch.equal(again[name], mine[name]) for name in mine)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
+from videotune.config.schema import Lora
 from videotune.data.decode import decode
 from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
@@ -161,12 +162,12 @@ def test_images_that_do_not_fit_the_model_or_the_prompts(tiny_bases: BASES, tmp_
 def test_the_base_with_two_experts_is_drawn_and_its_files_find_their_experts(
     tiny_bases: BASES, tiny_family: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from videotune.adapters.lora import LoraSettings, add_lora
+    from videotune.adapters.lora import add_lora
     from videotune.export.lora import export_lora
 
     family, files = tiny_family("wan", variant="t2v-a14b"), {}
     for expert in ("high", "low"):
-        state = add_lora(family.denoiser(expert), family.spec, LoraSettings(rank=2, targets="linear"), seed=0)
+        state = add_lora(family.denoiser(expert), family.spec, Lora(rank=2, targets="linear"), seed=0)
         for name, parameter in state.items():
             if "lora_B" in name:
                 parameter.data.normal_(std=2.0, generator=torch.Generator().manual_seed(len(name)))

@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from safety_kit import QUIET, equal, facts_of, of_kind, state, steps_of
 
 from videotune.adapters.text import LiveText
-from videotune.adapters.textual_inversion import EmbeddingSettings, add_rows, token_names
+from videotune.adapters.textual_inversion import add_rows
 from videotune.cache.store import Store
 from videotune.commands.export import export
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
+from videotune.config.schema import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
 from videotune.train.resolve_config import Overrides
 from videotune.train.resume import Resume
@@ -115,7 +116,7 @@ def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
         "averages are exported where they are kept"
     )
     family = tiny_family("wan")
-    settings = EmbeddingSettings(TOKEN, 2)
+    settings = Embedding(token=TOKEN, vectors=2)
     (ours,) = add_rows(family.text_parts(), settings, seed=0).values()
     ours.data.copy_(rows)
     prompt = f"a {TOKEN} moves left"
@@ -271,7 +272,7 @@ def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
 
 def test_a_planted_row_is_found_again_through_the_frozen_denoiser(tiny_family: Callable[..., Any]) -> None:
     """What the denoiser says under a planted row is the target; from another beginning the row is found again."""
-    family, settings, spell = tiny_family("wan"), EmbeddingSettings("<x>"), LiveText(("<x>",))
+    family, settings, spell = tiny_family("wan"), Embedding(token="<x>"), LiveText(("<x>",))
     net, family.spec = family.denoiser(), replace(family.spec, text_tokens=16)  # padding to 512 takes most of the time
     (rows,) = add_rows(family.text_parts(), settings, seed=5).values()
     generator = torch.Generator().manual_seed(0)

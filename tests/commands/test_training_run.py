@@ -23,7 +23,7 @@ from videotune.train.checkpoint import complete_checkpoints, entry_of
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
 from videotune.train.resume import Resume
-from videotune.train.run_dir import look, only_process
+from videotune.train.run_dir import only_process, poll_control
 
 QUIET = ("sample_after=0", "ruler_after=0")
 Run = Callable[..., Path]
@@ -312,10 +312,10 @@ def test_resuming_what_is_done_trains_nothing(words: Callable[..., Overrides], t
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_request_may_come_from_any_editor(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "control.json").write_text('{"save": true, "stop": false, "other": 1}', encoding=encoding)
-    assert look(tmp_path) == {"save"}
-    assert look(tmp_path) == set()
+    assert poll_control(tmp_path) == {"save"}
+    assert poll_control(tmp_path) == set()
     (tmp_path / "control.json").write_bytes(b"\xff\xfe\x00")
-    assert look(tmp_path) == set()
+    assert poll_control(tmp_path) == set()
 
 
 def test_a_folder_belongs_to_one_process(words: Callable[..., Overrides], tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from videotune.cli.main import main
-from videotune.config.advice import GUIDE, REASONS, UNITS
-from videotune.config.explain import explain, json_schema
+from videotune.config.explain import advice, explain, json_schema
 from videotune.config.load import preset_names, read_preset
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
@@ -36,7 +35,7 @@ OF_THE_GUIDE = (
 
 
 def test_what_is_said_is_said_of_keys_that_there_are() -> None:
-    assert (set(UNITS) | set(REASONS) | set(GUIDE)) - set(leaves()) == set()
+    assert set().union(*advice().values()) - set(leaves()) == set()
 
 
 def test_every_key_is_explained_with_its_values_and_default() -> None:

@@ -10,7 +10,7 @@ import torch
 from effects_kit import Lab, run_steps, trainer_of, watched
 
 from videotune.config.drift import class_of
-from videotune.config.words import ROUNDED
+from videotune.config.fields import ROUNDED
 from videotune.errors import VideotuneError
 from videotune.memory.quantization import QuantizedLinear, share_of
 from videotune.train.resolve_config import Overrides, resolve_config

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from videotune.adapters.effect import updates
-from videotune.adapters.lora import ADAPTER, LoraSettings, add_lora
+from videotune.adapters.lora import ADAPTER, add_lora
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.export.read import read_file, read_parts
@@ -30,7 +31,7 @@ def trained(family: Any, targets: Any = "attention") -> State:
     """A and B of each module, drawn."""
     state = {
         name: value.detach()
-        for name, value in add_lora(family.denoiser(), family.spec, LoraSettings(rank=RANK, targets=targets), 0).items()
+        for name, value in add_lora(family.denoiser(), family.spec, Lora(rank=RANK, targets=targets), 0).items()
     }
     random = torch.Generator().manual_seed(0)
     return {name: torch.randn(value.shape, generator=random) for name, value in state.items()}

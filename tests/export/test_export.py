@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from videotune.adapters.lora import LoraSettings, add_lora, updates
+from videotune.adapters.lora import add_lora, updates
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export import lora as room
 from videotune.export.formats import digest_of
@@ -22,7 +23,7 @@ Open = Callable[..., Any]
 @pytest.fixture
 def trained(tiny_family: Open) -> tuple[Any, dict[str, torch.nn.Parameter]]:
     family = tiny_family("wan")
-    state = add_lora(family.denoiser(), family.spec, LoraSettings(rank=4, alpha=8), seed=0)
+    state = add_lora(family.denoiser(), family.spec, Lora(rank=4, alpha=8), seed=0)
     for parameter in state.values():
         parameter.data.normal_(generator=torch.Generator().manual_seed(0))
     return family, state

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from videotune.adapters.effect import new_weight, updates
 from videotune.adapters.kinds import PARTS, by_module
-from videotune.adapters.lora import ADAPTER, LoraSettings, add_lora
+from videotune.adapters.lora import ADAPTER, add_lora
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.formats import CONFIG, baked, formats_of, header
 from videotune.export.lora import export_lora
@@ -28,7 +29,9 @@ def scale(kind: str) -> float:
 
 def trained(family: Any, kind: str, rank: int = 4) -> dict[str, torch.nn.Parameter]:
     alpha = None if kind == "OFT" else 2.0 * rank
-    state = add_lora(family.denoiser(), family.spec, LoraSettings(rank, alpha, targets="linear", variant=kind), seed=0)
+    state = add_lora(
+        family.denoiser(), family.spec, Lora(rank=rank, alpha=alpha, targets="linear", variant=kind), seed=0
+    )
     for index, parameter in enumerate(state.values()):
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
     return state
@@ -162,7 +165,7 @@ def test_reading_back_finds_what_is_wrong(kind: str, tiny_family: Open, tmp_path
 @KINDS
 def test_an_adapter_of_no_step_is_not_exported(kind: str, tiny_family: Open, tmp_path: Path) -> None:
     family = tiny_family("wan")
-    state = add_lora(family.denoiser(), family.spec, LoraSettings(4, variant=kind), seed=0)
+    state = add_lora(family.denoiser(), family.spec, Lora(rank=4, variant=kind), seed=0)
     with pytest.raises(VideotuneError, match="is zero"):
         export_lora(family, formats_of(family, kind)[-1], state, 1.0, tmp_path / "x.safetensors", {})
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from videotune.adapters.effect import new_weight
 from videotune.adapters.kinds import PARTS, by_module
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.merge import export_merged, raw, spans_of
 
@@ -23,7 +24,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 def trained(family: Any, kind: str, expert: str | None = None) -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter]]:
     net = family.denoiser(expert)
     alpha = None if kind == "OFT" else 8
-    state = add_lora(net, family.spec, LoraSettings(4, alpha, targets="linear", variant=kind), seed=0)
+    state = add_lora(net, family.spec, Lora(rank=4, alpha=alpha, targets="linear", variant=kind), seed=0)
     for index, parameter in enumerate(state.values()):
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
     return net, state

@@ -13,7 +13,8 @@ import torch
 from cogvideox_kit import SHAPES, batch_for, edit, opened
 from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, DiffusionPipeline
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
 from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
@@ -237,7 +238,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
     """What previews draw is what a person gets who loads the file with plain diffusers."""
     family, shape = opened(cog_bases(variant)), SHAPES[variant][0]
     net = family.denoiser()
-    state = add_lora(net, family.spec, LoraSettings(rank=4, alpha=8, targets="linear"), seed=0)
+    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
     for name, parameter in state.items():
         if "lora_B" in name:
             parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))

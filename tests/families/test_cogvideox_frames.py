@@ -11,7 +11,8 @@ import torch
 from cogvideox_kit import SHAPES, batch_for, opened
 from torch import nn
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
 from videotune.families.cogvideox import VARIANTS
 from videotune.types import SampleRequest
 
@@ -98,7 +99,7 @@ def test_isolated_frames_train_and_draw(variant: str, cog_bases: Bases) -> None:
     gradients = []
     for again in (False, True):
         net = family.denoiser()
-        parameters = add_lora(net, family.spec, LoraSettings(rank=2), seed=0)
+        parameters = add_lora(net, family.spec, Lora(rank=2), seed=0)
         for parameter in parameters.values():
             parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
         if again:

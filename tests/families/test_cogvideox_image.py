@@ -11,7 +11,8 @@ from cogvideox_kit import SHAPES, batch_for, opened
 from diffusers import CogVideoXImageToVideoPipeline
 from safetensors.torch import load_file, save_file
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.cogvideox import read_spec
@@ -171,7 +172,7 @@ def test_our_frames_from_an_image_are_those_of_the_pipeline(
     save_file(state, weights, metadata={"format": "pt"})
     family, shape, text = opened(folder), SHAPES[variant][0], "a zorble"
     net = family.denoiser()
-    adapter = add_lora(net, family.spec, LoraSettings(rank=4, alpha=8, targets="linear"), seed=0)
+    adapter = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
     for name, parameter in adapter.items():
         if "lora_B" in name:
             parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))

@@ -13,7 +13,8 @@ from diffusers import DiffusionPipeline, HiDreamImageTransformer2DModel
 from test_family_contract import batch_of
 from torch import nn
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Embedding, Lora
 from videotune.errors import VideotuneError
 from videotune.families.hidream import SPEC, read_spec, token_lengths
 from videotune.families.hidream.__main__ import joined
@@ -111,7 +112,7 @@ def test_the_longest_count_of_tokens_counts(tiny_bases: Bases, tiny_family: Open
 
 def test_a_new_token_does_not_move_the_end_of_a_caption(tiny_bases: Bases, tmp_path: Path) -> None:
     """Older configs of CLIP name 2 as its end mark; then the highest number of a caption counted, that of the new token."""
-    from videotune.adapters.textual_inversion import EmbeddingSettings, add_rows
+    from videotune.adapters.textual_inversion import add_rows
     from videotune.families.hidream import open_family
 
     folder = shutil.copytree(tiny_bases("hidream"), tmp_path / "older")
@@ -121,7 +122,7 @@ def test_a_new_token_does_not_move_the_end_of_a_caption(tiny_bases: Bases, tmp_p
     for place in (tiny_bases("hidream"), folder):
         family = open_family(place, torch.device("cpu"), torch.float32)
         plain = family.encode_text(["a red circle"])[0]["pooled"]
-        add_rows(family.text_parts(), EmbeddingSettings("<x>"), seed=0)
+        add_rows(family.text_parts(), Embedding(token="<x>"), seed=0)
         pooled.append([plain, *(family.encode_text([text])[0]["pooled"] for text in ("<x> a", "<x> b"))])
     for newer, older in zip(*pooled, strict=True):
         assert torch.equal(newer, older)
@@ -200,7 +201,7 @@ def test_an_adapter_on_the_experts_trains(tiny_family: Open) -> None:
     family = tiny_family("hidream")
     batch, _, t = told(family, SHAPES[0])
     net = family.denoiser()
-    rows = add_lora(net, family.spec, LoraSettings(rank=2, targets="experts"), seed=0)
+    rows = add_lora(net, family.spec, Lora(rank=2, targets="experts"), seed=0)
     assert len(rows) == 2 * 4 * 4 * 3
     family.predict(net, batch.x0, t, batch).square().mean().backward()
     reached = {name for name, p in rows.items() if p.grad is not None and bool(p.grad.any())}

@@ -13,6 +13,7 @@ from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PRO
 from test_family_contract import batch_of, clip_of, small_shape
 from test_family_outputs import same_words
 
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.find import find
@@ -171,7 +172,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
     distilled: bool, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     """What previews draw is what a person gets who loads the file with plain diffusers, however it is guided."""
-    from videotune.adapters.lora import LoraSettings, add_lora
+    from videotune.adapters.lora import add_lora
 
     folder = tiny_bases(NAME)
     if not distilled:
@@ -183,7 +184,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
         net.save_pretrained(folder / "transformer")
     family = open_family(folder, torch.device("cpu"), torch.float32)
     shape, net = small_shape(family), family.denoiser()
-    state = add_lora(net, family.spec, LoraSettings(rank=4, alpha=8, targets="linear"), seed=0)
+    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
     for name, parameter in state.items():
         if "lora_B" in name:
             parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))

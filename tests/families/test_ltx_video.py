@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from test_family_contract import batch_of, clip_of
 from test_family_outputs import same_words
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.find import find
@@ -180,7 +181,7 @@ def test_our_latents_are_those_of_the_pipeline_with_the_exported_file(
     folder = sure(tiny_bases("ltx_video", variant), tmp_path / "sure")
     family, shape = opened(folder), replace(SHAPE, fps=30.0)
     net = family.denoiser()
-    state = add_lora(net, family.spec, LoraSettings(rank=4, alpha=8, targets="linear"), seed=0)
+    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
     for name, parameter in state.items():
         if "lora_B" in name:
             parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))

@@ -12,7 +12,8 @@ import torch
 from diffusers import WanPipeline
 from safetensors.torch import load_file
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.families.find import place, spec_for
@@ -78,7 +79,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
     """What `sample` and previews draw is what a person gets who loads the file with plain diffusers."""
     family = tiny_family("wan")
     net = family.denoiser()
-    state = add_lora(net, family.spec, LoraSettings(rank=4, alpha=8, targets="linear"), seed=0)
+    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
     for name, parameter in state.items():
         if "lora_B" in name:
             parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
@@ -113,7 +114,7 @@ def test_comfyui_names_are_the_authors(tiny_family: Callable[..., Any], tmp_path
     assert native("blocks.0.ffn.net.2") == "blocks.0.ffn.2"
     family = tiny_family("wan")
     net = family.denoiser()
-    state = add_lora(net, family.spec, LoraSettings(rank=1), seed=0)
+    state = add_lora(net, family.spec, Lora(rank=1), seed=0)
     for parameter in state.values():
         parameter.data.fill_(1.0)
     path = export_lora(family, "comfyui", state, 1.0, tmp_path / "c.safetensors", {}).path

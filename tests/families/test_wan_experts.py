@@ -9,7 +9,8 @@ import torch
 from diffusers import UniPCMultistepScheduler, WanPipeline
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.export.lora import export_lora
@@ -32,7 +33,7 @@ def test_two_files_draw_in_diffusers_what_two_adapters_draw_here(
     nets = {}
     for expert in ("high", "low"):
         nets[expert] = net = family.denoiser(expert)
-        state = add_lora(net, family.spec, LoraSettings(rank=4, alpha=8, targets="linear"), seed=0)
+        state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
         for name, parameter in state.items():
             if "lora_B" in name:
                 parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(len(name) + len(nets)))

@@ -9,7 +9,8 @@ import torch
 from diffusers import WanImageToVideoPipeline
 from PIL import Image
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
 from videotune.export.lora import export_lora
 from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.types import Batch, ClipShape
@@ -170,7 +171,7 @@ def test_our_frames_are_the_pipelines_from_the_same_picture(
     nets = {}
     for expert in family.spec.experts:
         nets[expert.name] = net = family.denoiser(expert.name)
-        state = add_lora(net, family.spec, LoraSettings(rank=4, targets="linear"), seed=0)
+        state = add_lora(net, family.spec, Lora(rank=4, targets="linear"), seed=0)
         for name, parameter in state.items():
             if "lora_B" in name:
                 parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(len(name) + len(nets)))
@@ -197,7 +198,7 @@ def test_the_images_projections_may_be_trained_by_name(tiny_family: Open, tmp_pa
     """Not by the named sets; as patterns they are exported and read back, in both layouts."""
     family = tiny_family("wan", variant="i2v")
     targets = ["attn2.add_k_proj", "attn2.add_v_proj", "attn2.to_k", "attn2.to_v"]
-    state = add_lora(family.denoiser(), family.spec, LoraSettings(rank=2, targets=targets), seed=0)
+    state = add_lora(family.denoiser(), family.spec, Lora(rank=2, targets=targets), seed=0)
     for parameter in state.values():
         parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
     for format in family.key_maps():

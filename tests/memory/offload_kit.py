@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from videotune.adapters.full import add_full
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
 from videotune.cache.batches import Drawn, Prepared
+from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.families.find import find
@@ -21,7 +22,7 @@ from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
 from videotune.train.distributed import DistributedContext
 from videotune.train.master_weights import MasterWeights
-from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer
+from videotune.train.optimizers import RateSettings, make_optimizer
 from videotune.train.step import Clock, StepSettings, Trainable, train_step
 from videotune.types import Batch, ClipShape, Condition
 
@@ -138,7 +139,7 @@ def rig(
     net = family.denoiser(family.spec.experts[-1].name)
     family.isolate_frames(net, isolate)
     if method == "LORA":
-        held = add_lora(net, family.spec, LoraSettings(4, dropout=dropout, targets="linear"), 0)
+        held = add_lora(net, family.spec, Lora(rank=4, dropout=dropout, targets="linear"), 0)
         generator = torch.Generator().manual_seed(1)
         for name, parameter in held.items():
             if "lora_B" in name:
@@ -153,7 +154,7 @@ def rig(
     masters = MasterWeights(held)
     trainable = Trainable(
         masters.parameters,
-        make_optimizer({"transformer": list(masters.parameters.values())}, OptimizerSettings()),
+        make_optimizer({"transformer": list(masters.parameters.values())}, Optimizer()),
         {"transformer": RateSettings(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)},
         masters if masters.apart else None,
     )

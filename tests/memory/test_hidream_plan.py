@@ -18,7 +18,6 @@ from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.fit import OPEN
 from videotune.planner.shallow import deep
-from videotune.train.components import lora_settings
 from videotune.train.distributed import DistributedContext
 from videotune.train.step import Clock, StepSettings, train_step
 from videotune.types import ClipShape
@@ -38,7 +37,7 @@ def test_a_plan_holds_what_a_step_holds(targets: str, method: str, tiny_bases: C
 
     real: Any = find("hidream").open_family(folder, cpu, torch.float32)
     net = real.denoiser()
-    held = add_lora(net, real.spec, lora_settings(config), 0) if method == "LORA" else dict(net.named_parameters())
+    held = add_lora(net, real.spec, config.lora, 0) if method == "LORA" else dict(net.named_parameters())
     if method == "FINE_TUNE":
         net.requires_grad_(True)
     checkpoint_blocks(net, "OFF")

@@ -21,7 +21,7 @@ from videotune.planner.fake_run import FakeRun
 from videotune.planner.measure import Ledger, fake_mode, to_fake
 from videotune.planner.memory import Choice, StepSpec, need
 from videotune.planner.shallow import deep
-from videotune.train.components import lora_settings, weights_of
+from videotune.train.components import weights_of
 from videotune.train.distributed import DistributedContext
 from videotune.train.step import Clock, StepSettings, train_step
 from videotune.types import ClipShape
@@ -93,7 +93,7 @@ def test_a_real_step_holds_what_was_read(
 
     real = find(family).open_family(folder, torch.device("cpu"), torch.float32, seen.family.weights)
     net = real.denoiser()
-    held = add_lora(net, real.spec, lora_settings(seen.config), 0) if method == "LORA" else dict(net.named_parameters())
+    held = add_lora(net, real.spec, seen.config.lora, 0) if method == "LORA" else dict(net.named_parameters())
     if method == "FINE_TUNE":
         net.requires_grad_(True)
     checkpoint_blocks(net, checkpointing)
@@ -178,7 +178,7 @@ def test_streamed_weights_leave_what_the_plan_says(
 
     family = find("wan").open_family(folder, torch.device("cpu"), torch.float32, seen.family.weights)
     net = family.denoiser()
-    held = add_lora(net, family.spec, lora_settings(seen.config), 0)
+    held = add_lora(net, family.spec, seen.config.lora, 0)
     streams = stream_blocks(
         net, family.spec.blocks, torch.device("cpu"), OffloadSettings(fraction), list(held.values())
     )

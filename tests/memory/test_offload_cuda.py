@@ -14,7 +14,8 @@ from offload_kit import batch_of, deepen
 from runs import open_run, prepare
 from torch import nn
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
 from videotune.families.find import find
 from videotune.families.loading import loading_onto
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
@@ -34,7 +35,7 @@ def opened(folder: Path, settings: OffloadSettings | None, full: bool) -> tuple[
     if full:
         held = dict(net.requires_grad_(True).named_parameters())
     else:
-        held = add_lora(net, family.spec, LoraSettings(4), 0)
+        held = add_lora(net, family.spec, Lora(rank=4), 0)
     streams = None
     if settings is not None:
         streams = stream_blocks(net, family.spec.blocks, GPU, settings, () if full else list(held.values()))

@@ -12,8 +12,9 @@ from offload_kit import BLOCKS, CPU, OffloadSettings, batch_of, deepen, rig, sam
 from torch import nn
 
 from videotune.adapters.kinds import PARTS
-from videotune.adapters.lora import LoraSettings, adapter_off, add_lora, row_norms
-from videotune.config.words import ROUNDED
+from videotune.adapters.lora import adapter_off, add_lora, row_norms
+from videotune.config.fields import ROUNDED
+from videotune.config.schema import Lora
 from videotune.families.find import find, names
 from videotune.families.loading import text_encoders_streamed
 from videotune.families.parts import weight_files
@@ -235,7 +236,7 @@ def test_every_kind_of_adapter_begins_at_the_packed_base_and_learns(variant: str
         before = family.predict(net, batch.x0, t, batch)
     layer = net.blocks[0].attn1.to_q
     norms = layer.dequantize().norm(dim=1)
-    held = add_lora(net, family.spec, LoraSettings(4, variant=variant), 0)
+    held = add_lora(net, family.spec, Lora(rank=4, variant=variant), 0)
     assert all(parameter.dtype == torch.float32 for parameter in held.values())
     if variant == "DORA":
         assert torch.equal(row_norms(net.blocks[0].attn1.to_q), norms)

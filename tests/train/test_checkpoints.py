@@ -31,7 +31,7 @@ from videotune.train.checkpoint import (
     superfluous,
     sweep,
 )
-from videotune.validation.best import best_step
+from videotune.train.saving import best_step
 
 ADAPTER = {"a.lora_A.weight": torch.arange(6.0).view(2, 3)}
 MOMENTS = {"a.lora_A.weight.exp_avg": torch.ones(2, 3), "a.lora_A.weight.step": torch.tensor(7.0)}

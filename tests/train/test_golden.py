@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from videotune.adapters.lora import LoraSettings, add_lora
+from videotune.adapters.lora import add_lora
 from videotune.cache.batches import Source, stream
 from videotune.cache.keys import latent_key, text_key
 from videotune.cache.sampler import Schedule
 from videotune.cache.store import Store
+from videotune.config.schema import Lora, Optimizer
 from videotune.data.windows import take
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
@@ -25,7 +26,7 @@ from videotune.families.find import find
 from videotune.rng import draws
 from videotune.train.distributed import DistributedContext
 from videotune.train.loop import run_steps
-from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer
+from videotune.train.optimizers import RateSettings, make_optimizer
 from videotune.train.step import StepSettings, Trainable
 from videotune.types import Clip, ClipShape, Window
 
@@ -70,8 +71,8 @@ def losses(base: Path, folder: Path) -> list[float]:
         sizes={},
     )
     net = family.denoiser()
-    parameters = add_lora(net, family.spec, LoraSettings(rank=4, targets="linear"), seed=7)
-    optimizer = make_optimizer({"transformer": list(parameters.values())}, OptimizerSettings())
+    parameters = add_lora(net, family.spec, Lora(rank=4, targets="linear"), seed=7)
+    optimizer = make_optimizer({"transformer": list(parameters.values())}, Optimizer())
     trainable = Trainable(parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)})
     steps, settings = stream(source, 1, 20, 0), StepSettings(2, 1.0, None)
     alone = DistributedContext()

@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.errors import VideotuneError
 from videotune.train.checkpoint import write_tensors
 from videotune.train.optimizers import (
-    OPTIMIZERS,
-    STATE_BYTES,
     AnyOptimizer,
-    OptimizerSettings,
     apply,
     load_optimizer_state,
     make_optimizer,
@@ -41,7 +39,7 @@ def gradients(own: dict[str, nn.Parameter], step: int) -> None:
 
 def optimizer_of(own: dict[str, nn.Parameter], name: str, **numbers: float) -> AnyOptimizer:
     groups = {part: [p for key, p in own.items() if key.startswith(part)] for part in ("a", "b")}
-    made = make_optimizer(groups, OptimizerSettings(name, **numbers))
+    made = make_optimizer(groups, Optimizer(name=name, **numbers))
     for group in made.param_groups:
         group["lr"] = RATE if name != "PRODIGY" else 1.0
     return made
@@ -187,7 +185,7 @@ def test_the_weights_are_those_of_the_published_formula(
 def test_prodigy_finds_a_rate_of_the_right_size() -> None:
     """On |w - 3| from 0 the best rate is about the distance; it begins at a millionth of that and gets there."""
     weight = nn.Parameter(torch.zeros(()))
-    optimizer = make_optimizer({"one": [weight]}, OptimizerSettings("PRODIGY", weight_decay=0.0))
+    optimizer = make_optimizer({"one": [weight]}, Optimizer(name="PRODIGY", weight_decay=0.0))
     optimizer.param_groups[0]["lr"] = 1.0
     for _ in range(200):
         weight.grad = torch.sign(weight.detach() - 3)
@@ -199,7 +197,7 @@ def test_prodigy_finds_a_rate_of_the_right_size() -> None:
 def test_prodigy_finds_a_rate_for_each_group() -> None:
     """A part whose best weights are far is not told to stop by one whose best are near."""
     near, far = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
-    optimizer = make_optimizer({"near": [near], "far": [far]}, OptimizerSettings("PRODIGY", weight_decay=0.0))
+    optimizer = make_optimizer({"near": [near], "far": [far]}, Optimizer(name="PRODIGY", weight_decay=0.0))
     for group in optimizer.param_groups:
         group["lr"] = 1.0
     for _ in range(150):
@@ -223,7 +221,7 @@ def test_muon_takes_matrices_and_adamw_the_rest() -> None:
 
 def test_the_paged_optimizer_is_refused_on_a_cpu() -> None:
     with pytest.raises(VideotuneError, match="on no CUDA device"):
-        make_optimizer({"all": list(parameters().values())}, OptimizerSettings("PAGED_ADAMW_8BIT"))
+        make_optimizer({"all": list(parameters().values())}, Optimizer(name="PAGED_ADAMW_8BIT"))
 
 
 @pytest.mark.cuda
@@ -233,11 +231,11 @@ def test_the_paged_optimizer_is_the_8_bit_one_and_its_pages_come_back() -> None:
     for name, again in (("ADAMW_8BIT", False), ("PAGED_ADAMW_8BIT", False), ("PAGED_ADAMW_8BIT", True)):
         weight = nn.Parameter(torch.ones(1024, 1024, device="cuda"))
         own = {"w": weight}
-        optimizer = make_optimizer({"all": [weight]}, OptimizerSettings(name))
+        optimizer = make_optimizer({"all": [weight]}, Optimizer(name=name))
         for step in range(4):
             if again and step == 2:
                 state = {key: value.cpu().clone() for key, value in optimizer_state(optimizer, own).items()}
-                optimizer = make_optimizer({"all": [weight]}, OptimizerSettings(name))
+                optimizer = make_optimizer({"all": [weight]}, Optimizer(name=name))
                 load_optimizer_state(optimizer, own, state)
             optimizer.param_groups[0]["lr"] = RATE
             weight.grad = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(step)).cuda()
@@ -254,7 +252,7 @@ def test_the_paged_optimizer_is_the_8_bit_one_and_its_pages_come_back() -> None:
 def test_an_optimizer_for_each_parameter_is_the_same_update(name: str) -> None:
     whole, apart = parameters(), parameters()
     steps(whole, optimizer_of(whole, name), range(3))
-    each = make_optimizer({"all": list(apart.values())}, OptimizerSettings(name), apart=True)
+    each = make_optimizer({"all": list(apart.values())}, Optimizer(name=name), apart=True)
     for group in each.param_groups:
         group["lr"] = RATE
     steps(apart, each, range(3))
@@ -263,19 +261,14 @@ def test_an_optimizer_for_each_parameter_is_the_same_update(name: str) -> None:
 
 def test_prodigy_cannot_step_tensor_by_tensor() -> None:
     with pytest.raises(VideotuneError, match="tensor by tensor"):
-        make_optimizer({"all": list(parameters().values())}, OptimizerSettings("PRODIGY"), apart=True)
+        make_optimizer({"all": list(parameters().values())}, Optimizer(name="PRODIGY"), apart=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_state_takes_the_bytes_that_a_plan_counts(name: str) -> None:
     large = nn.Parameter(torch.randn(256, 512))
     large.grad = torch.randn(256, 512)
-    optimizer = make_optimizer({"a": [large]}, OptimizerSettings(name))
+    optimizer = make_optimizer({"a": [large]}, Optimizer(name=name))
     apply(optimizer, GOOD)
     held = sum(tensor.nbytes for tensor in optimizer_state(optimizer, {"w": large}).values())
-    assert held / large.numel() == pytest.approx(STATE_BYTES[name], abs=0.05)
-
-
-def test_every_optimizer_has_its_bytes() -> None:
-    assert STATE_BYTES.keys() == OPTIMIZERS.keys()
-    assert STATE_BYTES["PAGED_ADAMW_8BIT"] == STATE_BYTES["ADAMW_8BIT"]
+    assert held / large.numel() == pytest.approx(OPTIMIZERS[name].state_bytes, abs=0.05)

@@ -21,14 +21,14 @@ from transformers.optimization import (
     get_polynomial_decay_schedule_with_warmup,
 )
 
-from videotune.adapters.lora import LoraSettings, adapter_off, add_lora
+from videotune.adapters.lora import adapter_off, add_lora
 from videotune.cache.batches import Drawn, Prepared
+from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.train.distributed import DistributedContext
 from videotune.train.optimizers import (
-    OptimizerSettings,
     RateSettings,
     load_optimizer_state,
     make_optimizer,
@@ -47,13 +47,13 @@ class Setup:
 
     def __init__(self, family: Any, lr: float = 1e-2, dropout: float = 0.0, fresh: bool = False) -> None:
         self.family, self.net = family, family.denoiser()
-        self.parameters = add_lora(self.net, family.spec, LoraSettings(rank=4, dropout=dropout), seed=0)
+        self.parameters = add_lora(self.net, family.spec, Lora(rank=4, dropout=dropout), seed=0)
         generator = torch.Generator().manual_seed(1)
         for name, parameter in self.parameters.items():
             if "lora_B" in name and not fresh:
                 parameter.data.normal_(std=0.1, generator=generator)
         self.net.train()
-        self.optimizer = make_optimizer({"transformer": list(self.parameters.values())}, OptimizerSettings())
+        self.optimizer = make_optimizer({"transformer": list(self.parameters.values())}, Optimizer())
         self.objective = objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.5)
         self.lr = lr
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from videotune.config.schema import Optimizer
 from videotune.train.ema import Ema
-from videotune.train.optimizers import OptimizerSettings, RateSettings, make_optimizer, optimizer_state
+from videotune.train.optimizers import RateSettings, make_optimizer, optimizer_state
 from videotune.train.step import StepSettings, Trainable, train_step
 from videotune.train.stochastic_rounding import round_by_chance, update_rounded
 from videotune.train.updates import InBackward, clip, owners_of, update
@@ -52,7 +53,7 @@ def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(name:
     single = nn.Parameter(torch.ones(80, 80))
     own = {"nearest": weights["nearest"], "chance": weights["chance"], "float32": single}
     optimizers = {
-        kind: make_optimizer({"w": [weight]}, OptimizerSettings(name, weight_decay=0.0), apart=True)
+        kind: make_optimizer({"w": [weight]}, Optimizer(name=name, weight_decay=0.0), apart=True)
         for kind, weight in own.items()
     }
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +88,7 @@ def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(name:
 
 def test_a_rounded_step_that_is_not_good_changes_nothing() -> None:
     weight = nn.Parameter(torch.randn(50, 50, dtype=torch.bfloat16))
-    optimizer = make_optimizer({"w": [weight]}, OptimizerSettings(), apart=True)
+    optimizer = make_optimizer({"w": [weight]}, Optimizer(), apart=True)
     before, place = weight.detach().clone(), weight.data_ptr()
     weight.grad = torch.full_like(weight, float("nan"))
     update(optimizer, {"w": weight}, None, torch.tensor(False), 0, 1)
@@ -113,7 +114,7 @@ class Watch:
         torch.manual_seed(0)
         self.net = nn.Sequential(*(nn.Linear(32, 32) for _ in range(8))).to(dtype)
         self.parameters = dict(self.net.named_parameters())
-        self.optimizer = make_optimizer({"all": list(self.parameters.values())}, OptimizerSettings(), apart=apart)
+        self.optimizer = make_optimizer({"all": list(self.parameters.values())}, Optimizer(), apart=apart)
         for group in self.optimizer.param_groups:
             group["lr"] = 0.01
         self.alive: list[int] = []
@@ -256,7 +257,7 @@ def test_averages_on_the_host_take_no_device_memory() -> None:
 def test_a_split_step_is_refused_within_backward(settings: StepSettings) -> None:
     trainable = Trainable(
         {"w": nn.Parameter(torch.zeros(1))},
-        make_optimizer({"t": [nn.Parameter(torch.zeros(1))]}, OptimizerSettings(), apart=True),
+        make_optimizer({"t": [nn.Parameter(torch.zeros(1))]}, Optimizer(), apart=True),
         {"t": RateSettings(1.0, "CONSTANT", 0, 1)},
         in_backward=InBackward(1.0),
     )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import ZERO, peft_config, split
 from videotune.adapters.patterns import named_by
+from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.rng import draws
 from videotune.types import FamilySpec
@@ -20,25 +20,9 @@ from videotune.types import FamilySpec
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["ADAPTER", "LoraSettings", "adapter_off", "add_lora", "load_lora", "lora_parameters", "matching", "updates"]
+__all__ = ["ADAPTER", "adapter_off", "add_lora", "load_lora", "lora_parameters", "matching", "updates"]
 
 ADAPTER = "default"
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """rank and alpha of the update (alpha None: rank), dropout, which modules have one, and its kind."""
-
-    rank: int = 16
-    alpha: float | None = None
-    dropout: float = 0.0
-    targets: str | Sequence[str] = "attention"
-    variant: str = "LORA"
-
-    @property
-    def scale(self) -> float:
-        """What the update is multiplied by."""
-        return (self.rank if self.alpha is None else self.alpha) / self.rank
 
 
 def matching(net: nn.Module, spec: FamilySpec, targets: str | Sequence[str]) -> list[str]:
@@ -59,7 +43,7 @@ def matching(net: nn.Module, spec: FamilySpec, targets: str | Sequence[str]) -> 
     return [path for path in paths if path in found]
 
 
-def inject(net: nn.Module, spec: FamilySpec, settings: LoraSettings) -> dict[str, nn.Parameter]:
+def inject(net: nn.Module, spec: FamilySpec, settings: Lora) -> dict[str, nn.Parameter]:
     """Put the adapter's modules into the network; its parameters by name, with whatever PEFT fills them with.
 
     Raises VideotuneError where rotations of ``rank`` inputs do not cover a module's.
@@ -85,7 +69,7 @@ def refuse_uneven(net: nn.Module, paths: Sequence[str], side: int) -> None:
             )
 
 
-def add_lora(net: nn.Module, spec: FamilySpec, settings: LoraSettings, seed: int) -> dict[str, nn.Parameter]:
+def add_lora(net: nn.Module, spec: FamilySpec, settings: Lora, seed: int) -> dict[str, nn.Parameter]:
     """Inject the adapter and return its parameters, float32, by name: ``{module path}.lora_A.weight`` and so on.
 
     Step 0 is the base model exactly: what ``ZERO`` lists is zero, and DoRA's magnitudes are the norms of the weight's rows.

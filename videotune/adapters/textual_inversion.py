@@ -8,13 +8,13 @@ spelled out, as diffusers does it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from videotune.config.schema import Embedding
 from videotune.errors import VideotuneError
 from videotune.rng import draws
 
@@ -23,25 +23,6 @@ if TYPE_CHECKING:
 
 SAMPLED = 4096
 """At most so many rows of the table say what a usual row is."""
-
-
-@dataclass(frozen=True)
-class EmbeddingSettings:
-    """The word that stands for the new rows in captions, how many there are, and the words from whose rows they begin."""
-
-    token: str
-    vectors: int = 1
-    init_text: str | None = None
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The tokenizer's new tokens, one a row."""
-        return token_names(self.token, self.vectors)
-
-
-def token_names(token: str, count: int) -> tuple[str, ...]:
-    """``<name>``, ``<name>_1``, … : the names of so many rows."""
-    return (token, *(f"{token}_{i}" for i in range(1, count)))
 
 
 def spelled(text: str, tokens: Sequence[str]) -> str:
@@ -73,7 +54,7 @@ class Overlay(nn.Module):
         return torch.where(own[..., None], new.to(below.dtype), below)
 
 
-def add_rows(parts: Mapping[str, TextPart], settings: EmbeddingSettings, seed: int) -> dict[str, nn.Parameter]:
+def add_rows(parts: Mapping[str, TextPart], settings: Embedding, seed: int) -> dict[str, nn.Parameter]:
     """Give each text encoder the new tokens; their rows (n, D), float32, by the encoder's name."""
     return {
         name: lay_rows(part, settings.tokens, first_rows(part, settings, seed, name)) for name, part in parts.items()
@@ -117,7 +98,7 @@ def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> int:
     return first
 
 
-def first_rows(part: TextPart, settings: EmbeddingSettings, seed: int, name: str = "text_encoder") -> Tensor:
+def first_rows(part: TextPart, settings: Embedding, seed: int, name: str = "text_encoder") -> Tensor:
     """Where the rows (n, D) begin, float32 on the CPU.
 
     The tokens of ``init_text`` are dealt out over the rows in order: one row is the mean of all of them, as many rows as

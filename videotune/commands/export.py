@@ -21,7 +21,7 @@ from videotune.files import hash_path, write_json
 from videotune.records import read_record
 from videotune.report.html import write_report
 from videotune.train.checkpoint import pick
-from videotune.train.components import lora_settings, open_models
+from videotune.train.components import open_models
 from videotune.train.experts import of_expert, prefix, trained
 from videotune.train.run_dir import read_run_config, run_settings
 from videotune.train.text_encoders import ROWS, by_part
@@ -133,7 +133,7 @@ def export_run(
                 done.append(replace(whole, use=facts["use"]))
                 continue
             assert expert is not None, "an adapter is of a denoiser"
-            scale = lora_settings(config).scale
+            scale = config.lora.scale
             file = path.with_name(f"{path.name}.safetensors")
             done.append(replace(export_lora(family, format, own, scale, file, facts, expert), use=facts["use"]))
     _list(run, done)
@@ -169,7 +169,7 @@ def merge_run(
         "use": f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)",
     }
     adapters = {expert: of_expert(state, prefix(spec, expert)) for expert in experts}
-    scale, base = lora_settings(config).scale, _folder(family, resolved)
+    scale, base = config.lora.scale, _folder(family, resolved)
     whole = export_merged(family, adapters, scale, base, folder / f"{name}-step-{step}-merged", facts)
     done = replace(whole, use=facts["use"])
     _list(run, [done])

@@ -12,6 +12,7 @@ from videotune.adapters.kinds import by_module
 from videotune.adapters.patterns import grouped
 from videotune.cache.exposure import TARGETS, steps_for
 from videotune.cache.sampler import steps_a_pass
+from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
 from videotune.console import bar, print_table, size
 from videotune.data.account import totals
@@ -179,10 +180,8 @@ def experts_of(job: Job) -> dict[str, Any] | None:
 
 def bytes_a_parameter(config: Config) -> int:
     """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
-    from videotune.train.optimizers import STATE_BYTES
-
     weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
-    return weight + STATE_BYTES[config.optimizer.name] + (4 if config.ema.decay is not None else 0)
+    return weight + OPTIMIZERS[config.optimizer.name].state_bytes + (4 if config.ema.decay is not None else 0)
 
 
 def checkpoints_at_most(config: Config, steps: int) -> int:

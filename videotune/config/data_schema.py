@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from videotune.config.words import Frames, Kind, Layout, Resolution
+from videotune.config.fields import Frames, Kind, Layout, Resolution, data, fatal, override
 
 
 class Section(BaseModel):
@@ -18,16 +18,16 @@ class Section(BaseModel):
 class Dataset(Section):
     """One source of clips."""
 
-    path: str = Field(
+    path: str = data(
         description="a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car .txt, metadata"
     )
-    kind: Kind = Field("train", description="train, validation (measured, never trained) or regularization")
-    repeats: int = Field(1, ge=1, le=1_000_000, description="how often each window of the dataset is shown in an epoch")
-    trigger: str | None = Field(None, description="a word added once to every caption that does not have it")
-    resolution: Resolution | None = Field(None, description="its own resolution instead of the run's")
-    windows: Layout | None = Field(None, description="its own video_config.windows")
-    loss_weight: float = Field(1.0, ge=0, description="factor of the loss of its samples; 0: the dataset is left out")
-    target: Literal["base", "clip"] | None = Field(
+    kind: Kind = data("train", description="train, validation (measured, never trained) or regularization")
+    repeats: int = data(1, ge=1, le=1_000_000, description="how often each window of the dataset is shown in an epoch")
+    trigger: str | None = data(None, description="a word added once to every caption that does not have it")
+    resolution: Resolution | None = data(None, description="its own resolution instead of the run's")
+    windows: Layout | None = data(None, description="its own video_config.windows")
+    loss_weight: float = data(1.0, ge=0, description="factor of the loss of its samples; 0: the dataset is left out")
+    target: Literal["base", "clip"] | None = data(
         None,
         description="regularization: learn what the base model predicts (base, the default), or the clips themselves",
     )
@@ -36,65 +36,65 @@ class Dataset(Section):
 class VideoConfig(Section):
     """Which frames of a clip are used."""
 
-    max_frames: Frames = Field(
+    max_frames: Frames = data(
         16, description="most frames of a training window; rounded to the nearest count that the model takes"
     )
-    frames: Frames | None = Field(
+    frames: Frames | None = data(
         None, description="frames of a training window; used instead of max_frames where it is set"
     )
-    strict_frames: bool = Field(False, description="a frame count that the model cannot take is an error, not snapped")
-    min_frames: int | None = Field(
+    strict_frames: bool = data(False, description="a frame count that the model cannot take is an error, not snapped")
+    min_frames: int | None = data(
         None, ge=1, le=100_000, description="shorter clips are skipped (default: the model's smallest count from 5 up)"
     )
-    pad_short: Literal["freeze"] | None = Field(
+    pad_short: Literal["freeze"] | None = data(
         None, description="freeze: clips shorter than a window hold their last frame (default: shorter windows)"
     )
-    frame_sample_strategy: Literal["uniform", "random", "keyframe"] = Field(
+    frame_sample_strategy: Literal["uniform", "random", "keyframe"] = data(
         "uniform",
         description="windows evenly laid, from random starts, or from keyframes; frames always evenly in time",
     )
-    keyframe_source: Literal["container", "scenes"] = Field(
+    keyframe_source: Literal["container", "scenes"] = data(
         "container", description="what a keyframe is: the file's own, or a scene cut found by PySceneDetect"
     )
-    windows: Layout = Field("chunks", description="chunks: side by side; head: the first only; slide: overlapping")
-    window_stride: int | None = Field(
+    windows: Layout = data("chunks", description="chunks: side by side; head: the first only; slide: overlapping")
+    window_stride: int | None = data(
         None, ge=1, le=100_000, description="slide: frames from one window's start to the next (default: half a window)"
     )
-    stretch: bool = Field(False, description="squeeze the whole clip into one window: motion plays faster")
-    target_fps: float | None = Field(
+    stretch: bool = data(False, description="squeeze the whole clip into one window: motion plays faster")
+    target_fps: float | None = data(
         None, gt=0, le=240, description="clips are resampled to this rate (default: the model's own)"
     )
-    max_duration: float = Field(10.0, gt=0, description="at most so many seconds of each clip are used")
-    spatial_compression_ratio: int | None = Field(
+    max_duration: float = data(10.0, gt=0, description="at most so many seconds of each clip are used")
+    spatial_compression_ratio: int | None = data(
         None,
         ge=1,
         le=1024,
         description="pixels per latent cell; k times the VAE's own shrinks clips by k (default: the VAE's)",
     )
-    temporal_compression_ratio: int | None = Field(
+    temporal_compression_ratio: int | None = data(
         None,
         ge=1,
         le=1024,
         description="frames per latent frame; k times the VAE's own keeps every k-th (default: the VAE's)",
     )
-    video_batch_size_multiplier: float = Field(
+    video_batch_size_multiplier: float = fatal(
         0.5, gt=0, le=10**6, description="where images and videos are mixed, video steps take batch_size times this"
     )
-    temporal_augmentation: bool = Field(
+    temporal_augmentation: bool = data(
         False, description="windows begin up to half their length off, and neighbouring frames swap (p = 0.1)"
     )
-    variants: int = Field(
+    variants: int = data(
         4,
         ge=0,
         le=10_000,
         description="encoded variants kept of each window that is augmented; 0: the VAE stays loaded and encodes each anew",
     )
-    use_temporal_attention: bool = Field(
+    use_temporal_attention: bool = override(
         True, description="false: while training, frames attend to themselves and the text alone; less time a step"
     )
-    frame_dropout_probability: float = Field(
+    frame_dropout_probability: float = override(
         0.0, ge=0, le=0.3, description="share of latent frames, never the first, fed as noise and left out of the loss"
     )
-    temporal_consistency_weight: float = Field(
+    temporal_consistency_weight: float = override(
         0.0, ge=0, le=2, description="weight of the error's change from frame to frame in the loss"
     )

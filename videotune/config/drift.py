@@ -1,4 +1,4 @@
-"""What may change when a run is resumed: each key of the config is in one of four classes.
+"""What may change when a run is resumed: each key's field names one of four classes.
 
 - safe: nothing that was learnt depends on it; it takes effect with the resume.
 - override: it changes what is learnt from the next step on; only when the person says so.
@@ -14,49 +14,7 @@ from itertools import zip_longest
 from typing import Any
 
 from videotune.config.load import flatten
-
-SAFE = frozenset((
-    "allow_crop", "backup_after", "backup_every", "backup_keep", "cache_dir", "dataloader_threads", "deterministic",
-    "early_stopping", "ema.device", "gradient_checkpointing", "layer_offload_fraction", "micro_batch_size", "out_of_memory",
-    "output_model_destination", "output_model_format", "probe.encoder", "probe.prompts", "probe.samples", "probe.steps",
-    "probe_budget", "ruler_after", "sample.frames", "sample.guidance",
-    "sample.guidance_2", "sample.resolution", "sample.seed", "sample.shift", "sample.steps",
-    "sample.use_temporal_attention", "sample_after", "samples", "save_every", "save_keep", "sharding",
-    "tensorboard",
-))  # fmt: skip
-
-OVERRIDE = frozenset((
-    "caption_dropout", "ema.decay", "embedding_learning_rate", "first_frame_probability", "learning_rate",
-    "learning_rate_cycles", "learning_rate_low", "learning_rate_power", "learning_rate_scheduler", "lora.dropout",
-    "loss_weighting", "loss_weighting_gamma", "max_grad_norm", "optimizer.beta1", "optimizer.beta2",
-    "optimizer.step_in_backward", "optimizer.weight_decay", "text_encoder.learning_rate", "timestep_alpha",
-    "timestep_beta", "timestep_distribution", "timestep_mean", "timestep_scale", "timestep_shift", "timestep_std",
-    "timestep_stratified",
-    "video_config.frame_dropout_probability", "video_config.temporal_consistency_weight",
-    "video_config.use_temporal_attention", "warmup_steps",
-))  # fmt: skip
-
-DATA = frozenset((
-    "datasets.kind", "datasets.loss_weight", "datasets.path", "datasets.repeats", "datasets.resolution",
-    "datasets.target", "datasets.trigger", "datasets.windows", "height", "missing_caption", "missing_caption_text", "resize",
-    "resolution", "validation_fraction", "video_config.frame_sample_strategy", "video_config.frames",
-    "video_config.keyframe_source", "video_config.max_duration", "video_config.max_frames",
-    "video_config.min_frames", "video_config.pad_short", "video_config.spatial_compression_ratio",
-    "video_config.stretch", "video_config.strict_frames", "video_config.target_fps",
-    "video_config.temporal_augmentation", "video_config.temporal_compression_ratio", "video_config.variants",
-    "video_config.window_stride", "video_config.windows", "width",
-))  # fmt: skip
-
-FATAL = frozenset((
-    "embedding.init_text", "embedding.token", "embedding.vectors", "expert_period", "expert_share", "experts", "family",
-    "init_from", "lora.alpha", "lora.rank", "lora.targets", "lora.variant", "optimizer.masters", "optimizer.name",
-    "seed", "shuffle", "text_encoder.layers", "text_encoder.train", "text_encoder.weight_dtype", "train_dtype",
-    "training_method", "transformer.file", "transformer.layers", "transformer.train", "transformer.weight_dtype",
-    "video_config.video_batch_size_multiplier", "weight_dtype",
-))  # fmt: skip
-
-CHECKED = frozenset(["base_model_name", "batch_size", "epochs", "gradient_accumulation_steps", "steps"])
-"""Keys whose class depends on the values: see ``drift``."""
+from videotune.config.schema import leaves
 
 
 @dataclass(frozen=True)
@@ -91,9 +49,8 @@ def differences(key: str, before: Any, after: Any) -> list[tuple[str, Any, Any]]
 
 
 def class_of(key: str) -> str:
-    """The class of a key that has one by itself."""
-    classes = {"safe": SAFE, "override": OVERRIDE, "data": DATA, "fatal": FATAL}
-    return next(name for name, keys in classes.items() if key in keys)
+    """The class of a key, as its field says; "checked" where it depends on the values: see ``drift``."""
+    return str(leaves()[key].json_schema_extra["resume"])
 
 
 def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:

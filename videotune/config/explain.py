@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib import resources
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from videotune.config.advice import GUIDE, REASONS, UNITS
-from videotune.config.drift import CHECKED, DATA, FATAL, OVERRIDE, SAFE
-from videotune.config.numbers import OF
+from videotune.config.drift import class_of
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_key
 from videotune.errors import VideotuneError, did_you_mean
@@ -17,13 +17,19 @@ from videotune.errors import VideotuneError, did_you_mean
 SIGNS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"), ("min_length", "length ≥"))
 WORDS = {bool: "true, false", int: "integer", float: "number", str: "text"}
 
-ON_RESUME = (
-    (SAFE, "may change: nothing that was learnt depends on it"),
-    (OVERRIDE, "may change with --override: it changes what is learnt from there on"),
-    (DATA, "may change with --allow-data-change where it changes what is trained on"),
-    (FATAL, "may not change: the saved state means nothing under another value"),
-    (CHECKED, "depends on the values"),
-)
+ON_RESUME = {
+    "safe": "may change: nothing that was learnt depends on it",
+    "override": "may change with --override: it changes what is learnt from there on",
+    "data": "may change with --allow-data-change where it changes what is trained on",
+    "fatal": "may not change: the saved state means nothing under another value",
+    "checked": "depends on the values",
+}
+
+
+@lru_cache
+def advice() -> dict[str, dict[str, Any]]:
+    """By key: "units", "reasons" (why a default is what it is), "guide" (what a training guide says; our reading of it)."""
+    return dict(json.loads((resources.files("videotune") / "config" / "advice.json").read_text(encoding="utf-8")))
 
 
 def kinds(annotation: Any) -> Iterator[str]:
@@ -87,16 +93,17 @@ def explain(key: str) -> list[tuple[str, str]]:
 
 
 def _one(key: str, field: Any) -> Iterator[tuple[str, str]]:
+    units, reasons, guide = (advice()[name] for name in ("units", "reasons", "guide"))
     yield "meaning", str(field.description)
     yield "values", values(field).replace("`", "")
-    if key in UNITS:
-        yield "unit", UNITS[key]
-    yield "default", default(field).strip("`") + (f": {REASONS[key]}" if key in REASONS else "")
-    if key in OF:
-        of, choices = OF[key]
+    if key in units:
+        yield "unit", units[key]
+    yield "default", default(field).strip("`") + (f": {reasons[key]}" if key in reasons else "")
+    if goes_with := field.json_schema_extra.get("goes_with"):
+        of, choices = goes_with
         yield "goes with", f"{of} {' or '.join(choices)}; beside another it is refused"
-    yield "on a resume", next(words for keys, words in ON_RESUME if key in keys)
-    if key in GUIDE:
-        said, ours = GUIDE[key]
-        yield "the guide", f"a widely copied training guide for video models (docs/documents.md) says: {said}"
+    yield "on a resume", ON_RESUME[class_of(key)]
+    if key in guide:
+        says, ours = guide[key]
+        yield "the guide", f"a widely copied training guide for video models (docs/documents.md) says: {says}"
         yield "our reading", ours

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from videotune.config.load import MOST_TOLD, flatten, merge, shortened
-from videotune.config.numbers import refuse_numbers_of_others
+from videotune.config.optimizers import OPTIMIZERS
+from videotune.config.rules import refuse_what_does_not_apply
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_value
 from videotune.errors import VideotuneError
@@ -52,8 +53,9 @@ def method_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
     method = str(raw.get("training_method", "")).upper()
     optimizer = raw.get("optimizer")
-    if isinstance(optimizer, Mapping) and str(optimizer.get("name", "")).upper() == "PRODIGY":
-        return {**defaults.get(method, {}), "learning_rate": 1.0}
+    kind = OPTIMIZERS.get(str(optimizer.get("name", "")).upper()) if isinstance(optimizer, Mapping) else None
+    if kind is not None and kind.learning_rate is not None:
+        return {**defaults.get(method, {}), "learning_rate": kind.learning_rate}
     if method in ("", "LORA") and variant_of(raw) in ("LOHA", "LOKR", "OFT"):
         return {"output_model_format": "peft"}
     return defaults.get(method, {})
@@ -122,77 +124,6 @@ def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
     parse(sides)
     rest = {name: value for name, value in layer.items() if name not in sides}
     return rest | {"resolution": f"{sides['height']}x{sides['width']}"}
-
-
-def refuse_what_does_not_apply(config: Config) -> None:
-    """VideotuneError for keys that the choice beside them does not use, and for a text that is not there."""
-    refuse_numbers_of_others(config)
-    if (config.missing_caption == "text") != (config.missing_caption_text is not None):
-        raise VideotuneError('missing_caption "text" and missing_caption_text belong together: set both or neither')
-    refuse_what_would_not_train(config)
-    full = config.training_method == "FINE_TUNE"
-    if config.transformer.layers is not None and not full:
-        raise VideotuneError("transformer.layers: it is for FINE_TUNE; where an adapter goes, lora.targets says")
-    if config.lora.variant == "OFT" and not full:
-        refuse_for_rotations(config)
-    for dataset in config.datasets:
-        if full and dataset.kind == "regularization" and dataset.target != "clip":
-            raise VideotuneError(
-                f'datasets.target: FINE_TUNE keeps no base model beside the one it changes; give {dataset.path} "clip"'
-            )
-        of = f"the {dataset.kind} dataset {dataset.path} does not use"
-        if dataset.target is not None and dataset.kind != "regularization":
-            raise VideotuneError(f'datasets.target: {of} it; it is for kind "regularization"')
-        for name, default in (("repeats", 1), ("loss_weight", 1.0)):
-            if dataset.kind == "validation" and getattr(dataset, name) != default:
-                raise VideotuneError(f"datasets.{name}: {of} it: it is measured, never trained")
-
-
-def refuse_for_rotations(config: Config) -> None:
-    """VideotuneError for keys of the adapter that mean nothing to OFT."""
-    if config.lora.alpha is not None:
-        raise VideotuneError("lora.alpha: OFT turns weights and scales nothing; leave it out")
-    if config.lora.dropout:
-        raise VideotuneError("lora.dropout: PEFT's OFT drops nothing out; leave it at 0")
-    if config.lora.rank < 2:
-        raise VideotuneError("lora.rank: OFT turns so many inputs together, at least 2")
-
-
-def refuse_what_would_not_train(config: Config) -> None:
-    """VideotuneError where the method cannot train what is to train, or nothing would."""
-    method, net, text = config.training_method, config.transformer.train, config.text_encoder.train
-    if method == "EMBEDDING" and (net or text):
-        key = "transformer.train" if net else "text_encoder.train"
-        raise VideotuneError(f"{key}: EMBEDDING trains new tokens and leaves all weights as they are: leave it out")
-    if method == "LORA" and not net:
-        raise VideotuneError("transformer.train: LORA trains an adapter of the transformer; without it nothing trains")
-    if method == "LORA" and text:
-        raise VideotuneError(
-            "text_encoder.train: FINE_TUNE trains the text encoder, and EMBEDDING new tokens of it; LORA does not, since "
-            "the pipelines of video models read no adapter of a text encoder"
-        )
-    if method == "FINE_TUNE":
-        refuse_rounded(config)
-    if method == "FINE_TUNE" and not (net or text):
-        raise VideotuneError("transformer.train: nothing would train: set it, or text_encoder.train, to true")
-    others = [dataset.path for dataset in config.datasets if dataset.kind == "regularization"]
-    if method == "EMBEDDING" and others:
-        raise VideotuneError(
-            f"datasets.kind: a regularization clip does not hold the new token, so EMBEDDING learns nothing of {others[0]}"
-        )
-
-
-def refuse_rounded(config: Config) -> None:
-    """VideotuneError where weights that train would be kept in another dtype: updates are smaller than its steps."""
-    for name, part in (("transformer", config.transformer), ("text_encoder", config.text_encoder)):
-        own = part.weight_dtype != "auto"
-        kept, key = (part.weight_dtype, f"{name}.weight_dtype") if own else (config.weight_dtype, "weight_dtype")
-        if part.train and kept not in ("auto", config.train_dtype):
-            other = "text_encoder" if name == "transformer" else "transformer"
-            raise VideotuneError(
-                f"{key}: FINE_TUNE trains the {name.replace('_', ' ')}, and {kept} is for frozen weights: weights that "
-                f"train are in train_dtype. Leave it out{'' if own else f', or set {other}.weight_dtype alone'}."
-            )
 
 
 def parse(raw: Mapping[str, Any]) -> Config:

@@ -10,77 +10,59 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from videotune.config.data_schema import Dataset, Section, VideoConfig
-from videotune.config.words import (
+from videotune.config.fields import (
     Checkpointing,
     Decay,
     Dtype,
     ExportFormat,
-    OptimizerName,
     Resolution,
     Share,
     Side,
     Timesteps,
     WeightDtype,
+    checked,
+    data,
+    fatal,
+    override,
+    safe,
     word,
 )
+from videotune.config.optimizers import Optimizer
 
 
 class Lora(Section):
     """The adapter."""
 
-    variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)] = Field(
+    variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)] = fatal(
         "LORA", description="LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations"
     )
-    rank: int = Field(16, ge=1, le=8192, description="rank of the low-rank update (OFT: size of the rotated blocks)")
-    alpha: float | None = Field(None, gt=0, description="the update is scaled by alpha / rank (default: alpha = rank)")
-    dropout: float = Field(
+    rank: int = fatal(16, ge=1, le=8192, description="rank of the low-rank update (OFT: size of the rotated blocks)")
+    alpha: float | None = fatal(None, gt=0, description="the update is scaled by alpha / rank (default: alpha = rank)")
+    dropout: float = override(
         0.0, ge=0, lt=1, description="dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)"
     )
-    targets: str | Annotated[list[str], Field(min_length=1)] = Field(
+    targets: str | Annotated[list[str], Field(min_length=1)] = fatal(
         "attention",
         description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, as the family has; "
         "or a list of patterns on module paths",
     )
 
-
-class Optimizer(Section):
-    """How gradients become updates."""
-
-    name: OptimizerName = Field(
-        "ADAMW",
-        description="torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, transformers' Adafactor, Prodigy",
-    )
-    beta1: float = Field(
-        0.9, ge=0, lt=1, description="beta1 of Adam (decay of the gradient's mean); MUON: its momentum"
-    )
-    beta2: float = Field(
-        0.99,
-        ge=0,
-        lt=1,
-        description="beta2 of Adam (decay of the mean of the gradient's square); LION: its beta2; MUON: AdamW's",
-    )
-    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay")
-    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)] = Field(
-        "FLOAT_32",
-        description="of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance",
-    )
-    step_in_backward: bool = Field(
-        False,
-        description="each tensor is updated once its gradient is whole, which then goes; max_grad_norm clips each by "
-        "itself, and of a gradient that is not finite in part the other parts are applied",
-    )
+    @property
+    def scale(self) -> float:
+        """What the update is multiplied by."""
+        return (self.rank if self.alpha is None else self.alpha) / self.rank
 
 
 class Ema(Section):
     """An average of the last steps' weights."""
 
-    decay: float | None = Field(
+    decay: float | None = override(
         None,
         gt=0,
         lt=1,
         description="share of the average that stays at each step, say 0.999; previews and exports use it (default: none)",
     )
-    device: Literal["device", "host"] = Field(
+    device: Literal["device", "host"] = safe(
         "device", description="where the average lies; host: no device memory, but each step copies the weights there"
     )
 
@@ -88,17 +70,17 @@ class Ema(Section):
 class Transformer(Section):
     """The denoiser."""
 
-    train: bool = Field(
+    train: bool = fatal(
         True, description="false: it stays as it is, and the text encoder alone trains (default for EMBEDDING: false)"
     )
-    weight_dtype: WeightDtype = Field(
+    weight_dtype: WeightDtype = fatal(
         "auto", description="how its frozen weights are kept (auto: as weight_dtype says)"
     )
-    file: str | list[str | None] | None = Field(
+    file: str | list[str | None] | None = fatal(
         None,
         description="a .safetensors file whose weights stand for the base model's; of two experts a list, null: the base's",
     )
-    layers: Annotated[list[str], Field(min_length=1)] | None = Field(
+    layers: Annotated[list[str], Field(min_length=1)] | None = fatal(
         None, description="FINE_TUNE: patterns on module or parameter paths that train, the rest frozen (default: all)"
     )
 
@@ -106,14 +88,14 @@ class Transformer(Section):
 class TextEncoder(Section):
     """The text encoder."""
 
-    train: bool = Field(
+    train: bool = fatal(
         False, description="FINE_TUNE: its weights train too, in the loop; false: frozen, its states are cached"
     )
-    learning_rate: float | None = Field(None, gt=0, description="its own rate (default: learning_rate)")
-    weight_dtype: WeightDtype = Field(
+    learning_rate: float | None = override(None, gt=0, description="its own rate (default: learning_rate)")
+    weight_dtype: WeightDtype = fatal(
         "auto", description="how its frozen weights are kept (auto: as weight_dtype says)"
     )
-    layers: Annotated[list[str], Field(min_length=1)] | None = Field(
+    layers: Annotated[list[str], Field(min_length=1)] | None = fatal(
         None, description="patterns on the paths of the weights, or of the modules, that train (default: all)"
     )
 
@@ -121,34 +103,44 @@ class TextEncoder(Section):
 class Embedding(Section):
     """New tokens, whose rows of the text encoder's table train."""
 
-    token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = Field(
+    token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = fatal(
         "<videotune>", description="the word in captions that stands for them; put in front of captions without it"
     )
-    vectors: int = Field(1, ge=1, le=4096, description="number of token embeddings that the word stands for")
-    init_text: str | None = Field(
+    vectors: int = fatal(1, ge=1, le=4096, description="number of token embeddings that the word stands for")
+    init_text: str | None = fatal(
         None, min_length=1, description="words whose token embeddings they are initialised with (default: random)"
     )
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """``<name>``, ``<name>_1``, …: the tokenizer's new tokens, one a row."""
+        return token_names(self.token, self.vectors)
+
+
+def token_names(token: str, count: int) -> tuple[str, ...]:
+    """``<name>``, ``<name>_1``, … : the names of so many rows."""
+    return (token, *(f"{token}_{i}" for i in range(1, count)))
 
 
 class Sample(Section):
     """How previews are drawn."""
 
-    steps: int | None = Field(None, ge=1, le=10_000, description="denoising steps (default: the family's)")
-    guidance: float | None = Field(
+    steps: int | None = safe(None, ge=1, le=10_000, description="denoising steps (default: the family's)")
+    guidance: float | None = safe(
         None, ge=1, description="classifier-free guidance scale; 1: none (default: the family's)"
     )
-    seed: int = Field(
+    seed: int = safe(
         42, ge=0, lt=2**63, description="seed of the first prompt's noise; the next prompt takes the next seed"
     )
-    guidance_2: float | None = Field(
+    guidance_2: float | None = safe(
         None, ge=1, description="guidance under the expert for low noise, where there are two (default: guidance)"
     )
-    use_temporal_attention: bool = Field(
+    use_temporal_attention: bool = safe(
         True, description="false: previews are drawn with isolated frames too (video_config.use_temporal_attention)"
     )
-    shift: float | None = Field(None, gt=0, description="the scheduler's shift (default: the checkpoint's own)")
-    frames: int | None = Field(None, ge=1, description="frames of a preview (default: the bucket with most windows)")
-    resolution: str | None = Field(
+    shift: float | None = safe(None, gt=0, description="the scheduler's shift (default: the checkpoint's own)")
+    frames: int | None = safe(None, ge=1, description="frames of a preview (default: the bucket with most windows)")
+    resolution: str | None = safe(
         None,
         pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$",
         description='"HxW" of a preview (default: the bucket with most windows)',
@@ -158,14 +150,14 @@ class Sample(Section):
 class Probe(Section):
     """Small samples that are measured, not looked at: how near they come to the clips, how diverse, how they move."""
 
-    samples: int = Field(
+    samples: int = safe(
         8, ge=1, le=10_000, description="number of samples generated at a checkpoint, evenly over its prompts"
     )
-    steps: int = Field(12, ge=1, description="denoising steps of each")
-    prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = Field(
+    steps: int = safe(12, ge=1, description="denoising steps of each")
+    prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = safe(
         2, description="prompts, or how many captions of training clips to take as prompts"
     )
-    encoder: str | None = Field(
+    encoder: str | None = safe(
         None,
         description="an image encoder that transformers reads (folder or Hub id) to compare by (default: a heuristic)",
     )
@@ -189,17 +181,17 @@ def _samples(value: Any) -> Any:
 class Config(Section):
     """A training run."""
 
-    family: str | None = Field(None, description="the model family (default: as the base model says)")
-    base_model_name: str | None = Field(
+    family: str | None = fatal(None, description="the model family (default: as the base model says)")
+    base_model_name: str | None = checked(
         None,
         min_length=1,
         description="a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune",
     )
-    training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)] = Field(
+    training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)] = fatal(
         "LORA",
         description="LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual inversion)",
     )
-    init_from: str | None = Field(
+    init_from: str | None = fatal(
         None,
         min_length=1,
         description="weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer",
@@ -207,45 +199,45 @@ class Config(Section):
     datasets: list[Dataset] = Field(
         default_factory=list, description="the folders of clips; --data DIR is a list of one"
     )
-    cache_dir: str | None = Field(
+    cache_dir: str | None = safe(
         None,
         min_length=1,
         description="where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)",
     )
 
-    steps: int = Field(2000, ge=1, le=10**9, description="optimizer steps")
-    epochs: float | None = Field(None, gt=0, le=10**6, description="passes over the data instead of steps")
-    batch_size: int = Field(1, ge=1, le=65_536, description="samples of one forward pass")
-    gradient_accumulation_steps: int = Field(1, ge=1, le=65_536, description="forward passes summed into one update")
-    micro_batch_size: int | None = Field(
+    steps: int = checked(2000, ge=1, le=10**9, description="optimizer steps")
+    epochs: float | None = checked(None, gt=0, le=10**6, description="passes over the data instead of steps")
+    batch_size: int = checked(1, ge=1, le=65_536, description="samples of one forward pass")
+    gradient_accumulation_steps: int = checked(1, ge=1, le=65_536, description="forward passes summed into one update")
+    micro_batch_size: int | None = safe(
         None,
         ge=1,
         description="at most so many samples a forward pass; the step is the same (default: as many of batch_size as fit)",
     )
-    shuffle: bool = Field(True, description="false: each bucket in path order")
-    seed: int = Field(0, ge=0, description="the random seed of the run")
-    deterministic: bool = Field(
+    shuffle: bool = fatal(True, description="false: each bucket in path order")
+    seed: int = fatal(0, ge=0, description="the random seed of the run")
+    deterministic: bool = safe(
         False, description="kernels that give the same bits every time; steps may take longer (a CPU gives them anyway)"
     )
-    resolution: Resolution | None = Field(
+    resolution: Resolution | None = data(
         None, description="R: about R×R pixels at each clip's own aspect; \"HxW\"; or a list (default: the family's)"
     )
-    width: Side = Field(None, description="with height: resolution, each side named")
-    height: Side = Field(None, description="with width: resolution, each side named")
-    allow_crop: bool = Field(False, description="train although more than half of every clip is cropped away")
-    resize: Literal["center", "random", "pad", "stretch"] = Field(
+    width: Side = data(None, description="with height: resolution, each side named")
+    height: Side = data(None, description="with width: resolution, each side named")
+    allow_crop: bool = safe(False, description="train although more than half of every clip is cropped away")
+    resize: Literal["center", "random", "pad", "stretch"] = data(
         "center",
         description="how frames are resized: centre crop, random crop, black borders (pad), or stretch",
     )
     video_config: VideoConfig = Field(default_factory=VideoConfig, description="frames")
 
-    experts: Literal["both", "high", "low"] | None = Field(
+    experts: Literal["both", "high", "low"] | None = fatal(
         None, description="of a model with two experts, for high noise and for low, which train (default: both)"
     )
-    expert_share: Share | None = Field(
+    expert_share: Share | None = fatal(
         None, description="share of the steps that the expert for high noise trains (default: its share of the draws)"
     )
-    expert_period: int = Field(
+    expert_period: int = fatal(
         50, ge=1, le=10**9, description="steps in a row that one expert trains before the other is loaded"
     )
 
@@ -256,136 +248,165 @@ class Config(Section):
     optimizer: Annotated[Optimizer, BeforeValidator(_optimizer)] = Field(
         default_factory=Optimizer, description="the optimizer"
     )
-    learning_rate: float = Field(
+    learning_rate: float = override(
         1e-4,
         gt=0,
         description="the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3; for PRODIGY: 1, times what it finds)",
     )
-    embedding_learning_rate: float | None = Field(
+    embedding_learning_rate: float | None = override(
         None,
         gt=0,
         description="EMBEDDING: the peak learning rate of the new token embeddings, instead of learning_rate",
     )
-    learning_rate_low: float | None = Field(
+    learning_rate_low: float | None = override(
         None, gt=0, description="of the expert for low noise, where there are two (default: learning_rate)"
     )
-    learning_rate_scheduler: Decay = Field("CONSTANT", description="learning rate schedule after the warm-up")
-    learning_rate_cycles: int = Field(1, ge=1, description="COSINE_RESTARTS: number of cosine cycles")
-    learning_rate_power: float = Field(
-        1.0, gt=0, description="POLYNOMIAL: the power of the share of the steps that is left; 1: LINEAR"
+    learning_rate_scheduler: Decay = override("CONSTANT", description="learning rate schedule after the warm-up")
+    learning_rate_cycles: int = override(
+        1,
+        ge=1,
+        description="COSINE_RESTARTS: number of cosine cycles",
+        goes_with=("learning_rate_scheduler", ("COSINE_RESTARTS",)),
     )
-    warmup_steps: int | None = Field(None, ge=0, description="linear warm-up (default: 5 % of the steps, at most 100)")
+    learning_rate_power: float = override(
+        1.0,
+        gt=0,
+        description="POLYNOMIAL: the power of the share of the steps that is left; 1: LINEAR",
+        goes_with=("learning_rate_scheduler", ("POLYNOMIAL",)),
+    )
+    warmup_steps: int | None = override(
+        None, ge=0, description="linear warm-up (default: 5 % of the steps, at most 100)"
+    )
     ema: Annotated[Ema, BeforeValidator(_ema)] = Field(default_factory=Ema, description="an average of the weights")
-    max_grad_norm: float = Field(1.0, gt=0, description="the gradient is clipped to this norm, once a step")
-    out_of_memory: Literal["stop", "retry"] = Field(
+    max_grad_norm: float = override(1.0, gt=0, description="the gradient is clipped to this norm, once a step")
+    out_of_memory: Literal["stop", "retry"] = safe(
         "stop",
         description="a step that does not fit: the run ends, its state saved; or goes on once, with the next remedy that "
         "changes nothing that is learnt",
     )
-    train_dtype: Dtype | None = Field(
+    train_dtype: Dtype | None = fatal(
         None, description="dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32 on a CPU)"
     )
-    weight_dtype: WeightDtype = Field(
+    weight_dtype: WeightDtype = fatal(
         "auto",
         description="how frozen weights of blocks are kept (auto: in train_dtype); FLOAT_8, INT_8 and NFLOAT_4 round them "
         "to 8 or 4 bits: less memory, another base",
     )
-    gradient_checkpointing: Checkpointing | None = Field(
+    gradient_checkpointing: Checkpointing | None = safe(
         None,
         description="ON: blocks are recomputed in backward, less memory; CPU_OFFLOADED: and their inputs wait on the host "
         "(default: the fastest that fits)",
     )
-    layer_offload_fraction: Share | None = Field(
+    layer_offload_fraction: Share | None = safe(
         None,
         description="share of the blocks whose weights stay on the host and come to the device for their turn "
         "(default: the fastest that fits, 0 where all do)",
     )
-    sharding: Annotated[Literal["OFF", "FULL"], BeforeValidator(word)] = Field(
+    sharding: Annotated[Literal["OFF", "FULL"], BeforeValidator(word)] = safe(
         "OFF",
         description="of several processes: FULL: each keeps a part of the denoiser's weights, and of what trains of them",
     )
-    timestep_distribution: Timesteps | None = Field(
+    timestep_distribution: Timesteps | None = override(
         None, description="how noise levels are drawn (default: the family's)"
     )
-    timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = Field(
+    timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = override(
         None,
         description="moves the draws toward noise; resolution: by each bucket's tokens, where the family publishes how "
         "(default: the family's)",
     )
-    timestep_mean: float | None = Field(
-        None, description="LOGIT_NORMAL: mean of logit(t) before the shift (default: 0)"
+    timestep_mean: float | None = override(
+        None,
+        description="LOGIT_NORMAL: mean of logit(t) before the shift (default: 0)",
+        goes_with=("timestep_distribution", ("LOGIT_NORMAL",)),
     )
-    timestep_std: float | None = Field(None, gt=0, description="LOGIT_NORMAL: its standard deviation (default: 1)")
-    timestep_scale: float | None = Field(
+    timestep_std: float | None = override(
+        None,
+        gt=0,
+        description="LOGIT_NORMAL: its standard deviation (default: 1)",
+        goes_with=("timestep_distribution", ("LOGIT_NORMAL",)),
+    )
+    timestep_scale: float | None = override(
         None,
         description="SIGMOID: the spread (default: 1); MODE: weight of the middle, from -1 to 1.75 (default: 1.29)",
+        goes_with=("timestep_distribution", ("SIGMOID", "MODE")),
     )
-    timestep_alpha: float | None = Field(None, gt=0, description="BETA: the first of its numbers (default: 2)")
-    timestep_beta: float | None = Field(
-        None, gt=0, description="BETA: the second; the larger, the less noise (default: 2)"
+    timestep_alpha: float | None = override(
+        None,
+        gt=0,
+        description="BETA: the first of its numbers (default: 2)",
+        goes_with=("timestep_distribution", ("BETA",)),
     )
-    timestep_stratified: bool = Field(
+    timestep_beta: float | None = override(
+        None,
+        gt=0,
+        description="BETA: the second; the larger, the less noise (default: 2)",
+        goes_with=("timestep_distribution", ("BETA",)),
+    )
+    timestep_stratified: bool = override(
         False, description="the samples of a step draw from equal parts of the distribution, one each"
     )
-    loss_weighting: Literal["none", "min_snr"] = Field(
+    loss_weighting: Literal["none", "min_snr"] = override(
         "none", description="weight of each noise level; flow takes none"
     )
-    loss_weighting_gamma: float = Field(
-        5.0, gt=0, description="min_snr: the signal-to-noise ratio from which on it caps"
+    loss_weighting_gamma: float = override(
+        5.0,
+        gt=0,
+        description="min_snr: the signal-to-noise ratio from which on it caps",
+        goes_with=("loss_weighting", ("min_snr",)),
     )
-    caption_dropout: Share = Field(
+    caption_dropout: Share = override(
         0.1,
         description="share of samples trained with the empty caption (default for EMBEDDING: 0)",
     )
-    first_frame_probability: Share | None = Field(
+    first_frame_probability: Share | None = override(
         None, description="share of samples conditioned on their clip's first frame (default: the family's)"
     )
-    missing_caption: Literal["error", "skip", "empty", "text"] = Field(
+    missing_caption: Literal["error", "skip", "empty", "text"] = data(
         "error", description="what a clip without a caption does; text: it takes missing_caption_text"
     )
-    missing_caption_text: str | None = Field(None, min_length=1, description="the caption of clips that have none")
-    dataloader_threads: int = Field(
+    missing_caption_text: str | None = data(None, min_length=1, description="the caption of clips that have none")
+    dataloader_threads: int = safe(
         2, ge=0, le=256, description="threads that decode clips and read batches ahead; 0: none"
     )
 
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = data(
         0.1, description="share of source videos held out, from 20 source videos up"
     )
-    ruler_after: int = Field(250, ge=0, description="steps between readings of the ruler; 0: never")
-    early_stopping: int | None = Field(
+    ruler_after: int = safe(250, ge=0, description="steps between readings of the ruler; 0: never")
+    early_stopping: int | None = safe(
         None,
         ge=1,
         description="so many readings in a row that say OVERFITTING end the run, and the best checkpoint is exported "
         "(default: never)",
     )
-    save_every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
-    save_keep: int | None = Field(
+    save_every: int = safe(250, ge=0, description="steps between checkpoints; 0: only at the end")
+    save_keep: int | None = safe(
         None, ge=1, description="number of newest checkpoints to keep, beside the best one (default: all)"
     )
-    backup_after: float = Field(
+    backup_after: float = safe(
         30.0, ge=0, description="minutes after the last checkpoint at which a backup is saved; 0: never"
     )
-    backup_every: int = Field(0, ge=0, description="steps between backups; 0: by backup_after alone")
-    backup_keep: int = Field(2, ge=1, description="number of newest backups to keep")
-    sample_after: int = Field(250, ge=0, description="steps between previews, step 0 too; 0: never")
-    samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = Field(
+    backup_every: int = safe(0, ge=0, description="steps between backups; 0: by backup_after alone")
+    backup_keep: int = safe(2, ge=1, description="number of newest backups to keep")
+    sample_after: int = safe(250, ge=0, description="steps between previews, step 0 too; 0: never")
+    samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = safe(
         2, description="prompts of the previews, or the number of captions to take as prompts"
     )
     sample: Sample = Field(default_factory=Sample, description="how previews are drawn")
-    tensorboard: bool = Field(
+    tensorboard: bool = safe(
         False, description="curves, readings and previews for TensorBoard too, in RUN/tensorboard (needs its package)"
     )
-    probe_budget: float = Field(
+    probe_budget: float = safe(
         0.05,
         ge=0,
         description="share of the training time that probes may take; what does not fit is not measured; 0: never",
     )
     probe: Probe = Field(default_factory=Probe, description="small samples that are measured at checkpoints")
 
-    output_model_destination: str | None = Field(
+    output_model_destination: str | None = safe(
         None, min_length=1, description="folder of the exported LoRA (default: RUN/export)"
     )
-    output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = Field(
+    output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = safe(
         "diffusers", description="diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"
     )
 

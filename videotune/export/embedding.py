@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.adapters.textual_inversion import token_names
+from videotune.config.schema import token_names
 from videotune.errors import VideotuneError
 from videotune.export.adapter_file import facts_in, read_tensors
 from videotune.export.formats import digest_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from videotune.config.numbers import cannot_wait
 from videotune.config.resolve import Resolved
+from videotune.config.rules import cannot_wait
 from videotune.config.schema import Config
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune import __version__
+from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
 from videotune.families.find import find
 from videotune.files import checked, digest, read_json, write_json
@@ -17,7 +18,6 @@ from videotune.planner.measure import Reading
 from videotune.planner.memory import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepSpec
 from videotune.planner.shallow import FEW, MORE, Depths, deep
 from videotune.train.components import dtype_of, weights_of
-from videotune.train.optimizers import STATE_BYTES
 from videotune.train.run_spec import Job
 from videotune.train.text_encoders import in_loop
 from videotune.types import ClipShape, FamilySpec
@@ -143,7 +143,7 @@ def read_facts(wanted: Wanted, dtype: str, encoders: bool = True) -> StepSpec:
         kept={mode: kept_a_block(lambda d, m=mode: reading(m, 1, d), counts) for mode in MODES},
         work=work(wanted, lambda s: deep(lambda d: seen.step(s, 1, "ON", d), counts).flops, deeps["ON", 1].flops),
         elsewhere=elsewhere(seen, wanted) if encoders else {},
-        moments=STATE_BYTES[config.optimizer.name] / STATE_BYTES["ADAMW"],
+        moments=OPTIMIZERS[config.optimizer.name].state_bytes / OPTIMIZERS["ADAMW"].state_bytes,
     )
     return with_text(facts, seen, config) if in_loop(config) else facts
 

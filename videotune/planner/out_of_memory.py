@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from videotune.config.numbers import cannot_wait
+from videotune.config.fields import ROUNDED
+from videotune.config.rules import cannot_wait
 from videotune.config.schema import Config
-from videotune.config.words import ROUNDED
 from videotune.errors import DoesNotFit
 from videotune.train.saving import rescue_message, save_what_is_good
 from videotune.train.setup import Trainer

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from videotune.config.advice import GUIDE, REASONS, UNITS
-from videotune.config.explain import default, values
+from videotune.config.explain import advice, default, values
 from videotune.config.load import check_keys, flatten, merge, read_preset
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
@@ -90,8 +89,9 @@ def _field(key: str, field: Any) -> Field:
         for name in ("ge", "gt", "le", "lt")
         if hasattr(item, name)
     }
-    said, ours = GUIDE.get(key, ("", ""))
-    why = f": {REASONS[key]}" if key in REASONS else ""
+    units, reasons, guide = (advice()[name] for name in ("units", "reasons", "guide"))
+    said, ours = guide.get(key, ("", ""))
+    why = f": {reasons[key]}" if key in reasons else ""
     return Field(
         key,
         key.rpartition(".")[0],
@@ -102,7 +102,7 @@ def _field(key: str, field: Any) -> Field:
         str(field.description),
         values(field).replace("`", ""),
         default(field).strip("`") + why,
-        UNITS.get(key, ""),
+        units.get(key, ""),
         f"{said} {ours}".strip(),
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from videotune.adapters.full import add_full
-from videotune.adapters.lora import LoraSettings, inject
+from videotune.adapters.lora import inject
 from videotune.cache.batches import Source, assemble
 from videotune.cache.encode import encode_take
 from videotune.cache.expert_schedule import ExpertSchedule
@@ -65,12 +65,6 @@ def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Fam
         raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
     folder = place(base.name, files=part_files(config.transformer.file, spec)).folder
     return find(spec.name).open_family(folder, *device_and_dtype(config), weights_of(config, dtype_name(config)))
-
-
-def lora_settings(config: Config) -> LoraSettings:
-    """The adapter's part of the config."""
-    lora = config.lora
-    return LoraSettings(lora.rank, lora.alpha, lora.dropout, lora.targets, lora.variant)
 
 
 def make_objective(spec: FamilySpec, config: Config) -> Objective:
@@ -159,4 +153,4 @@ def what_trains(net: nn.Module, spec: FamilySpec, config: Config) -> Mapping[str
     if config.training_method == "FINE_TUNE":
         return add_full(net, config.transformer.layers)
     with torch.device("meta"):  # PEFT itself says how much there is, without a number drawn
-        return inject(net, spec, lora_settings(config))
+        return inject(net, spec, config.lora)

@@ -25,12 +25,12 @@ from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import share_of
 from videotune.memory.sharding import Shards
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
-from videotune.train.components import device_and_dtype, dtype_name, lora_settings
+from videotune.train.components import device_and_dtype, dtype_name
 from videotune.train.distributed import DistributedContext, sharded
 from videotune.train.ema import Ema
 from videotune.train.experts import TEXT, trained
 from videotune.train.master_weights import MasterWeights
-from videotune.train.optimizers import OptimizerSettings, RateSettings, default_warmup, make_optimizer
+from videotune.train.optimizers import RateSettings, default_warmup, make_optimizer
 from videotune.train.step import Trainable
 from videotune.train.text_encoders import attach_text, live_text, peak_rates
 from videotune.train.updates import InBackward
@@ -243,7 +243,7 @@ def make_trainable(
     parameters: Mapping[str, nn.Parameter] = whole if rounding else masters.parameters
     optimizer = make_optimizer(
         {group: [parameters[key] for key in own] for group, own in groups.items() if own},
-        OptimizerSettings(kind.name, kind.beta1, kind.beta2, kind.weight_decay),
+        kind,
         apart=rounding or kind.step_in_backward,
     )
     kept = masters if masters.apart else None
@@ -278,7 +278,7 @@ def attach(net: nn.Module, spec: FamilySpec, config: Config) -> dict[str, nn.Par
         return {}
     if config.training_method == "FINE_TUNE":
         return add_full(net, config.transformer.layers)
-    return add_lora(net, spec, lora_settings(config), config.seed)
+    return add_lora(net, spec, config.lora, config.seed)
 
 
 def put_weights(

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of
-from videotune.adapters.lora import LoraSettings
+from videotune.config.schema import Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.export.embedding import read_embedding
 from videotune.export.read import read_parts
 from videotune.train.checkpoint import Checkpoint, read_checkpoint
-from videotune.train.components import lora_settings
 from videotune.train.denoisers import DenoiserPool, put_weights
 from videotune.train.experts import of_expert, prefix
 from videotune.train.sharded_checkpoint import cut
@@ -45,7 +44,7 @@ def _begin_one(source: Path, family: Family, name: str, trainable: Trainable, co
     begin = prefix(family.spec, name)
     if config.training_method == "LORA":
         found = adapter_of_checkpoint(source, begin) if source.is_dir() else adapter_of_file(source, family)
-        told = put_adapter(source, found, trainable.parameters, lora_settings(config))
+        told = put_adapter(source, found, trainable.parameters, config.lora)
     elif config.training_method == "EMBEDDING":
         told = put_rows(source, family, trainable.parameters)
     elif source.is_dir():
@@ -98,7 +97,7 @@ class Adapter:
     scales: Mapping[str, float]
 
 
-def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parameter], settings: LoraSettings) -> str:
+def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parameter], settings: Lora) -> str:
     """Copy the tensors of each module into ours, so that ΔW is theirs; says how much was taken.
 
     Factors A and B of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.errors import VideotuneError
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """Which of OPTIMIZERS, and its numbers; AdamW's are those of Loshchilov and Hutter 2019 (arXiv 1711.05101)."""
-
-    name: str = "ADAMW"
-    beta1: float = 0.9
-    beta2: float = 0.99
-    weight_decay: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -93,126 +82,22 @@ def parts_of(optimizer: AnyOptimizer) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def make_optimizer(
-    groups: Mapping[str, Sequence[nn.Parameter]], settings: OptimizerSettings, *, apart: bool = False
+    groups: Mapping[str, Sequence[nn.Parameter]], settings: Optimizer, *, apart: bool = False
 ) -> AnyOptimizer:
-    """One parameter group a name; the table OPTIMIZERS says whose.
+    """One parameter group a name, for the optimizer that the settings name (``config/optimizers.py``).
 
     ``apart``: every parameter gets an optimizer of its own, so that it can be updated alone. Raises VideotuneError where the
     device, or ``apart``, is not for this optimizer.
     """
+    build = OPTIMIZERS[settings.name].build
     rows: list[dict[str, Any]] = [{"params": list(parameters), "name": name} for name, parameters in groups.items()]
     if not apart:
-        return OPTIMIZERS[settings.name](rows, settings)
+        parts = build(rows, settings)
+        return parts[0] if len(parts) == 1 else Several(parts)
     if settings.name == "PRODIGY":
         raise VideotuneError("optimizer: PRODIGY finds one rate from all gradients: it cannot step tensor by tensor")
     single = [{"params": [parameter], "name": row["name"]} for row in rows for parameter in row["params"]]
-    return Several(part for row in single for part in parts_of(OPTIMIZERS[settings.name]([row], settings)))
-
-
-def _betas(settings: OptimizerSettings) -> tuple[float, float]:
-    return settings.beta1, settings.beta2
-
-
-def _adamw(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """torch's. The fused kernel can skip a step on the device, without asking the host."""
-    return torch.optim.AdamW(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay, fused=True)
-
-
-def _adamw_8bit(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """bitsandbytes' (Dettmers et al. 2022, arXiv 2110.02861): moments of weights of 4096 numbers and more in 8 bits."""
-    import bitsandbytes
-
-    return bitsandbytes.optim.AdamW8bit(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay)
-
-
-def _paged_adamw_8bit(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The same with moments in unified memory, which CUDA moves to the host and back (Dettmers et al. 2023, 2305.14314)."""
-    import bitsandbytes
-
-    if any(parameter.device.type != "cuda" for row in rows for parameter in row["params"]):
-        raise VideotuneError(
-            "optimizer: PAGED_ADAMW_8BIT pages its moments between a CUDA device and the host, and what trains here "
-            "is on no CUDA device. ADAMW_8BIT is the same without pages"
-        )
-    return bitsandbytes.optim.PagedAdamW8bit(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay)
-
-
-def _adafactor(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """transformers' (Shazeer and Stern 2018, arXiv 1804.04235), with the run's rate, not one of its own.
-
-    torch's always multiplies the rate by the weight's own size, which for an adapter that begins at 0 is next to nothing.
-    """
-    from transformers.optimization import Adafactor
-
-    return Adafactor(
-        rows, lr=0.0, scale_parameter=False, relative_step=False, warmup_init=False, weight_decay=settings.weight_decay
-    )
-
-
-def _prodigy(rows: list[dict[str, Any]], settings: OptimizerSettings) -> AnyOptimizer:
-    """prodigyopt's (Mishchenko and Defazio 2023, arXiv 2306.06101): the rate multiplies one that it finds for each group."""
-    from prodigyopt import Prodigy
-
-    with redirect_stdout(io.StringIO()):  # it prints that its weight decay is decoupled
-        parts = [Prodigy([row], lr=1.0, betas=_betas(settings), weight_decay=settings.weight_decay) for row in rows]
-    return parts[0] if len(parts) == 1 else Several(parts)
-
-
-def _lion(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """bitsandbytes' (Chen et al. 2023, arXiv 2302.06675): the sign of a mean, one moment."""
-    import bitsandbytes
-
-    return bitsandbytes.optim.Lion(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay)
-
-
-def _lion_8bit(rows: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The same with its moment in 8 bits."""
-    import bitsandbytes
-
-    return bitsandbytes.optim.Lion8bit(rows, lr=0.0, betas=_betas(settings), weight_decay=settings.weight_decay)
-
-
-def _muon(rows: list[dict[str, Any]], settings: OptimizerSettings) -> AnyOptimizer:
-    """torch's (Jordan et al. 2024) for matrices, with beta1 as momentum, scaled so that AdamW's rates fit it.
-
-    The scale is that of Liu et al. 2025 (arXiv 2502.16982). What is no matrix is AdamW's.
-    """
-    matrices = [{**row, "params": [p for p in row["params"] if p.ndim == 2]} for row in rows]
-    others = [{**row, "params": [p for p in row["params"] if p.ndim != 2]} for row in rows]
-    matrices, others = ([row for row in half if row["params"]] for half in (matrices, others))
-    parts: list[torch.optim.Optimizer] = []
-    if matrices:
-        decay, momentum = settings.weight_decay, settings.beta1
-        parts.append(
-            torch.optim.Muon(matrices, lr=0.0, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw")
-        )
-    if others:
-        parts.append(_adamw(others, settings))
-    return parts[0] if len(parts) == 1 else Several(parts)
-
-
-OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerSettings], AnyOptimizer]] = {
-    "ADAMW": _adamw,
-    "ADAMW_8BIT": _adamw_8bit,
-    "PAGED_ADAMW_8BIT": _paged_adamw_8bit,
-    "ADAFACTOR": _adafactor,
-    "PRODIGY": _prodigy,
-    "LION": _lion,
-    "LION_8BIT": _lion_8bit,
-    "MUON": _muon,
-}
-
-STATE_BYTES: Mapping[str, int] = {
-    "ADAMW": 8,
-    "ADAMW_8BIT": 2,
-    "PAGED_ADAMW_8BIT": 2,
-    "ADAFACTOR": 0,
-    "PRODIGY": 16,
-    "LION": 4,
-    "LION_8BIT": 1,
-    "MUON": 4,
-}
-"""Bytes that an optimizer keeps of each number of a large matrix; Adafactor's rows and columns are next to nothing."""
+    return Several(part for row in single for part in build([row], settings))
 
 
 def apply(optimizer: AnyOptimizer, good: Tensor) -> None:

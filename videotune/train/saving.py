@@ -22,7 +22,6 @@ from videotune.train.checkpoint import (
     superfluous,
     sweep,
 )
-from videotune.train.components import lora_settings
 from videotune.train.optimizers import optimizer_state, without_state
 from videotune.train.run_dir import poll_control
 from videotune.train.sharded_checkpoint import save_shards
@@ -108,7 +107,7 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
         "seed": trainer.job.config.seed,
         "effective_batch": trainer.job.effective_batch,
         "without_state": sorted({key for own in (dist.all_gather(without) if rows else [without]) for key in own}),
-        "lora_scale": lora_settings(trainer.job.config).scale if trainer.job.config.training_method == "LORA" else None,
+        "lora_scale": trainer.job.config.lora.scale if trainer.job.config.training_method == "LORA" else None,
     }
 
     def write() -> Checkpoint:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from videotune.config.resolve import Resolved
-from videotune.config.schema import Config
+from videotune.config.schema import Config, token_names
 from videotune.data.captions import with_token
 from videotune.data.library import Library
 from videotune.train.experts import of_expert
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from videotune.adapters.text import LiveText
-    from videotune.adapters.textual_inversion import EmbeddingSettings
 
 ROWS = "embedding."
 """What the names of token rows begin with in a checkpoint; the text encoder's name follows."""
@@ -28,21 +27,13 @@ def in_loop(config: Config) -> bool:
     return config.training_method == "EMBEDDING" or config.text_encoder.train
 
 
-def embedding_settings(config: Config) -> EmbeddingSettings:
-    """The new tokens of the config."""
-    from videotune.adapters.textual_inversion import EmbeddingSettings
-
-    one = config.embedding
-    return EmbeddingSettings(one.token, one.vectors, one.init_text)
-
-
 def live_text(config: Config) -> LiveText | None:
     """How captions are read where text is encoded in the step; None where its states are cached."""
     if not in_loop(config):
         return None
     from videotune.adapters.text import LiveText
 
-    return LiveText(embedding_settings(config).tokens if config.training_method == "EMBEDDING" else ())
+    return LiveText(config.embedding.tokens if config.training_method == "EMBEDDING" else ())
 
 
 def refuse_text(family: Family, config: Config) -> None:
@@ -58,7 +49,7 @@ def refuse_text(family: Family, config: Config) -> None:
         from videotune.adapters.textual_inversion import add_tokens
 
         for tokenizer in family.tokenizers().values():
-            add_tokens(tokenizer, embedding_settings(config).tokens)
+            add_tokens(tokenizer, config.embedding.tokens)
 
 
 def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parameter]]:
@@ -74,7 +65,7 @@ def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parame
     for encoder in encoders.values():
         checkpoint_text(encoder, config.gradient_checkpointing or "ON")
     if config.training_method == "EMBEDDING":
-        rows = add_rows(parts, embedding_settings(config), config.seed)
+        rows = add_rows(parts, config.embedding, config.seed)
         return {"embedding": {ROWS + name: parameter for name, parameter in rows.items()}}
     return {"text_encoder": add_text(encoders, config.text_encoder.layers)}
 
@@ -100,7 +91,7 @@ def put_text(family: Family, config: Config, state: Mapping[str, Tensor], where:
 
 def put_files(family: Family, found: Sequence[tuple[str, Mapping[str, Tensor]]]) -> Callable[[str], str]:
     """The rows of files (token, rows by text encoder) laid over the family's; returns how prompts are to be spelled."""
-    from videotune.adapters.textual_inversion import lay_rows, spelled, token_names
+    from videotune.adapters.textual_inversion import lay_rows, spelled
 
     words: dict[str, tuple[str, ...]] = {}
     for token, rows in found:

@@ -1,4 +1,4 @@
-"""The words that a config takes as values, and how they are read."""
+"""The values that a config takes, and the fields of its keys: each says what a resume may do with its key."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ def weights(value: Any) -> Any:
     return "auto" if str(value).lower() == "auto" else word(value)
 
 
-OptimizerName = Annotated[
-    Literal["ADAMW", "ADAMW_8BIT", "PAGED_ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON"],
-    BeforeValidator(word),
-]
 ROUNDED = ("FLOAT_8", "INT_8", "NFLOAT_4")
 """The ways to keep frozen weights in which their numbers lose most of their digits."""
 
@@ -39,3 +35,16 @@ Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(word)]
 Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"], BeforeValidator(word)]
 Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(word)]
 Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(word)]
+
+
+def _field(resume: str) -> Any:
+    """A pydantic field of a resume class (config/drift.py); ``goes_with``: (key, choices of it that use this key)."""
+
+    def field(default: Any = ..., *, goes_with: tuple[str, tuple[str, ...]] | None = None, **more: Any) -> Any:
+        extra: dict[str, Any] = {"resume": resume} | ({"goes_with": goes_with} if goes_with else {})
+        return Field(default, json_schema_extra=extra, **more)
+
+    return field
+
+
+safe, override, data, fatal, checked = map(_field, ("safe", "override", "data", "fatal", "checked"))

@@ -1,0 +1,147 @@
+"""The optimizers: one entry each, with what a config must know of it and how it is built from its library."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from videotune.config.data_schema import Section
+from videotune.config.fields import fatal, override, word
+from videotune.errors import VideotuneError
+
+if TYPE_CHECKING:
+    import torch
+
+Rows = list[dict[str, Any]]
+"""torch's parameter groups, each with its name."""
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """``build`` gives the library's own optimizers for some groups; all of them step together.
+
+    ``state_bytes`` that it keeps of each number of a large matrix; ``betas``: it uses both; ``by_number``: the update of a
+    number needs that number's gradient and moments alone, so shards of a matrix can be updated apart; ``learning_rate``:
+    the default, where it is the optimizer's own.
+    """
+
+    build: Callable[[Rows, Optimizer], list[torch.optim.Optimizer]]
+    state_bytes: int
+    betas: bool = True
+    by_number: bool = False
+    learning_rate: float | None = None
+
+
+def _numbers(settings: Optimizer) -> dict[str, Any]:
+    return {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
+
+
+# Libraries are imported by the builders: the config is read where nothing trains, and must load no torch.
+
+
+def _adamw(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """torch's (Loshchilov and Hutter 2019, arXiv 1711.05101). The fused kernel can skip a step on the device."""
+    import torch
+
+    return [torch.optim.AdamW(rows, **_numbers(settings), fused=True)]
+
+
+def _bitsandbytes(name: str) -> Callable[[Rows, Optimizer], list[torch.optim.Optimizer]]:
+    """bitsandbytes' optimizer of that name; one that pages its moments needs CUDA."""
+
+    def build(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
+        import bitsandbytes
+
+        if name.startswith("Paged") and any(p.device.type != "cuda" for row in rows for p in row["params"]):
+            raise VideotuneError(
+                "optimizer: PAGED_ADAMW_8BIT pages its moments between a CUDA device and the host, and what trains here "
+                "is on no CUDA device. ADAMW_8BIT is the same without pages"
+            )
+        return [getattr(bitsandbytes.optim, name)(rows, **_numbers(settings))]
+
+    return build
+
+
+def _adafactor(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """transformers' (Shazeer and Stern 2018, arXiv 1804.04235), with the run's rate, not one of its own.
+
+    torch's always multiplies the rate by the weight's own size, which for an adapter that begins at 0 is next to nothing.
+    """
+    from transformers.optimization import Adafactor
+
+    fixed = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
+    return [Adafactor(rows, lr=0.0, weight_decay=settings.weight_decay, **fixed)]
+
+
+def _prodigy(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """prodigyopt's (Mishchenko and Defazio 2023, arXiv 2306.06101): the rate multiplies one that it finds for each group."""
+    from prodigyopt import Prodigy
+
+    with redirect_stdout(io.StringIO()):  # it prints that its weight decay is decoupled
+        return [Prodigy([row], **_numbers(settings) | {"lr": 1.0}) for row in rows]
+
+
+def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """torch's (Jordan et al. 2024) for matrices, with beta1 as momentum, scaled so that AdamW's rates fit it.
+
+    The scale is that of Liu et al. 2025 (arXiv 2502.16982). What is no matrix is AdamW's.
+    """
+    import torch
+
+    matrices = [row | {"params": own} for row in rows if (own := [p for p in row["params"] if p.ndim == 2])]
+    others = [row | {"params": own} for row in rows if (own := [p for p in row["params"] if p.ndim != 2])]
+    parts: list[torch.optim.Optimizer] = _adamw(others, settings) if others else []
+    if matrices:
+        own = {"weight_decay": settings.weight_decay, "momentum": settings.beta1, "adjust_lr_fn": "match_rms_adamw"}
+        parts.insert(0, torch.optim.Muon(matrices, lr=0.0, **own))
+    return parts
+
+
+OPTIMIZERS = {
+    "ADAMW": OptimizerKind(_adamw, 8, by_number=True),
+    # moments of weights of 4096 numbers and more in 8 bits (Dettmers et al. 2022, arXiv 2110.02861)
+    "ADAMW_8BIT": OptimizerKind(_bitsandbytes("AdamW8bit"), 2),
+    # the same in unified memory, which CUDA moves to the host and back (Dettmers et al. 2023, arXiv 2305.14314)
+    "PAGED_ADAMW_8BIT": OptimizerKind(_bitsandbytes("PagedAdamW8bit"), 2),
+    "ADAFACTOR": OptimizerKind(_adafactor, 0, betas=False),  # its rows and columns are next to nothing
+    "PRODIGY": OptimizerKind(_prodigy, 16, learning_rate=1.0),
+    # the sign of a mean, one moment (Chen et al. 2023, arXiv 2302.06675)
+    "LION": OptimizerKind(_bitsandbytes("Lion"), 4, by_number=True),
+    "LION_8BIT": OptimizerKind(_bitsandbytes("Lion8bit"), 1),
+    "MUON": OptimizerKind(_muon, 4),
+}
+
+OptimizerName = Annotated[Literal[*OPTIMIZERS], BeforeValidator(word)]  # type: ignore[valid-type]
+
+
+class Optimizer(Section):
+    """How gradients become updates."""
+
+    name: OptimizerName = fatal(
+        "ADAMW",
+        description="torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, transformers' Adafactor, Prodigy",
+    )
+    beta1: float = override(
+        0.9, ge=0, lt=1, description="beta1 of Adam (decay of the gradient's mean); MUON: its momentum"
+    )
+    beta2: float = override(
+        0.99,
+        ge=0,
+        lt=1,
+        description="beta2 of Adam (decay of the mean of the gradient's square); LION: its beta2; MUON: AdamW's",
+    )
+    weight_decay: float = override(0.01, ge=0, description="decoupled weight decay")
+    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)] = fatal(
+        "FLOAT_32",
+        description="of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance",
+    )
+    step_in_backward: bool = override(
+        False,
+        description="each tensor is updated once its gradient is whole, which then goes; max_grad_norm clips each by "
+        "itself, and of a gradient that is not finite in part the other parts are applied",
+    )
