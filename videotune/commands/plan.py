@@ -15,14 +15,14 @@ from videotune.config.schema import Config
 from videotune.console import bar, print_table, size
 from videotune.data.account import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
-from videotune.families.find import find
+from videotune.models.registry import find
 from videotune.report.dataset import shape_words
 from videotune.train.experts import trained
 from videotune.train.resolve_config import Overrides, resolve_config, without_captions_too
 from videotune.train.run_spec import Job, open_job, refuse_skips
 from videotune.train.samples import captions_of, takes_of
 from videotune.train.text_encoders import in_loop, text_size
-from videotune.types import FamilySpec
+from videotune.types import ModelSpec
 from videotune.validation.exposure import TARGETS, steps_for
 from videotune.validation.overhead import beside, in_words
 from videotune.validation.sample_plan import all_prompts
@@ -134,7 +134,7 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
         return None
     import torch
 
-    family = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32)
+    family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
     from videotune.commands.export import check_formats
 
     check_formats(job.config, family)
@@ -149,7 +149,7 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     return {"modules": modules, "parameters": count, "groups": grouped(paths)}
 
 
-def what_trains(net: nn.Module, spec: FamilySpec, config: Config) -> Mapping[str, nn.Parameter]:
+def what_trains(net: nn.Module, spec: ModelSpec, config: Config) -> Mapping[str, nn.Parameter]:
     """What would train of a skeleton, by name, without memory; an adapter is put into it.
 
     Raises VideotuneError where the config names nothing, or an adapter that does not fit.
@@ -171,7 +171,7 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     spec, noisy = job.spec, job.spec.image_noise
     views = {(window, variant if window.varies or noisy else 0) for window, variant in takes_of(job)}
     latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in views)
-    numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_extras
+    numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_numbers
     texts = 4 * numbers * len(captions_of(job, all_prompts(job)))
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:

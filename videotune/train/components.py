@@ -21,13 +21,13 @@ from videotune.data.workers import Workers
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.families.find import find, part_files, place
-from videotune.families.loading import text_encoders_streamed
+from videotune.models.base_model import part_files, place
+from videotune.models.registry import find
 from videotune.train.run_spec import Job
 from videotune.train.samples import captions_of, takes_of, texts_of
 from videotune.train.step import of_memory
 from videotune.train.text_encoders import cut_prompts, in_loop, live_text
-from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, WeightDtypes, Window
+from videotune.types import BasePlace, Batch, ClipShape, Family, ModelSpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
@@ -60,7 +60,7 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
     return WeightDtypes(kept(config.transformer.weight_dtype), kept(config.text_encoder.weight_dtype))
 
 
-def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Family:
+def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Family:
     """The family over its base model.
 
     Raises VideotuneError where no base model is named.
@@ -68,7 +68,7 @@ def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Fam
     if base is None:
         raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
     folder = place(base.name, files=part_files(config.transformer.file, spec)).folder
-    return find(spec.name).open_family(folder, *device_and_dtype(config), weights_of(config, dtype_name(config)))
+    return find(spec.name)(folder, *device_and_dtype(config), weights_of(config, dtype_name(config)))
 
 
 def lora_settings(config: Config) -> LoraSettings:
@@ -77,7 +77,7 @@ def lora_settings(config: Config) -> LoraSettings:
     return LoraSettings(lora.rank, lora.alpha, lora.dropout, lora.targets, lora.variant)
 
 
-def make_objective(spec: FamilySpec, config: Config) -> Objective:
+def make_objective(spec: ModelSpec, config: Config) -> Objective:
     """The loss that the config and the family name."""
     weight = config.video_config.temporal_consistency_weight
     return objective(
@@ -90,7 +90,7 @@ def make_objective(spec: FamilySpec, config: Config) -> Objective:
     )
 
 
-def make_timesteps(spec: FamilySpec, config: Config) -> Timesteps:
+def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
     """The noise levels that the config and the family name.
 
     Of a shift by resolution it is the family's fixed one, which the ruler keeps to; each bucket's own is ``shift_of``'s.
@@ -109,7 +109,7 @@ def make_timesteps(spec: FamilySpec, config: Config) -> Timesteps:
     return replace(levels, **numbers)
 
 
-def shift_of(spec: FamilySpec, config: Config) -> Callable[[ClipShape], float] | None:
+def shift_of(spec: ModelSpec, config: Config) -> Callable[[ClipShape], float] | None:
     """The shift of each bucket by its tokens, where the config asks for one; None: all have the same."""
     rule = spec.shift_by_tokens
     if config.timestep_shift != "resolution" or rule is None:
@@ -135,9 +135,9 @@ def fill_cache(
         echo("note: the device has no room for an encoder; the blocks of the text encoder now come from host memory")
         family.free("text_encoder")
         family.free("vae")
+        family.stream_text = echo
         try:
-            with text_encoders_streamed(echo):
-                fill_once(job, family, store, extra, own, tell)
+            fill_once(job, family, store, extra, own, tell)
         except (MemoryError, RuntimeError) as again:
             if not of_memory(again):
                 raise
@@ -145,6 +145,8 @@ def fill_cache(
                 f"the device has no room to encode {job.shapes[0]} pixels: fewer frames (video_config.frames) or a lower "
                 "resolution would help, or a larger card for this part alone (videotune cache)"
             ) from again
+        finally:
+            family.stream_text = None
 
 
 def lacks(job: Job, family: Family, store: Store, extra: Sequence[str] = ()) -> Todo:
