@@ -179,7 +179,8 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     from videotune.data.library import LibrarySettings, Source, scan
     from videotune.data.windows import WindowSettings
     from videotune.data.workers import Workers
-    from videotune.families.find import find, of_base, place
+    from videotune.models.base_model import of_base, place
+    from videotune.models.registry import find
 
     folder = place("asset:toy").folder
     figures: dict[str, Any] = {"rounds": words.rounds, "workers": {}}
@@ -197,7 +198,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
         for count in (0, 1, 2):
             rounds = []
             for index in range(words.rounds):
-                family = find(spec.name).open_family(folder, torch.device("cpu"), torch.float32)
+                family = find(spec.name)(folder, torch.device("cpu"), torch.float32)
                 store = Store(Path(name) / f"cache-{count}-{index}")
                 todo = missing(store, family.fingerprints(), spec.text_tokens, (), takes, 0)
                 workers = Workers(count) if count else None

@@ -14,7 +14,7 @@ import videotune  # noqa: F401  (before bitsandbytes, which it tells not to ask 
 import torch
 from diffusers import WanTransformer3DModel
 
-from videotune.families.wan.nets import isolate_frames
+from videotune.models.wan import Wan
 
 
 def seconds(net: torch.nn.Module, latents: torch.Tensor, text: torch.Tensor) -> float:
@@ -37,9 +37,9 @@ def main(lengths: tuple[int, ...] = (5, 13, 21), side: int = 32) -> None:
         latents, took = torch.randn(1, 16, frames, side, side), {False: 1e9, True: 1e9}
         for _ in range(2):
             for on in took:
-                isolate_frames(net, on)
+                Wan.isolate_frames(net, on)
                 took[on] = min(took[on], seconds(net, latents, text))
-        isolate_frames(net, False)
+        Wan.isolate_frames(net, False)
         print(
             f"{frames} latent frames: whole {took[False]:.2f} s, isolated {took[True]:.2f} s, {took[True] / took[False]:.2f}"
         )

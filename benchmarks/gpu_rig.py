@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from videotune.cache.batches import Prepared
 from videotune.cache.expert_schedule import ExpertSchedule
 from videotune.config.resolve import resolve
-from videotune.families.find import find, spec_for
-from videotune.families.loading import without_weights
-from videotune.families.published import published
 from videotune.memory.quantization import QuantizedLinear
+from videotune.models.base_model import published, spec_for
+from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.memory import Choice, StepSpec
 from videotune.planner.memory_plan import Wanted, read_facts
@@ -101,10 +100,8 @@ def layout(model: str) -> Path:
     """A model's published configs in diffusers layout."""
     folder = Path(tempfile.mkdtemp()) / model
     if model == TINY:
-        module = find("wan")
         diffusers.utils.logging.disable_progress_bar()
-        made: Path = module.tiny(folder, 0, module.VARIANTS[0])
-        return made
+        return find("wan").tiny(folder)
     found = published(model)
     assert found is not None, model
     return found
@@ -145,12 +142,12 @@ class Rig:
     def __init__(self, case: Case, seed: int = 0) -> None:
         wanted = case.wanted()
         self.config, self.shape = wanted.config, wanted.shapes[0]
-        self.family: Family = find(wanted.spec.name).open_family(wanted.folder, device(), dtype_of(dtype()))
+        self.family: Family = find(wanted.spec.name)(wanted.folder, device(), dtype_of(dtype()))
         streamed = bool(self.config.layer_offload_fraction)
         several = len(wanted.spec.experts) > 1
         expert = trained(wanted.spec, self.config)[0]
-        with without_weights(filled(torch.device("cpu") if streamed else device())):
-            self.net = self.family.denoiser(expert if several else None)
+        fill = filled(torch.device("cpu") if streamed else device())
+        self.net = self.family.denoiser(expert if several else None, fill=fill)
         held = attach(self.net, wanted.spec, self.config)
         self.streams = arrange_blocks(self.net, wanted.spec, self.config, held, None, first=False)
         if self.streams is not None:

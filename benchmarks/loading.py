@@ -71,7 +71,7 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
     from transformers import UMT5EncoderModel
 
     from videotune.config.fields import ROUNDED
-    from videotune.families.loading import load_model
+    from videotune.models.loading import load_model
 
     way, _, kept = way.rpartition("-") if way.endswith(ROUNDED) else (way, "", None)
     dtype, part = getattr(torch, dtype_name), {"ours-one-file": "one", "text": "text"}.get(way, "net")

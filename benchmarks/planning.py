@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from videotune.config.resolve import resolve
-from videotune.families.find import find, spec_for
-from videotune.families.published import published
+from videotune.models.base_model import published, spec_for
+from videotune.models.registry import find
 from videotune.planner.cards import USUAL
 from videotune.planner.memory import Fixed, fastest, others, room, smallest
 from videotune.planner.memory_plan import Wanted, read_facts

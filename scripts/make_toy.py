@@ -21,8 +21,8 @@ from toymaking import autoencoder, finish, text, transformer
 from toymaking.recipe import TINY, Recipe
 
 from videotune.errors import VideotuneError
-from videotune.families.find import place
 from videotune.files import digest, hash_file, read_json, write_json
+from videotune.models.base_model import place
 from videotune.toy.shapes import HELD_OUT, caption
 from videotune.train.logging.journal import read_journal
 

@@ -6,13 +6,13 @@ python scripts/write_families.py
 from __future__ import annotations
 
 from videotune.data.windows import frame_rule
-from videotune.families.find import find, names
-from videotune.types import FamilySpec
+from videotune.models.registry import find, names
+from videotune.types import ModelSpec
 
 PATHS = {"flow": "flow matching", "v": "v-prediction"}
 
 
-def row(spec: FamilySpec) -> str:
+def row(spec: ModelSpec) -> str:
     """What a family takes, by its usual checkpoint; other checkpoints may say otherwise in their configs."""
     rules = spec.rules
     cells = (
@@ -31,7 +31,7 @@ def table() -> str:
     """The whole table, a row a family."""
     head = ("family", "also known as", "learns by", "frames", "fps", "sides", "licence of the weights")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *(row(find(name).SPEC) for name in names())])
+    return "\n".join([*lines, *(row(find(name).spec) for name in names())])
 
 
 if __name__ == "__main__":

@@ -85,11 +85,12 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
     import torch
 
     from videotune.adapters.lora import matching
-    from videotune.families.find import find, spec_for
+    from videotune.models.base_model import spec_for
+    from videotune.models.registry import find
     from videotune.types import BasePlace
 
     spec = spec_for(None, BasePlace(name, folder))
-    family = find(spec.name).open_family(folder, torch.device("cpu"), torch.float32)
+    family = find(spec.name)(folder, torch.device("cpu"), torch.float32)
     net = family.skeleton()
     modules = dict(net.named_modules())
     covered = {targets: matching(net, spec, targets) for targets in spec.lora_targets}

@@ -37,12 +37,12 @@ def _little_to_collect() -> None:
 @pytest.fixture(scope="session")
 def tiny_bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Family name, and which of its kinds (default: its first) -> the folder of a tiny random checkpoint, written once."""
-    from videotune.families.find import find
+    from videotune.models.registry import find
 
     made: dict[tuple[str, str], Path] = {}
 
     def get(name: str, variant: str | None = None) -> Path:
-        variant = variant or find(name).VARIANTS[0]
+        variant = variant or find(name).variants[0]
         if (name, variant) not in made:
             folder = tmp_path_factory.mktemp("tiny") / f"{name}-{variant}"
             made[name, variant] = find(name).tiny(folder, variant=variant)
@@ -56,10 +56,10 @@ def tiny_family(tiny_bases: Callable[..., Path]) -> Callable[..., Any]:
     """Family name and variant -> the family opened over its tiny checkpoint, on the CPU in float32."""
     import torch
 
-    from videotune.families.find import find
+    from videotune.models.registry import find
 
     def get(name: str, dtype: torch.dtype = torch.float32, variant: str | None = None) -> Any:
-        return find(name).open_family(tiny_bases(name, variant), torch.device("cpu"), dtype)
+        return find(name)(tiny_bases(name, variant), torch.device("cpu"), dtype)
 
     return get
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from videotune.errors import printable
+from videotune.files import size_text as size  # noqa: F401  (what is said of bytes)
 
 QUIET_SECONDS = 20.0
 """Without a terminal, a progress line at most so often."""
@@ -184,12 +185,3 @@ def clock(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def size(count: float) -> str:
-    """Bytes in words, powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -11,7 +11,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from io import FileIO
@@ -205,6 +205,26 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(value, dict):
             found.append(value)
     return found
+
+
+def walk_json(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """(keys that lead to it, value) of a JSON-like value and of all that it holds, the outer ones first.
+
+    It goes one level deeper at a time, so a reader that stops at some depth is safe from whatever lies below.
+    """
+    yield path, value
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from walk_json(one, (*path, key if isinstance(value, list) else str(key)))
+
+
+def size_text(count: float) -> str:
+    """Bytes in words, powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def user_cache() -> Path:

@@ -138,24 +138,24 @@ class Expert:
     t_hi: float = 1.0
 
 
-@dataclass(frozen=True)
-class FamilySpec:
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
     """What is true of a checkpoint without loading a weight; read from its own configs where they say it.
 
-    ``path`` is "flow" or "v"; ``given`` how clean frames enter: "replace", "concat" or "none"; ``blocks`` the module path
-    of the repeated blocks (offload, checkpointing, compile, sharding and quantization all use this one fact);
-    ``patch`` (frames, rows, columns) of latents a token covers; ``timestep_*`` and ``sample_*`` the family's own defaults.
-    ``first_frame``: the share of samples conditioned on their clip's first frame, unless the config sets another (None: the
-    checkpoint takes no image); ``image_noise``: noise is added to that frame before it is encoded, anew for each sample.
-    ``sample_shape`` (frames, height, width) is the size of samples by default (None: 8 steps of its frames in a square of
-    ``default_resolution``). ``encode_video`` gives the mean of a clip, with ``keeps_variance`` the variance too;
-    ``conditioning_channels`` (of each latent frame, of the first alone) and ``conditioning_states``: numbers of an image.
+    ``aliases``: its pipelines' classes and other names of the family. ``path`` is "flow" or "v"; ``given`` how clean frames
+    enter: "replace", "concat" or "none"; ``blocks`` the module path of the repeated blocks (offload, checkpointing, compile,
+    sharding and quantization all use this one fact); ``patch`` (frames, rows, columns) of latents a token covers;
+    ``timestep_*`` and ``sample_*`` the family's own defaults.
+    ``first_frame``: the share of samples that are told their clip's first frame, unless the config says another (None: the
+    checkpoint takes no image); ``image_noise``: noise is drawn onto that frame before it is encoded, anew for each view.
+    ``sample_shape`` (frames, height, width) is what the model samples by default (None: 8 steps of its frames in a square
+    of ``default_resolution``). What ``encode_video`` gives of a clip: the mean, with ``keeps_variance`` the
+    variance too; ``image_channels`` (of each latent frame, of the first alone) and ``image_numbers`` of an image.
     ``fused``: for an export format that makes one module of several, their list of blocks and their paths within a block,
-    in the order of their rows. ``text_extras``: numbers that text encoders give of a caption beside its ``text_tokens``
-    states of ``text_width``. ``guidance_embedded``: the guidance scale is an input of the network, which takes no second
-    pass. ``padded_tokens``: the tokens to which a picture that is not square is padded (None: its own). ``shift_by_tokens``:
-    (tokens, μ at them, other tokens, μ at those) of the checkpoint's scheduler, whose shift e^μ grows with the resolution
-    (None: the shift is fixed).
+    in the order of their rows. ``text_numbers``: what text encoders give of a caption beside its ``text_tokens`` states of
+    ``text_width``. ``guidance_embedded``: the network is told the guidance and takes no second pass. ``padded_tokens``: as
+    many as a picture that is not square is padded to (None: its own). ``shift_by_tokens``: (tokens, μ at them, other tokens,
+    μ at those) of the checkpoint's own scheduler, whose shift e^μ grows with the resolution (None: it has a fixed one).
     """
 
     name: str
@@ -163,40 +163,51 @@ class FamilySpec:
     title: str
     path: str
     rules: VideoRules
-    latent_channels: int
-    patch: tuple[int, int, int]
     text_tokens: int
-    text_width: int
-    given: str
-    experts: tuple[Expert, ...]
     blocks: tuple[str, ...]
     lora_targets: Mapping[str, tuple[str, ...]]
     default_resolution: int | str
-    timestep_distribution: str
     timestep_shift: float
     sample_steps: int
     sample_guidance: float
-    fp16_safe: bool
     licence: str
+    latent_channels: int = 16
+    patch: tuple[int, int, int] = (1, 2, 2)
+    text_width: int = 4096
+    given: str = "none"
+    experts: tuple[Expert, ...] = (Expert("transformer"),)
+    timestep_distribution: str = "LOGIT_NORMAL"
     path_constants: Mapping[str, float] = field(default_factory=dict)
     first_frame: float | None = None
     image_noise: bool = False
     sample_shape: tuple[int, int, int] | None = None
     keeps_variance: bool = False
-    conditioning_channels: tuple[int, int] = (0, 0)
-    conditioning_states: int = 0
+    image_channels: tuple[int, int] = (0, 0)
+    image_numbers: int = 0
     fused: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(default_factory=dict)
-    text_extras: int = 0
+    text_numbers: int = 0
     guidance_embedded: bool = False
     padded_tokens: int | None = None
     shift_by_tokens: tuple[float, float, float, float] | None = None
 
+    def part_of(self, expert: str | None = None) -> str:
+        """The folder of an expert's weights in diffusers layout: transformer, then transformer_2. None: the first one."""
+        index = 0 if expert is None else [known.name for known in self.experts].index(expert)
+        return "transformer" if index == 0 else f"transformer_{index + 1}"
+
+    def export_suffix(self, expert: str) -> str:
+        """What the name of an expert's exported file ends in, before its .safetensors; empty where there is one expert.
+
+        ComfyUI's workflows go by it.
+        """
+        return f"_{expert}_noise" if len(self.experts) > 1 else ""
+
     def cached_numbers(self, shape: ClipShape) -> int:
         """How many numbers the cache keeps of one view of this shape."""
         frames, rows, columns = self.rules.latent_size(shape)
-        each, first = self.conditioning_channels
+        each, first = self.image_channels
         each += self.latent_channels * (2 if self.keeps_variance else 1)
-        return (each * frames + first) * rows * columns + self.conditioning_states
+        return (each * frames + first) * rows * columns + self.image_numbers
 
     def tokens(self, shape: ClipShape) -> int:
         """How many tokens the denoiser sees for one sample of this shape."""
@@ -325,14 +336,35 @@ PLAIN_WEIGHTS = WeightDtypes()
 
 
 class Family(Protocol):
-    """A checkpoint opened by its family's file. Parts load at the first call and are freed by ``free``.
+    """What videotune asks of a family of models; an object is a checkpoint of it, ``DiffusersModel`` the usual base class.
 
-    ``nets`` holds the denoisers by expert. An expert is looked up at each of its steps, so the mapping may load it then.
+    Parts load at the first call and are freed by ``free``. ``nets`` holds the denoisers by expert. An expert is looked up at
+    each of its steps, so the mapping may load it then. ``fill``: no weights are read, and it puts tensors in the place of
+    the parameters.
     """
 
-    spec: FamilySpec
+    spec: ModelSpec
+    variants: tuple[str, ...]
     dtype: torch.dtype
     weights: WeightDtypes
+    stream_text: Callable[[str], None] | None
+    """Text encoders that load from now on keep the weights of their blocks on the host; it is told what fails. None: not."""
+
+    def __init__(
+        self, folder: FilePath, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
+    ) -> None: ...
+
+    @classmethod
+    def read_spec(cls, folder: FilePath) -> ModelSpec:
+        """The spec of the checkpoint in a folder, from its own configs, without torch."""
+
+    @classmethod
+    def token_lengths(cls, folder: FilePath, captions: Sequence[str]) -> list[int] | None:
+        """How many tokens each caption has, marks included, without torch; None where there is no tokenizer.json."""
+
+    @classmethod
+    def tiny(cls, folder: FilePath, seed: int = 0, variant: str | None = None) -> FilePath:
+        """Write a tiny random checkpoint, one of ``variants``, in the real layout."""
 
     def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each caption its unpadded states on the CPU: {"text": (l, D), …}."""
@@ -349,6 +381,9 @@ class Family(Protocol):
     def text_skeletons(self) -> Mapping[str, nn.Module]:
         """The text encoders without weights (on the meta device), by their folders' names."""
 
+    def text_length(self, caption: str) -> int:
+        """How many tokens the caption has before any cut; more than ``spec.text_tokens`` are cut."""
+
     def encode_in_loop(self, captions: Sequence[str]) -> Condition:
         """What the denoiser is told of captions, encoded now, on the run's device, with gradients where they are on.
 
@@ -361,17 +396,14 @@ class Family(Protocol):
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
         """Pad and stack cached states, a clip's extras among them, exactly as the family's pipeline feeds them."""
 
+    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Zeros in the form of what ``condition`` is given for one clip of this shape and a caption of full length."""
+
     def encode_video(self, frames: Tensor, random: np.random.Generator | None = None) -> Moments:
         """One clip (3, T, H, W) in [-1, 1] -> its latent moments, on the CPU in float32.
 
         ``random`` gives the draws that this view of it needs (``spec.image_noise``); None: the plain view, without any.
         """
-
-    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """Zeros in the form of what ``condition`` is given for one clip of this shape and a caption of full length."""
-
-    def part(self, name: str) -> nn.Module:
-        """The network of "text_encoder" or "vae", loaded for this call."""
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1, 1], on the CPU in float32.
@@ -379,8 +411,16 @@ class Family(Protocol):
         ``tiled``: in overlapping tiles, which needs less memory and gives slightly other pixels.
         """
 
-    def denoiser(self, expert: str | None = None) -> nn.Module:
-        """The diffusers transformer, frozen, in the run's dtype on the run's device. None: the only expert."""
+    def part(self, name: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
+        """The network of "text_encoder" or "vae", loaded for this call."""
+
+    def denoiser(
+        self,
+        expert: str | None = None,
+        device: torch.device | None = None,
+        fill: Callable[[nn.Module], object] | None = None,
+    ) -> nn.Module:
+        """The diffusers transformer, frozen, in the run's dtype on a device (None: the run's). Expert None: the first."""
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """The same transformer without weights (on the meta device), to read a file into. None: the first expert."""
@@ -388,22 +428,16 @@ class Family(Protocol):
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v (B,C,F,H,W) float32 for noisy latents x_t at t (B,)."""
 
-    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None) -> Any:
-        """The family's own diffusers pipeline over ``nets``, without encoders."""
+    def isolate_frames(self, net: nn.Module, on: bool) -> None:
+        """Video tokens attend to their own latent frame and to the text, text to text alone, until switched off."""
 
     def sample(
         self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
     ) -> Tensor:
-        """Normalised latents (B,C,F,H,W) drawn by the family's own diffusers pipeline, one for each seed.
+        """Normalised latents (B,C,F,H,W) sampled by the family's own diffusers pipeline, one for each seed.
 
         Where the image is told on channels of its own, it is in ``cond.extras``, and ``uncond`` has the same.
         """
-
-    def isolate_frames(self, net: nn.Module, on: bool) -> None:
-        """Video tokens attend to their own latent frame and to the text, text to text alone, until switched off."""
-
-    def text_length(self, caption: str) -> int:
-        """How many tokens the caption has before any cut; more than ``spec.text_tokens`` are cut."""
 
     def pipeline_class(self) -> Any:
         """The diffusers pipeline that reads this family's LoRA files."""
@@ -411,14 +445,11 @@ class Family(Protocol):
     def key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """For each export format, from a module's path in diffusers to its name in that format."""
 
-    def native(self, path: str) -> str:
-        """A module's path in diffusers -> its name in the authors' code or in ComfyUI's; several may share one."""
-
     def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """For each format of whole weights, from a parameter's name in diffusers to its name in that format."""
 
-    def export_suffix(self, expert: str) -> str:
-        """What the name of an expert's exported file ends in, before its .safetensors; empty where there is one."""
+    def native(self, path: str) -> str:
+        """A module's path in diffusers -> its name in ComfyUI; several may share one."""
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the text encoder, the VAE and the denoisers on disk, for the caches and the journal."""

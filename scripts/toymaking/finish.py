@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw
 from toymaking.autoencoder import held_out_clips, psnr, rebuilt
 from toymaking.recipe import Recipe
 
-from videotune.families.find import place
 from videotune.files import write_whole
+from videotune.models.base_model import place
 from videotune.toy.dataset import CONCEPT
 from videotune.toy.detect import detect
 from videotune.toy.shapes import HELD_OUT, TEMPLATES, Look, caption

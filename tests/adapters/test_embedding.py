@@ -31,8 +31,8 @@ from videotune.adapters.textual_inversion import (
 from videotune.config.schema import Embedding, token_names
 from videotune.data.captions import with_token
 from videotune.errors import VideotuneError
-from videotune.families.tiny import letters_tokenizer
 from videotune.memory.checkpointing import checkpoint_text
+from videotune.models.tiny_text import letters_tokenizer
 from videotune.types import TextPart
 
 SPARE = 5

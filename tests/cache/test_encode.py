@@ -228,10 +228,10 @@ def baseline(
     clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
     """A base model and a cache filled from it."""
-    from videotune.families.find import find
+    from videotune.models.registry import find
 
     base, cache = tiny_bases("wan"), tmp_path_factory.mktemp("baseline")
-    filled(find("wan").open_family(base, torch.device("cpu"), torch.float32), cache, data_of(clips))
+    filled(find("wan")(base, torch.device("cpu"), torch.float32), cache, data_of(clips))
     return base, cache
 
 
@@ -260,7 +260,7 @@ def another_model(base: Path, part: str, tmp: Path) -> Path:
 def test_a_change_makes_exactly_what_it_touches_anew(
     change: Change, clips: Path, baseline: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from videotune.families.find import find
+    from videotune.models.registry import find
 
     base, cache = baseline[0], shutil.copytree(baseline[1], tmp_path / "cache")
     folder, dtype, data = clips, torch.float32, data_of(clips)
@@ -308,7 +308,7 @@ def test_a_change_makes_exactly_what_it_touches_anew(
             monkeypatch.setattr(keys, "SCHEMA", keys.SCHEMA + 1)
             monkeypatch.setattr(keys, "text_key", keys.text_key.__wrapped__)
             monkeypatch.setattr(encode, "text_key", keys.text_key)
-    family = find("wan").open_family(base, torch.device("cpu"), dtype)
+    family = find("wan")(base, torch.device("cpu"), dtype)
     if change.name == "token limit":
         family.spec = replace(family.spec, text_tokens=256)
     before = {entry.name: entry.hash for entry in Store(cache).entries()}
@@ -334,11 +334,11 @@ from pathlib import Path
 from test_encode import Watched, data_of, quiet, todo_of
 from videotune.cache import store
 from videotune.cache.encode import fill
-from videotune.families.find import find
+from videotune.models.registry import find
 
 store.SHARD_ENTRIES = 2
 data = data_of(Path(sys.argv[1]))
-family = Watched(find("wan").open_family(Path(sys.argv[2]), torch.device("cpu"), torch.float32))
+family = Watched(find("wan")(Path(sys.argv[2]), torch.device("cpu"), torch.float32))
 cache = store.Store(Path(sys.argv[3]))
 fill(family, cache, todo_of(family, cache, data), data.facts, data.seed, None,
      lambda what, done, total: print(what, done, flush=True))

@@ -19,8 +19,8 @@ from videotune.data.index import identify, recall
 from videotune.data.untrusted import refuse_linked_folder
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
-from videotune.families.find import find, names
 from videotune.files import write_json
+from videotune.models.registry import find, names
 from videotune.planner import memory_plan
 from videotune.planner.measure import Reading
 from videotune.planner.memory import StepSpec
@@ -184,7 +184,7 @@ def test_an_entry_with_a_true_hash_is_refused_for_what_it_holds(tmp_path: Path) 
     assert {row.key for row in verify(Store(tmp_path), silent)} == {"nan", "k5"}
 
 
-@pytest.mark.parametrize(("name", "variant"), [(name, variant) for name in names() for variant in find(name).VARIANTS])
+@pytest.mark.parametrize(("name", "variant"), [(name, variant) for name in names() for variant in find(name).variants])
 def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
     name: str, variant: str, tiny_family: Callable[..., Any]
 ) -> None:

@@ -19,7 +19,7 @@ from videotune import __version__
 from videotune.cli.main import main
 from videotune.config.load import preset_names
 from videotune.config.schema import leaves
-from videotune.families.find import names
+from videotune.models.registry import names
 
 HEAVY = ("torch", "diffusers", "transformers", "peft", "accelerate")
 
@@ -62,9 +62,9 @@ def videotune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from videotune.families.wan import tiny
+    from videotune.models.wan import Wan
 
-    return tiny(tmp_path_factory.mktemp("cli") / "tiny")
+    return Wan.tiny(tmp_path_factory.mktemp("cli") / "tiny")
 
 
 @pytest.fixture(scope="session")

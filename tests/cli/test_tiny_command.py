@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from videotune.families.find import find, place, spec_for
+from videotune.models.base_model import place, spec_for
+from videotune.models.registry import find
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +23,7 @@ def test_it_writes_the_kind_that_is_asked_for_and_nothing_else(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("wan", "{}/base", "--variant", "x"), find("wan").VARIANTS),
+        (("wan", "{}/base", "--variant", "x"), find("wan").variants),
         (("none", "{}/base"), ["cogvideox"]),
         (("wan", "{}"), ["new folder"]),
     ],

@@ -16,7 +16,7 @@ from PIL import Image
 
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
-from videotune.families.find import find
+from videotune.models.registry import find
 from videotune.report import contact_sheet as sheet_module
 from videotune.train.resolve_config import Overrides
 

@@ -15,7 +15,7 @@ from videotune.config.schema import Lora
 from videotune.data.decode import decode
 from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
-from videotune.families.find import find
+from videotune.models.registry import find
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import Job, open_job
@@ -125,7 +125,7 @@ def test_the_picture_is_cropped_to_the_shape_and_each_prompt_may_have_its_own(
         assert sample(words, tmp_path / out) == DONE
         return [film(path) for path in sorted((tmp_path / out).glob("*.mp4"), key=lambda path: path.name[-5])]
 
-    family = find("wan").open_family(Path(base), torch.device("cpu"), torch.float32)
+    family = find("wan")(Path(base), torch.device("cpu"), torch.float32)
     both, first = drawn("both", ("a", "a"), one, two), drawn("one", ("a", "a"), one)
     assert np.array_equal(both[0], first[0])
     assert np.abs(both[1] - first[1]).mean() > 0.5
@@ -171,7 +171,7 @@ def test_the_base_with_two_experts_is_drawn_and_its_files_find_their_experts(
         for name, parameter in state.items():
             if "lora_B" in name:
                 parameter.data.normal_(std=2.0, generator=torch.Generator().manual_seed(len(name)))
-        files[expert] = tmp_path / f"x{family.export_suffix(expert)}.safetensors"
+        files[expert] = tmp_path / f"x{family.spec.export_suffix(expert)}.safetensors"
         export_lora(family, "diffusers", state, 1.0, files[expert], {}, expert)
 
     def drawn(out: str, *loras: Path) -> np.ndarray:

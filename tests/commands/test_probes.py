@@ -211,9 +211,9 @@ def test_a_model_that_is_told_first_frames_is_told_those_of_held_out_clips(
     small_clips: Path, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Where none is held out, of training clips; in the windows' own shape, since that is what is cached."""
-    from videotune.families.find import find
+    from videotune.models.registry import find
 
-    variant = next(name for name in find("wan").VARIANTS if "i2v" in name)
+    variant = next(name for name in find("wan").variants if "i2v" in name)
     sets = (f"base_model_name={tiny_bases('wan', variant)}", f"cache_dir={tmp_path}", "resolution=32x32")
     job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
     plan = sample_metrics_plan(job)

@@ -14,7 +14,7 @@ from videotune.data.decode import decode
 from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import export_lora
-from videotune.families.find import find
+from videotune.models.registry import find
 from videotune.train.checkpoint import last_checkpoint
 from videotune.train.resolve_config import Overrides
 
@@ -40,7 +40,7 @@ def test_a_run_and_its_file_draw_the_same_and_strength_0_is_the_base(
     a_run: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base, prompts = str(tiny_bases("wan")), ("a red circle",)
-    family = find("wan").open_family(tiny_bases("wan"), torch.device("cpu"), torch.float32)
+    family = find("wan")(tiny_bases("wan"), torch.device("cpu"), torch.float32)
     state = last_checkpoint(a_run).load("weights")
     file = export_lora(family, "comfyui", state, 1.0, tmp_path / "lora.safetensors", {}).path
     from_run = drawn(SampleOptions(prompts, 3, run=a_run), tmp_path / "a")

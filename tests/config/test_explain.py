@@ -16,7 +16,7 @@ from videotune.config.load import preset_names, read_preset
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
-from videotune.families.find import find, names
+from videotune.models.registry import find, names
 
 LORA: dict[str, Any] = {
     "training_method": "LORA",
@@ -62,7 +62,7 @@ def test_a_key_is_told_with_its_unit_bounds_and_the_reason_of_its_default() -> N
 
 
 def test_every_named_set_of_modules_is_named() -> None:
-    named = {key for name in names() for key in find(name).SPEC.lora_targets}
+    named = {key for name in names() for key in find(name).spec.lora_targets}
     assert all(name in dict(explain("lora.targets"))["meaning"] for name in named)
 
 

@@ -10,7 +10,7 @@ import torch
 from clips import noise, write_dataset
 from effects_kit import Lab
 
-from videotune.families.wan import tiny
+from videotune.models.wan import Wan
 from videotune.rng import draws
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import caption, draw_clip
@@ -30,7 +30,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny(tmp_path_factory.mktemp("models") / "tiny-wan")
+    return Wan.tiny(tmp_path_factory.mktemp("models") / "tiny-wan")
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from videotune.commands.export import export_run
 from videotune.errors import VideotuneError
 from videotune.export.lora import read_back
-from videotune.families.find import names
-from videotune.families.wan import tiny
+from videotune.models.registry import names
+from videotune.models.wan import Wan
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import open_job
 from videotune.train.trainer import Trainer
@@ -38,7 +38,7 @@ def modules(path: Path) -> set[str]:
 
 @pytest.mark.effect("base_model_name")
 def test_the_model_that_is_named_is_trained(lab: Lab) -> None:
-    other = tiny(lab.tmp / "other", seed=1)
+    other = Wan.tiny(lab.tmp / "other", seed=1)
     answers = []
     for folder in (lab.model, other):
         trainer = trainer_of(lab, {"base_model_name": str(folder)})
@@ -54,7 +54,7 @@ def test_the_model_that_is_named_is_trained(lab: Lab) -> None:
 def test_the_file_s_weights_stand_for_the_base_s(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own weights train, under its own fingerprint, with the base's text encoder and VAE; a LoRA of it loads."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(lab.tmp / "cache"))
-    other = tiny(lab.tmp / "other", seed=1) / "transformer" / "diffusion_pytorch_model.safetensors"
+    other = Wan.tiny(lab.tmp / "other", seed=1) / "transformer" / "diffusion_pytorch_model.safetensors"
     file = lab.tmp / "own.safetensors"
     file.write_bytes(other.read_bytes())
     answers, prints = [], []

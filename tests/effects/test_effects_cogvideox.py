@@ -8,14 +8,14 @@ import pytest
 from diffusers import CogVideoXDDIMScheduler
 from effects_kit import Lab, in_cache, moved, run_steps, trainer_of, watched, weights
 
-from videotune.families.cogvideox import tiny
+from videotune.models.cogvideox import CogVideoX
 
 FAST = {"video_config.target_fps": 16, "steps": 6, "learning_rate": 1e-2}
 
 
 @pytest.fixture(scope="module")
 def tiny_cogvideox(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny(tmp_path_factory.mktemp("models") / "tiny-cogvideox")
+    return CogVideoX.tiny(tmp_path_factory.mktemp("models") / "tiny-cogvideox")
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 import torch
 from effects_kit import Lab, run_steps, trainer_of, weights
 
-from videotune.families.wan import tiny
+from videotune.models.wan import Wan
 
 
 @pytest.fixture(scope="module")
 def two_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny(tmp_path_factory.mktemp("experts") / "tiny", variant="t2v-a14b")
+    return Wan.tiny(tmp_path_factory.mktemp("experts") / "tiny", variant="t2v-a14b")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from videotune.cache.batches import prepare, uniforms
 from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
-from videotune.families.cogvideox import tiny
+from videotune.models.cogvideox import CogVideoX
 from videotune.rng import draws
 from videotune.train.components import make_objective, shift_of
 
@@ -105,7 +105,7 @@ def test_gamma_is_where_the_weight_is_capped(lab: Lab) -> None:
     """min(ᾱ, γ(1 - ᾱ)) of the plain error at the run's own draws."""
     from diffusers import CogVideoXDDIMScheduler
 
-    cog = replace(lab, model=tiny(lab.tmp / "model"), cache=lab.tmp / "cog")
+    cog = replace(lab, model=CogVideoX.tiny(lab.tmp / "model"), cache=lab.tmp / "cog")
     bars = CogVideoXDDIMScheduler.from_pretrained(cog.model, subfolder="scheduler").alphas_cumprod.numpy()
     losses = {}
     for gamma in (0.05, 5.0):

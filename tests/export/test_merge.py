@@ -111,10 +111,10 @@ def mixed(family: Any, folder: Path) -> Path:
 def test_each_weight_is_rounded_once_to_its_own_dtype_and_no_other_is_touched(
     kind: str, tiny_family: Open, tmp_path: Path
 ) -> None:
-    from videotune.families.find import find
+    from videotune.models.registry import find
 
     base = mixed(tiny_family("wan"), tmp_path / "base")
-    family = find("wan").open_family(base, torch.device("cpu"), torch.float32)
+    family = find("wan")(base, torch.device("cpu"), torch.float32)
     before = {file: (base / "transformer" / file).read_bytes() for file in ("one.safetensors", "two.safetensors")}
     _, state = trained(family, kind)
     folder = export_merged(family, {"transformer": state}, scale(kind), base, tmp_path / "m", {}).path

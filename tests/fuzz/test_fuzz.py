@@ -21,7 +21,8 @@ from videotune.commands.train import train
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
 from videotune.export.read import read_file, read_parts
-from videotune.families.find import find, place, spec_for
+from videotune.models.base_model import place, spec_for
+from videotune.models.registry import find
 from videotune.report.diagnosis import diagnose
 from videotune.report.html import write_report
 from videotune.train.checkpoint import complete_checkpoints, last_checkpoint
@@ -72,7 +73,7 @@ def test_base_models(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
         def read(base: Path = base) -> None:
             found = place(str(base))
             spec = spec_for(None, found)
-            opened = find(spec.name).open_family(found.folder, torch.device("cpu"), torch.float32)
+            opened = find(spec.name)(found.folder, torch.device("cpu"), torch.float32)
             opened.skeleton(spec.experts[0].name)
 
         read()

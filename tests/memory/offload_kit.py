@@ -17,9 +17,9 @@ from videotune.cache.batches import Drawn, Prepared
 from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.families.find import find
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.models.registry import find
 from videotune.train.distributed import DistributedContext
 from videotune.train.master_weights import MasterWeights
 from videotune.train.optimizers import RateSettings, make_optimizer
@@ -52,7 +52,7 @@ def deepen(base: Path, folder: Path, blocks: int = BLOCKS) -> Path:
 
 
 def open_family(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return find(name).open_family(folder, CPU, dtype)
+    return find(name)(folder, CPU, dtype)
 
 
 def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:

@@ -12,9 +12,9 @@ from videotune.adapters.lora import add_lora
 from videotune.config.load import preset_names, preset_reasons, read_preset
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config
-from videotune.families.find import find
-from videotune.families.hidream import SPEC
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.models.hidream import HiDream
+from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.fit import OPEN
 from videotune.planner.shallow import deep
@@ -31,11 +31,11 @@ def test_a_plan_holds_what_a_step_holds(targets: str, method: str, tiny_bases: C
     folder, shape = tiny_bases("hidream"), ClipShape(1, 96, 96, 1.0)
     config = Config(training_method=method, lora={"targets": targets})
     cpu = torch.device("cpu")
-    seen = FakeRun(find("hidream").open_family(folder, cpu, torch.float32), config, piece=1)
+    seen = FakeRun(find("hidream")(folder, cpu, torch.float32), config, piece=1)
     counts = {path: len(blocks) for path, blocks in seen.whole().items()}
     reading = deep(lambda depths: seen.step(shape, 2, "OFF", depths), counts)
 
-    real: Any = find("hidream").open_family(folder, cpu, torch.float32)
+    real: Any = find("hidream")(folder, cpu, torch.float32)
     net = real.denoiser()
     held = add_lora(net, real.spec, config.lora, 0) if method == "LORA" else dict(net.named_parameters())
     if method == "FINE_TUNE":
@@ -59,7 +59,7 @@ def test_a_plan_holds_what_a_step_holds(targets: str, method: str, tiny_bases: C
 
 
 def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: Callable[..., Path]) -> None:
-    family: Any = find("hidream").open_family(tiny_bases("hidream"), torch.device("cpu"), torch.float32)
+    family: Any = find("hidream")(tiny_bases("hidream"), torch.device("cpu"), torch.float32)
     reading, blocks = FakeRun(family, Config(), piece=1).read_text()
     (parts,) = reading.phases.values()
     encoders = [part.encoder for part in family.text_parts().values()]
@@ -72,8 +72,8 @@ def test_presets_ask_for_what_the_model_takes(name: str) -> None:
     from videotune.data.buckets import check_resolution, parse_resolution
 
     preset = read_preset(name)
-    config = resolve({}, preset, SPEC).config
-    check_resolution(parse_resolution(preset["resolution"]), SPEC.rules)
+    config = resolve({}, preset, HiDream.spec).config
+    check_resolution(parse_resolution(preset["resolution"]), HiDream.spec.rules)
     assert (config.lora.targets, config.timestep_shift, config.training_method) == ("attention", 3.0, "LORA")
     assert not set(OPEN) & set(preset), "memory is left to the plan"
     assert "docs/hidream.md" in preset_reasons(name)["base_model_name"]

@@ -13,10 +13,10 @@ from planning_kit import allocated, bytes_of
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
-from videotune.families.find import find
-from videotune.families.published import published
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.weight_streaming import OffloadSettings, stream_blocks
+from videotune.models.base_model import published
+from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.measure import Ledger, fake_mode, to_fake
 from videotune.planner.memory import Choice, StepSpec, need
@@ -67,7 +67,7 @@ def test_a_parameter_that_stands_in_two_places_stays_one() -> None:
 
 def imagination(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> FakeRun:
     kept = weights_of(Config(**config), {torch.float32: "FLOAT_32", torch.bfloat16: "BFLOAT_16"}[dtype])
-    return FakeRun(find(family).open_family(folder, torch.device("cpu"), dtype, kept), Config(**config))
+    return FakeRun(find(family)(folder, torch.device("cpu"), dtype, kept), Config(**config))
 
 
 @pytest.mark.parametrize("checkpointing", ["OFF", "ON"])
@@ -91,7 +91,7 @@ def test_a_real_step_holds_what_was_read(
     counts = {path: len(blocks) for path, blocks in seen.whole().items()}
     reading = deep(lambda depths: seen.step(shape, 2, checkpointing, depths), counts)
 
-    real = find(family).open_family(folder, torch.device("cpu"), torch.float32, seen.family.weights)
+    real = find(family)(folder, torch.device("cpu"), torch.float32, seen.family.weights)
     net = real.denoiser()
     held = add_lora(net, real.spec, seen.config.lora, 0) if method == "LORA" else dict(net.named_parameters())
     if method == "FINE_TUNE":
@@ -176,7 +176,7 @@ def test_streamed_weights_leave_what_the_plan_says(
     facts = StepSpec(one, one, blocks, (0,) * len(blocks), {"OFF": 0, "ON": 0})
     planned = need(facts, Choice(1, "ON", round(fraction * len(blocks)))).device["end"]
 
-    family = find("wan").open_family(folder, torch.device("cpu"), torch.float32, seen.family.weights)
+    family = find("wan")(folder, torch.device("cpu"), torch.float32, seen.family.weights)
     net = family.denoiser()
     held = add_lora(net, family.spec, seen.config.lora, 0)
     streams = stream_blocks(

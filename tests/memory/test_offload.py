@@ -20,15 +20,15 @@ from torch import nn
 
 from videotune.adapters.lora import adapter_off
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.families.find import find, names
 from videotune.memory import host_memory as host
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import OffloadSettings, spread, stream_blocks
+from videotune.models.registry import find, names
 
 Bases = Callable[..., Path]
 Deep = Callable[..., Any]
 
-KINDS = [(name, variant) for name in names() for variant in find(name).VARIANTS]
+KINDS = [(name, variant) for name in names() for variant in find(name).variants]
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PLAIN: dict[tuple[str, str], Rig] = {}
 """What the plain network of a family has measured, by the method."""
@@ -106,7 +106,7 @@ def test_in_bf16_too(method: str, deep: Deep) -> None:
 @pytest.mark.parametrize("name", ["wan", "cogvideox"])
 def test_anchored_samples_and_isolated_frames(name: str, deep: Deep) -> None:
     """The base model is asked first, without the adapter and without a graph, over the same ring."""
-    family = deep(name, find(name).VARIANTS[0])
+    family = deep(name, find(name).variants[0])
     batch = batch_of(family)
     plain = rig(family, None, dropout=0.3, isolate=True).steps(batch, parts=2, anchored=True)
     same(plain, rig(family, poisoned(0.5), dropout=0.3, isolate=True).steps(batch, parts=2, anchored=True))

@@ -16,9 +16,8 @@ from torch import nn
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
-from videotune.families.find import find
-from videotune.families.loading import loading_onto
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.models.registry import find
 from videotune.train.loop import step_records
 from videotune.train.resolve_config import Overrides
 
@@ -29,9 +28,8 @@ GPU = torch.device("cuda")
 
 def opened(folder: Path, settings: OffloadSettings | None, full: bool) -> tuple[Any, nn.Module, dict, Streams | None]:
     """A tiny network with what trains in it, on the device, streamed or plain."""
-    family = find("wan").open_family(folder, GPU, torch.float32)
-    with loading_onto(torch.device("cpu") if settings else GPU):
-        net = family.denoiser()
+    family = find("wan")(folder, GPU, torch.float32)
+    net = family.denoiser(device=torch.device("cpu") if settings else GPU)
     if full:
         held = dict(net.requires_grad_(True).named_parameters())
     else:

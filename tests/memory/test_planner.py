@@ -6,9 +6,8 @@ import pytest
 
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
-from videotune.families.find import spec_for
-from videotune.families.published import published
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
+from videotune.models.base_model import published, spec_for
 from videotune.planner.cards import USUAL, card, cards
 from videotune.planner.measure import Reading
 from videotune.planner.memory import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from videotune.families.published import published
+from videotune.models.base_model import published
 from videotune.planner.fit import asked_card, fit
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import open_job

@@ -15,9 +15,6 @@ from videotune.adapters.kinds import PARTS
 from videotune.adapters.lora import adapter_off, add_lora, row_norms
 from videotune.config.fields import ROUNDED
 from videotune.config.schema import Lora
-from videotune.families.find import find, names
-from videotune.families.loading import text_encoders_streamed
-from videotune.families.parts import weight_files
 from videotune.memory.quantization import (
     QuantizedLinear,
     bytes_a_number,
@@ -27,6 +24,8 @@ from videotune.memory.quantization import (
     share_of,
     unpack,
 )
+from videotune.models.parts import weight_files
+from videotune.models.registry import find, names
 from videotune.types import WeightDtypes
 
 Bases = Callable[..., Path]
@@ -35,7 +34,7 @@ SIZES = ((32, 128), (33, 7), (48, 100), (1, 1))
 
 
 def opened(name: str, folder: Path, kind: str | None, dtype: torch.dtype = torch.float32) -> Any:
-    return find(name).open_family(folder, CPU, dtype, WeightDtypes(kind, kind))
+    return find(name)(folder, CPU, dtype, WeightDtypes(kind, kind))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def dequantised(net: nn.Module) -> dict[str, torch.Tensor]:
 
 def plain_with_the_same_numbers(family: Any, packed: nn.Module) -> nn.Module:
     """The family's denoiser with ordinary Linears that hold what the packed ones' numbers are."""
-    net: nn.Module = find(family.spec.name).open_family(family.folder, CPU, family.dtype).denoiser()
+    net: nn.Module = find(family.spec.name)(family.folder, CPU, family.dtype).denoiser()
     for path, weight in dequantised(packed).items():
         net.get_submodule(path).weight.data = weight
     return net
@@ -265,10 +264,8 @@ def test_a_text_encoder_reads_as_one_with_rounded_numbers(
     folder = tiny_bases("wan")
     family, plain = opened("wan", folder, kind, dtype), opened("wan", folder, None, dtype)
     if streamed:
-        with text_encoders_streamed(print):
-            ours = family.encode_text(["a red circle"])[0]["text"]
-    else:
-        ours = family.encode_text(["a red circle"])[0]["text"]
+        family.stream_text = print
+    ours = family.encode_text(["a red circle"])[0]["text"]
     before = plain.encode_text(["a red circle"])[0]["text"]
     encoder = plain.text_parts()["text_encoder"].encoder
     for path, weight in dequantised(opened("wan", folder, kind, dtype).part("text_encoder")).items():
@@ -283,7 +280,7 @@ def test_a_text_encoder_reads_as_one_with_rounded_numbers(
 def test_an_older_fingerprint_is_still_that_of_plain_weights(tiny_bases: Bases) -> None:
     for name in names():
         plain, folder = opened(name, tiny_bases(name), None), tiny_bases(name)
-        assert plain.fingerprints() == find(name).open_family(folder, CPU, torch.float32).fingerprints()
+        assert plain.fingerprints() == find(name)(folder, CPU, torch.float32).fingerprints()
         packed = opened(name, folder, "INT_8").fingerprints()
         assert {part for part, mark in plain.fingerprints().items() if mark != packed[part]} == {"text_encoder"}
 

@@ -80,7 +80,7 @@ def test_a_base_that_comes_along_is_named_by_its_folder(tmp_path: Path) -> None:
     said = part(
         exported(tmp_path, {"format": "diffusers", "path": "x", "use": USE.replace("owner/base", "asset:toy")}), "use"
     )
-    assert "from videotune.families.find import place" in said
+    assert "from videotune.models.base_model import place" in said
     assert "SomePipeline.from_pretrained(place('asset:toy').folder)" in said
 
 

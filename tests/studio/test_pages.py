@@ -79,10 +79,10 @@ def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: P
     import torch
 
     from videotune.export.formats import formats_of
-    from videotune.families.find import place
-    from videotune.families.wan.model import open_family
+    from videotune.models.base_model import place
+    from videotune.models.wan import Wan
 
-    family = open_family(place("asset:toy").folder, torch.device("cpu"), torch.float32)
+    family = Wan(place("asset:toy").folder, torch.device("cpu"), torch.float32)
     write_json(tmp_path / "config.json", {"settings": {"training_method": "LORA", "lora": {"variant": variant}}})
     offered = export.offered(status.read_live(tmp_path))
     assert sorted(offered) == sorted(formats_of(family, variant))

@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLWan, WanPipeline
 from toymaking import finish
 from toymaking.autoencoder import held_out_clips, psnr, rebuilt
 
-from videotune.families.find import place
+from videotune.models.base_model import place
 from videotune.toy.dataset import CONCEPT
 from videotune.toy.detect import detect
 from videotune.toy.shapes import HELD_OUT, TEMPLATES, caption

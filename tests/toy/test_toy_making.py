@@ -17,8 +17,8 @@ from toymaking.recipe import TINY
 
 import videotune.commands.train
 from videotune.errors import VideotuneError
-from videotune.families.find import place, spec_for
 from videotune.files import read_json
+from videotune.models.base_model import place, spec_for
 from videotune.toy.shapes import HELD_OUT, KNOWN
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"

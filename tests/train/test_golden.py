@@ -22,7 +22,7 @@ from videotune.config.schema import Lora, Optimizer
 from videotune.data.windows import take
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.families.find import find
+from videotune.models.registry import find
 from videotune.rng import draws
 from videotune.train.distributed import DistributedContext
 from videotune.train.loop import run_steps
@@ -36,7 +36,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "wan_tiny_lora.json"
 def losses(base: Path, folder: Path) -> list[float]:
     """20 steps of batch 3 in micro-batches of 2, two buckets, over latents that no encoder made."""
     torch.set_num_threads(1)
-    family = find("wan").open_family(base, torch.device("cpu"), torch.float32)
+    family = find("wan")(base, torch.device("cpu"), torch.float32)
     store, prints = Store(folder), {"vae": "none", "text_encoder": "none"}
     shapes = (ClipShape(9, 32, 32, 16.0), ClipShape(5, 32, 48, 16.0))
     buckets, clips = [], {}

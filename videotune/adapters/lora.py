@@ -15,7 +15,7 @@ from videotune.adapters.patterns import named_by
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.rng import draws
-from videotune.types import FamilySpec
+from videotune.types import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,7 +25,7 @@ __all__ = ["ADAPTER", "adapter_off", "add_lora", "load_lora", "lora_parameters",
 ADAPTER = "default"
 
 
-def matching(net: nn.Module, spec: FamilySpec, targets: str | Sequence[str]) -> list[str]:
+def matching(net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]) -> list[str]:
     """Paths of the Linear modules inside the family's blocks that the targets name, in the model's order.
 
     ``targets`` is a named set of the family, or patterns: a whole path as a regular expression, or its last parts.
@@ -43,7 +43,7 @@ def matching(net: nn.Module, spec: FamilySpec, targets: str | Sequence[str]) -> 
     return [path for path in paths if path in found]
 
 
-def inject(net: nn.Module, spec: FamilySpec, settings: Lora) -> dict[str, nn.Parameter]:
+def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Parameter]:
     """Put the adapter's modules into the network; its parameters by name, with whatever PEFT fills them with.
 
     Raises VideotuneError where rotations of ``rank`` inputs do not cover a module's.
@@ -69,7 +69,7 @@ def refuse_uneven(net: nn.Module, paths: Sequence[str], side: int) -> None:
             )
 
 
-def add_lora(net: nn.Module, spec: FamilySpec, settings: Lora, seed: int) -> dict[str, nn.Parameter]:
+def add_lora(net: nn.Module, spec: ModelSpec, settings: Lora, seed: int) -> dict[str, nn.Parameter]:
     """Inject the adapter and return its parameters, float32, by name: ``{module path}.lora_A.weight`` and so on.
 
     Step 0 is the base model exactly: what ``ZERO`` lists is zero, and DoRA's magnitudes are the norms of the weight's rows.

@@ -1,7 +1,7 @@
 """What a view of a window shows, what was drawn for it, and the name of what is cached of it.
 
 Most families draw nothing but pixels, and what shows the same pixels has the same name. Where noise is drawn onto an image
-before it is encoded (``FamilySpec.image_noise``), every window has variants, and a variant's name says which noise it has.
+before it is encoded (``ModelSpec.image_noise``), every window has variants, and a variant's name says which noise it has.
 """
 
 from __future__ import annotations

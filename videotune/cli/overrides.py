@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _offline(asked: bool) -> bool:
     if asked:
-        from videotune.families.hub import go_offline
+        from videotune.models.hub import go_offline
 
         go_offline()
     return asked

@@ -20,13 +20,13 @@ def tiny(
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="names the random weights")] = 0,
 ) -> None:
     """Write a tiny base model of random weights in a family's real layout, to try a whole run on any machine."""
-    from videotune.families.find import find
-    from videotune.families.loading import quietly
+    from videotune.models.loading import quietly
+    from videotune.models.registry import find
 
-    module = find(family)
-    if variant is not None and variant not in module.VARIANTS:
-        raise VideotuneError(f"--variant: {module.SPEC.name} has {', '.join(module.VARIANTS)}, not {variant!r}")
+    known = find(family)
+    if variant is not None and variant not in known.variants:
+        raise VideotuneError(f"--variant: {known.spec.name} has {', '.join(known.variants)}, not {variant!r}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise VideotuneError(f"{folder} is there already: name a new folder")
     with quietly():
-        print(module.tiny(folder, seed, variant or module.VARIANTS[0]))
+        print(known.tiny(folder, seed, variant))

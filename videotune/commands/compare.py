@@ -12,8 +12,8 @@ from videotune.config.resolve import resolve
 from videotune.console import bar, echo
 from videotune.data.film import write_video
 from videotune.errors import DONE, VideotuneError
-from videotune.families.find import place, spec_for
 from videotune.files import digest, write_json, write_whole
+from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.report.beside import read_video, side_by_side
 from videotune.report.html import write_report

@@ -19,9 +19,10 @@ from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.commands.train import train
 from videotune.console import bar, clock, echo, print_table
 from videotune.errors import DONE, VideotuneError
-from videotune.families.find import find, place
-from videotune.families.loading import quietly
 from videotune.files import read_json, write_json, write_whole
+from videotune.models.base_model import place
+from videotune.models.loading import quietly
+from videotune.models.registry import find
 from videotune.records import read_record
 from videotune.report.html import write_report
 from videotune.toy.dataset import CONCEPT, write_dataset
@@ -169,7 +170,7 @@ def open_pipeline(run: Path) -> Any:
 
     settings = run_settings(run)
     base = place(settings["base_model_name"])
-    family = find(settings["family"]).open_family(base.folder, torch.device("cpu"), torch.float32)
+    family = find(settings["family"])(base.folder, torch.device("cpu"), torch.float32)
     with quietly():
         pipe = family.pipeline_class().from_pretrained(base.folder, dtype=torch.float32, trust_remote_code=False)
     pipe.set_progress_bar_config(disable=True)

@@ -16,8 +16,8 @@ from videotune.export.formats import CONFIG, changes_nothing, refuse_format
 from videotune.export.full import export_full
 from videotune.export.lora import Exported, export_lora
 from videotune.export.merge import export_merged
-from videotune.families.find import expert_part, part_files, place, spec_for
 from videotune.files import hash_path, write_json
+from videotune.models.base_model import part_files, place, spec_for
 from videotune.records import read_record
 from videotune.report.html import write_report
 from videotune.train.checkpoint import pick
@@ -123,7 +123,9 @@ def export_run(
             continue
         for expert in experts:
             own = of_expert(state, prefix(family.spec, expert) if expert else "")
-            ending = ("" if format == "diffusers" else f"-{format}") + (family.export_suffix(expert) if expert else "")
+            ending = ("" if format == "diffusers" else f"-{format}") + (
+                family.spec.export_suffix(expert) if expert else ""
+            )
             path = folder / f"{name}-step-{step}{ending}"
             facts = _facts(run, family, step, resolved, expert) | _use(run, family, config, expert, format)
             if config.training_method == "FINE_TUNE":
@@ -258,7 +260,7 @@ def _use(run: Path, family: Family, config: Config, expert: str | None, format: 
     elif format == "comfyui":
         use = "a LoRA loader of ComfyUI, for the model alone"
     else:
-        net = f"pipe.{expert_part(family.spec, expert)}"
+        net = f"pipe.{family.spec.part_of(expert)}"
         use = (
             f"import json, peft, safetensors.torch; {begin}head = safetensors.safe_open(THIS_FILE, 'pt').metadata(); "
             f"{net}.add_adapter(peft.get_peft_config(json.loads(head['{CONFIG}']))); "

@@ -17,7 +17,7 @@ from videotune.config.schema import Config
 from videotune.console import bar, print_table, size
 from videotune.data.account import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
-from videotune.families.find import find
+from videotune.models.registry import find
 from videotune.report.dataset import shape_words
 from videotune.train.components import what_trains
 from videotune.train.experts import trained
@@ -134,7 +134,7 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
         return None
     import torch
 
-    family = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32)
+    family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
     from videotune.commands.export import check_formats
 
     check_formats(job.config, family)
@@ -155,7 +155,7 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     reads = reads_of_run(job)
     views = {(window, variant if window.varies or noisy else 0) for window, variant in reads.samples}
     latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in views)
-    numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_extras
+    numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_numbers
     texts = 4 * numbers * len(reads.captions)
     out = {"latent_bytes": latents, "text_bytes_at_most": texts}
     if adapter is not None:

@@ -25,7 +25,7 @@ from videotune.data.windows import snap_frames
 from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import read_embedding
 from videotune.export.read import read_file
-from videotune.families.find import place, spec_for
+from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.train.checkpoint import pick
@@ -35,7 +35,7 @@ from videotune.train.experts import of_expert, prefix, trained
 from videotune.train.resolve_config import anchored
 from videotune.train.run_dir import run_settings
 from videotune.train.text_encoders import by_part, in_loop, put_files, put_text
-from videotune.types import ClipShape, Family, FamilySpec, Moments
+from videotune.types import ClipShape, Family, ModelSpec, Moments
 from videotune.validation.previews import sample_settings
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Sampler:
 class OneAtATime(Mapping[str, "nn.Module"]):
     """The experts by name, of which one is in memory: the one that was looked up last."""
 
-    def __init__(self, spec: FamilySpec, load: Callable[[str], nn.Module]) -> None:
+    def __init__(self, spec: ModelSpec, load: Callable[[str], nn.Module]) -> None:
         self._names, self._load = [expert.name for expert in spec.experts], load
         self._held: dict[str, nn.Module] = {}
 
@@ -217,7 +217,7 @@ def refuse_strength(net: nn.Module) -> None:
         raise VideotuneError(f"--strength: {kind} acts wholly or not at all; leave it out, or draw with --base alone")
 
 
-def refuse_images(words: SampleOptions, spec: FamilySpec) -> None:
+def refuse_images(words: SampleOptions, spec: ModelSpec) -> None:
     """VideotuneError where the model takes no image, cannot do without, or the images are not one for each prompt."""
     if words.images and spec.first_frame is None:
         raise VideotuneError(f"--image: {spec.title} takes no image; it draws from text alone")
@@ -227,7 +227,7 @@ def refuse_images(words: SampleOptions, spec: FamilySpec) -> None:
         raise VideotuneError(f"--image: give one for all {len(words.prompts)} prompts, or one for each")
 
 
-def by_expert(files: Sequence[Path], spec: FamilySpec) -> dict[str, Path]:
+def by_expert(files: Sequence[Path], spec: ModelSpec) -> dict[str, Path]:
     """Which LoRA file is whose: of two experts their names stand in the files' names.
 
     Raises VideotuneError where that cannot be told.
@@ -264,7 +264,7 @@ def adapter_name(words: SampleOptions) -> str:
     return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
 
 
-def shape_of(run: Path | None, fps: float, config: Config, spec: FamilySpec) -> ClipShape:
+def shape_of(run: Path | None, fps: float, config: Config, spec: ModelSpec) -> ClipShape:
     """The shape a run trained most on, or without a run what the model draws unless told otherwise."""
     if run is not None:
         most = max(read_record(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"])

@@ -14,6 +14,7 @@ from typing import Any
 from videotune.config.schema import leaves
 from videotune.config.suggestions import nearest_key, other_trainer
 from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import walk_json
 
 MOST_LETTERS, MOST_TOLD = 100_000, 8
 """Letters of one value, and how many faults one message names."""
@@ -58,23 +59,25 @@ def _refuse_other_trainer(value: Any, path: Path) -> None:
         raise VideotuneError(f"{path} is TOML; videotune reads JSON and YAML, with the keys that docs/options.md lists")
 
 
-def refuse_unreadable(value: Any, where: str, name: str = "", depth: int = 0) -> None:
+def refuse_unreadable(value: Any, where: str) -> None:
     """VideotuneError, by key, for values that nothing can use: texts that no file can hold, absurd sizes and depths."""
-    problem = None
-    if depth > DEEPEST:
-        problem = f"is nested more than {DEEPEST} deep"
-    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
-        problem = "holds a character that no file name can hold"
-    elif isinstance(value, str) and len(value) > MOST_LETTERS:
-        problem = f"has {len(value):,} letters; at most {MOST_LETTERS:,} are read"
-    elif isinstance(value, int) and abs(value) > 2**63:
-        problem = "is a number of more than 64 bits"
-    if problem:
-        raise VideotuneError(f"{where}: {name[:200] or 'the config'} {problem}")
-    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inner:
-        refuse_unreadable(str(key), where, "a key", depth)
-        refuse_unreadable(one, where, f"{name}.{key}" if name else str(key), depth + 1)
+    for path, one in walk_json(value):
+        problem = f"is nested more than {DEEPEST} deep" if len(path) > DEEPEST else _unreadable(one)
+        if problem:
+            raise VideotuneError(f"{where}: {'.'.join(map(str, path))[:200] or 'the config'} {problem}")
+        if path and (problem := _unreadable(path[-1])):
+            raise VideotuneError(f"{where}: a key {problem}")
+
+
+def _unreadable(value: Any) -> str | None:
+    """What is wrong with a text or a number; None: nothing."""
+    if isinstance(value, str) and ("\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
+        return "holds a character that no file name can hold"
+    if isinstance(value, str) and len(value) > MOST_LETTERS:
+        return f"has {len(value):,} letters; at most {MOST_LETTERS:,} are read"
+    if isinstance(value, int) and abs(value) > 2**63:
+        return "is a number of more than 64 bits"
+    return None
 
 
 def _parsed(text: str, path: Path) -> Any:

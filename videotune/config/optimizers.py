@@ -97,8 +97,16 @@ def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
     others = [row | {"params": own} for row in rows if (own := [p for p in row["params"] if p.ndim != 2])]
     parts: list[torch.optim.Optimizer] = _adamw(others, settings) if others else []
     if matrices:
-        numbers = {"weight_decay": settings.weight_decay, "momentum": settings.beta1, "adjust_lr_fn": "match_rms_adamw"}
-        parts.insert(0, torch.optim.Muon(matrices, lr=0.0, **numbers))
+        parts.insert(
+            0,
+            torch.optim.Muon(
+                matrices,
+                lr=0.0,
+                weight_decay=settings.weight_decay,
+                momentum=settings.beta1,
+                adjust_lr_fn="match_rms_adamw",
+            ),
+        )
     return parts
 
 

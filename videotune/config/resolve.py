@@ -17,7 +17,7 @@ from videotune.config.rules import refuse_what_does_not_apply
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_value
 from videotune.errors import VideotuneError
-from videotune.types import FamilySpec
+from videotune.types import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Resolved:
         return {"settings": self.config.model_dump(mode="json"), "origins": dict(self.origins)}
 
 
-def family_defaults(spec: FamilySpec) -> dict[str, Any]:
+def family_defaults(spec: ModelSpec) -> dict[str, Any]:
     """The keys whose default is the model's own."""
     told = {} if spec.first_frame is None else {"first_frame_probability": spec.first_frame}
     return told | {
@@ -67,7 +67,7 @@ def variant_of(raw: Mapping[str, Any]) -> str:
     return str(lora.get("variant", "")).upper() if isinstance(lora, Mapping) else ""
 
 
-def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: FamilySpec | None) -> Resolved:
+def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: ModelSpec | None) -> Resolved:
     """Family defaults, then the preset, then the person's own keys.
 
     Raises VideotuneError with one line for each value out of its bounds.

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.export.formats import digest_of
-from videotune.families.base_config import parse_object, read_config
-from videotune.families.find import expert_part
-from videotune.families.parts import some
+from videotune.models.config_file import parse_object, read_config
+from videotune.models.parts import some
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def refuse(family: Family, path: Path, keys: list[str], why: str) -> VideotuneEr
 
 def warn_base_differs(family: Family, facts: Mapping[str, Any], path: Path, echo: Callable[[str], None]) -> None:
     """Tell ``echo`` where a file of ours was trained over other weights than the base model's: the header names them."""
-    part = expert_part(family.spec, facts.get("expert"))
+    part = family.spec.part_of(facts.get("expert"))
     base = facts.get("base")
     made = base.get("fingerprints", {}).get(part) if isinstance(base, dict) else None
     if made is not None and made != family.fingerprints().get(part):

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.export.lora import Exported
-from videotune.families.find import expert_part
-from videotune.families.loading import load_model, quietly
-from videotune.families.parts import weight_files
 from videotune.files import system_errors, whole_folder, write_json
+from videotune.models.loading import load_model, quietly
+from videotune.models.parts import weight_files
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def export_full(
     text = {name: own for name, own in (text or {}).items() if own}
     if any(not bool(value.isfinite().all()) for own in (state, *text.values()) for value in own.values()):
         raise VideotuneError("the model holds NaN or infinite weights: it is not exported")
-    part = expert_part(family.spec, expert)
+    part = family.spec.part_of(expert)
     anew = [part] * bool(state) + list(text)
     with whole_folder(folder) as aside:
         shutil.copytree(base, aside, copy_function=link, ignore=all_but(*anew), dirs_exist_ok=True)

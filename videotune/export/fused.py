@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Groups = tuple[tuple[str, tuple[str, ...]], ...]
-"""A list of blocks, and modules of a block in the order of their rows: see ``FamilySpec.fused``."""
+"""A list of blocks, and modules of a block in the order of their rows: see ``ModelSpec.fused``."""
 
 
 def fuse(state: Mapping[str, Tensor], net: nn.Module, groups: Groups) -> dict[str, Tensor]:

@@ -14,9 +14,8 @@ from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
 from videotune.export.full import all_but, link
 from videotune.export.lora import Exported
-from videotune.families.find import expert_part
-from videotune.families.parts import headers, spans_of, weight_files
 from videotune.files import whole_folder, write_json
+from videotune.models.parts import headers, spans_of, weight_files
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def export_merged(
     for state in adapters.values():
         if any(not bool(value.isfinite().all()) for value in state.values()):
             raise VideotuneError("the adapter holds NaN or infinite weights: it is not merged")
-    names = {expert_part(family.spec, expert): state for expert, state in adapters.items()}
+    names = {family.spec.part_of(expert): state for expert, state in adapters.items()}
     with whole_folder(folder) as aside:
         shutil.copytree(base, aside, copy_function=link, ignore=all_but(*names), dirs_exist_ok=True)
         count = sum(merge_part(base / part, state, scale, aside / part) for part, state in names.items())

@@ -13,9 +13,9 @@ from videotune.adapters.lora import lora_parameters
 from videotune.errors import VideotuneError
 from videotune.export.adapter_file import facts_in, lora_of, read_tensors, refuse, warn_base_differs
 from videotune.export.formats import CONFIG
-from videotune.families.base_config import parse_object
-from videotune.families.parts import said
-from videotune.families.pretrained import explained
+from videotune.models.config_file import parse_object
+from videotune.models.parts import note
+from videotune.models.pretrained import explained
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> None:
         loader = family.pipeline_class()
         state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
         if not _known_to_diffusers(state):
-            state = lora_of(family, net, path, *read_tensors(path), said)
+            state = lora_of(family, net, path, *read_tensors(path), note)
         loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)
         return
     _read_by_peft(family, net, path, name, settings)
 
 
-def read_file(family: Family, net: nn.Module, path: Path, name: str, echo: Callable[[str], None] = said) -> None:
+def read_file(family: Family, net: nn.Module, path: Path, name: str, echo: Callable[[str], None] = note) -> None:
     """Read an adapter's file of any program into a network, alpha included; ``echo`` is told what had to be assumed.
 
     Raises VideotuneError for a file that cannot be read whole, or changes nothing.

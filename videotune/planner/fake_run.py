@@ -14,9 +14,8 @@ from videotune.cache.batches import Drawn, Prepared
 from videotune.cache.expert_schedule import ExpertSchedule
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
-from videotune.families.loading import without_weights
-from videotune.families.pipelines import in_tiles
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.models.pipelines import in_tiles
 from videotune.planner.measure import PIECE, Ledger, Reading, fake_mode, to_fake
 from videotune.planner.shallow import Depths
 from videotune.train.components import DTYPES, make_objective
@@ -56,8 +55,7 @@ class FakeRun:
 
     def whole(self) -> dict[str, list[int]]:
         """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
-        with without_weights(lambda net: None):
-            net = self.family.denoiser(self.expert)
+        net = self.family.denoiser(self.expert, fill=lambda net: None)
         return {
             path: [sum(p.nbytes for p in block.parameters()) for block in net.get_submodule(path).children()]
             for path in self.family.spec.blocks
@@ -66,8 +64,7 @@ class FakeRun:
     def shallow(self, depths: Depths) -> FakeResult:
         """The network with so many blocks of each list, adapters in it."""
         if depths not in self._nets:
-            with without_weights(lambda net: None):
-                net = self.family.denoiser(self.expert)
+            net = self.family.denoiser(self.expert, fill=lambda net: None)
             for path, count in depths:
                 above, _, last = path.rpartition(".")
                 whole = net.get_submodule(path)
@@ -195,8 +192,7 @@ class FakeRun:
 
     @contextmanager
     def _part(self, name: str) -> Iterator[tuple[nn.Module, Ledger]]:
-        with without_weights(lambda net: to_fake(net, self.mode)):
-            net = self.family.part(name)
+        net = self.family.part(name, fill=lambda net: to_fake(net, self.mode))
         ledger = Ledger(self.piece)
         with self.mode, torch.no_grad(), ledger:
             ledger.name(net.parameters(), "weights")

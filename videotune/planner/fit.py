@@ -347,10 +347,10 @@ def network_numbers(job: Job) -> tuple[int, int]:
     import torch
     from torch import nn
 
-    from videotune.families.find import find
+    from videotune.models.registry import find
 
     assert job.base is not None
-    net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
+    net = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
     linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
     return sum(p.numel() for p in net.parameters()), sum(one.in_features + one.out_features for one in linear)
 
@@ -360,10 +360,10 @@ def block_numbers(job: Job) -> int:
     import torch
     from torch import nn
 
-    from videotune.families.find import find
+    from videotune.models.registry import find
 
     assert job.base is not None
-    net = find(job.spec.name).open_family(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
+    net = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
     blocks = [net.get_submodule(path) for path in job.spec.blocks]
     linear = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
     return sum(one.in_features * one.out_features for one in linear)

@@ -11,8 +11,8 @@ from typing import Any
 from videotune import __version__
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
-from videotune.families.find import find
 from videotune.files import checked, digest, read_json, write_json
+from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.measure import Reading
 from videotune.planner.memory import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepSpec
@@ -20,7 +20,7 @@ from videotune.planner.shallow import FEW, MORE, Depths, deep
 from videotune.train.components import dtype_of, weights_of
 from videotune.train.run_spec import Job
 from videotune.train.text_encoders import in_loop
-from videotune.types import ClipShape, FamilySpec
+from videotune.types import ClipShape, ModelSpec
 from videotune.validation.previews import sample_settings, usual_shape
 
 MODES = ("OFF", "ON")
@@ -31,7 +31,7 @@ MODES = ("OFF", "ON")
 class Wanted:
     """What is to be read: a base model's configs, the run's config, its shapes, the dearest first, and its previews'."""
 
-    spec: FamilySpec
+    spec: ModelSpec
     folder: Path
     config: Config
     shapes: tuple[ClipShape, ...]
@@ -78,7 +78,7 @@ def tiled_too(job: Job, dtype: str, facts: StepSpec) -> StepSpec:
     wanted = wanted_of(job)
     if wanted.preview is None or TILED in facts.elsewhere["preview"]:
         return facts
-    family = find(wanted.spec.name).open_family(
+    family = find(wanted.spec.name)(
         wanted.folder, torch.device("cpu"), dtype_of(dtype), weights_of(wanted.config, dtype)
     )
     tiled = _autoencoder(FakeRun(family, wanted.config).decode(wanted.preview, tiled=True))
@@ -118,7 +118,7 @@ def read_facts(wanted: Wanted, dtype: str, encoders: bool = True) -> StepSpec:
     """What a run's dearest step and its encoders hold; ``encoders`` False: the step alone."""
     import torch
 
-    family = find(wanted.spec.name).open_family(
+    family = find(wanted.spec.name)(
         wanted.folder, torch.device("cpu"), dtype_of(dtype), weights_of(wanted.config, dtype)
     )
     seen, config = FakeRun(family, wanted.config), wanted.config

@@ -11,7 +11,7 @@ from videotune.console import print_table
 from videotune.errors import DONE
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import open_job
-from videotune.types import FamilySpec
+from videotune.types import ModelSpec
 
 BANDS = 9
 """Equal parts of [0, 1], those of the journal's by_t; and as many levels at which the ruler reads."""
@@ -38,7 +38,7 @@ def plot_noise_levels(words: Overrides, *, as_json: bool = False) -> int:
     return DONE
 
 
-def levels(spec: FamilySpec, config: Config, shapes: dict[str, tuple[int, float]]) -> dict[str, Any]:
+def levels(spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]) -> dict[str, Any]:
     """{"ruler": the levels it reads at, "distributions": [of each bucket: shift, share of steps, bands, experts, density]}.
 
     ``shapes``: tokens and share of the steps of each bucket where the shift depends on it; empty: one for all.

@@ -134,7 +134,7 @@ def _imports(lines: Sequence[str]) -> list[str]:
     if "TextualInversionLoaderMixin" in code:
         needed.append("from diffusers.loaders import TextualInversionLoaderMixin")
     needed.append("from diffusers.utils import export_to_video")
-    return [*needed, *(["from videotune.families.find import place"] if "place('asset:" in code else [])]
+    return [*needed, *(["from videotune.models.base_model import place"] if "place('asset:" in code else [])]
 
 
 def _drawing(run: Run) -> list[str]:

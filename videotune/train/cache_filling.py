@@ -16,7 +16,6 @@ from videotune.cache.store import Store
 from videotune.console import bar, clock, echo
 from videotune.data.workers import Workers
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.families.loading import text_encoders_streamed
 from videotune.train.distributed import DistributedContext
 from videotune.train.run_spec import Job
 from videotune.train.step import of_memory
@@ -124,9 +123,9 @@ def fill_cache(
         echo("note: the device has no room for an encoder; the blocks of the text encoder now come from host memory")
         family.free("text_encoder")
         family.free("vae")
+        family.stream_text = echo
         try:
-            with text_encoders_streamed(echo):
-                fill_once(job, family, store, reads, own, on_progress)
+            fill_once(job, family, store, reads, own, on_progress)
         except (MemoryError, RuntimeError) as again:
             if not of_memory(again):
                 raise
@@ -134,6 +133,8 @@ def fill_cache(
                 f"the device has no room to encode {job.shapes[0]} pixels: fewer frames (video_config.frames) or a lower "
                 "resolution would help, or a larger card for this part alone (videotune cache)"
             ) from again
+        finally:
+            family.stream_text = None
 
 
 def lacks(job: Job, family: Family, store: Store, reads: Reads) -> Todo:

@@ -20,10 +20,11 @@ from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
 from videotune.errors import VideotuneError
-from videotune.families.find import find, part_files, place
+from videotune.models.base_model import part_files, place
+from videotune.models.registry import find
 from videotune.train.run_spec import Job
 from videotune.train.text_encoders import in_loop
-from videotune.types import BasePlace, Batch, ClipShape, Family, FamilySpec, WeightDtypes, Window
+from videotune.types import BasePlace, Batch, ClipShape, Family, ModelSpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
@@ -56,7 +57,7 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
     return WeightDtypes(kept(config.transformer.weight_dtype), kept(config.text_encoder.weight_dtype))
 
 
-def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Family:
+def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Family:
     """The family over its base model.
 
     Raises VideotuneError where no base model is named.
@@ -64,10 +65,10 @@ def open_models(spec: FamilySpec, base: BasePlace | None, config: Config) -> Fam
     if base is None:
         raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
     folder = place(base.name, files=part_files(config.transformer.file, spec)).folder
-    return find(spec.name).open_family(folder, *device_and_dtype(config), weights_of(config, dtype_name(config)))
+    return find(spec.name)(folder, *device_and_dtype(config), weights_of(config, dtype_name(config)))
 
 
-def make_objective(spec: FamilySpec, config: Config) -> Objective:
+def make_objective(spec: ModelSpec, config: Config) -> Objective:
     """The loss that the config and the family name."""
     weight = config.video_config.temporal_consistency_weight
     return objective(
@@ -80,7 +81,7 @@ def make_objective(spec: FamilySpec, config: Config) -> Objective:
     )
 
 
-def make_timesteps(spec: FamilySpec, config: Config) -> Timesteps:
+def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
     """The noise levels that the config and the family name.
 
     Of a shift by resolution it is the family's fixed one, which the ruler keeps to; each bucket's own is ``shift_of``'s.
@@ -99,7 +100,7 @@ def make_timesteps(spec: FamilySpec, config: Config) -> Timesteps:
     return replace(levels, **numbers)
 
 
-def shift_of(spec: FamilySpec, config: Config) -> Callable[[ClipShape], float] | None:
+def shift_of(spec: ModelSpec, config: Config) -> Callable[[ClipShape], float] | None:
     """The shift of each bucket by its tokens, where the config asks for one; None: all have the same."""
     rule = spec.shift_by_tokens
     if config.timestep_shift != "resolution" or rule is None:
@@ -145,7 +146,7 @@ def plain_batch(source: Source, window: Window) -> Batch:
     return assemble(source, [window], [caption], [source.plain(window)], [source.conditions_on_first_frame])
 
 
-def what_trains(net: nn.Module, spec: FamilySpec, config: Config) -> Mapping[str, nn.Parameter]:
+def what_trains(net: nn.Module, spec: ModelSpec, config: Config) -> Mapping[str, nn.Parameter]:
     """What would train of a skeleton, by name, without memory; an adapter is put into it.
 
     Raises VideotuneError where the config names nothing, or an adapter that does not fit.

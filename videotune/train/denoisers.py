@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 
@@ -19,7 +18,6 @@ from videotune.config.schema import Config
 from videotune.console import echo, size
 from videotune.diffusion.objective import Objective
 from videotune.errors import VideotuneError
-from videotune.families.loading import loading_onto
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import share_of
@@ -34,7 +32,7 @@ from videotune.train.optimizers import RateSettings, default_warmup, make_optimi
 from videotune.train.step import Trainable
 from videotune.train.text_encoders import attach_text, live_text, peak_rates
 from videotune.train.updates import InBackward
-from videotune.types import Family, FamilySpec
+from videotune.types import Family, ModelSpec
 
 
 class DenoiserPool(Mapping[str, "nn.Module"]):
@@ -100,7 +98,7 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
             torch.cuda.empty_cache()
 
 
-def make_expert_schedule(spec: FamilySpec, config: Config, loss: Objective) -> ExpertSchedule:
+def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> ExpertSchedule:
     """Which expert each step trains: by its share of the draws of t, or as the config says."""
     names = trained(spec, config)
     if len(names) == 1:
@@ -134,8 +132,7 @@ def open_pool(
 
     def open_net(name: str) -> nn.Module:
         from_host = bool(config.layer_offload_fraction) or mesh is not None
-        with loading_onto(torch.device("cpu")) if from_host else nullcontext():
-            net = family.denoiser(name)
+        net = family.denoiser(name, device=torch.device("cpu") if from_host else None)
         first = not pool.trainables and not fresh
         if first:
             echo_quantized(net, family.weights.transformer)
@@ -190,7 +187,7 @@ def echo_quantized(net: nn.Module, kept: str | None) -> None:
 
 def arrange_blocks(
     net: nn.Module,
-    spec: FamilySpec,
+    spec: ModelSpec,
     config: Config,
     held: Mapping[str, nn.Parameter],
     home: HostWeights | None,
@@ -262,7 +259,7 @@ def make_trainable(
     )
 
 
-def rates_of(config: Config, spec: FamilySpec, name: str, steps: int) -> dict[str, RateSettings]:
+def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str, RateSettings]:
     """The rate of each group of an expert that trains so many steps: its own, and those of what trains of text encoders."""
     warmup = default_warmup(steps) if config.warmup_steps is None else config.warmup_steps
     low = name == spec.experts[-1].name and len(spec.experts) > 1 and config.learning_rate_low is not None
@@ -272,7 +269,7 @@ def rates_of(config: Config, spec: FamilySpec, name: str, steps: int) -> dict[st
     return {group: RateSettings(peak, scheduler, warmup, steps, cycles, power) for group, peak in peaks.items()}
 
 
-def attach(net: nn.Module, spec: FamilySpec, config: Config) -> dict[str, nn.Parameter]:
+def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Parameter]:
     """Make trainable what the method trains; the parameters by name, in the network's own dtypes."""
     if not config.transformer.train:
         return {}

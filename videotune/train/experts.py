@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
-from videotune.types import FamilySpec
+from videotune.types import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,12 +17,12 @@ TEXT = "text"
 """What trains of the text encoders alone, whatever the denoisers are: it is the run's, not an expert's."""
 
 
-def prefix(spec: FamilySpec, name: str) -> str:
+def prefix(spec: ModelSpec, name: str) -> str:
     """What the names of an expert's parameters begin with in a checkpoint; nothing where there is one denoiser."""
     return f"{name}." if len(spec.experts) > 1 and name != TEXT else ""
 
 
-def trained(spec: FamilySpec, config: Config) -> tuple[str, ...]:
+def trained(spec: ModelSpec, config: Config) -> tuple[str, ...]:
     """The names of the experts that train.
 
     Raises VideotuneError for a choice that the model does not have, or the method cannot make.

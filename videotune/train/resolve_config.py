@@ -13,10 +13,9 @@ from typing import Any
 from videotune.config.load import merge, parse_sets, read_config, read_preset, shortened
 from videotune.config.resolve import Resolved, resolve
 from videotune.errors import VideotuneError
-from videotune.families.find import part_files, place, spec_for
-from videotune.families.parts import said
-from videotune.families.published import NotHere, published
-from videotune.types import BasePlace, FamilySpec
+from videotune.models.base_model import part_files, place, published, spec_for
+from videotune.models.parts import NotHere, note
+from videotune.types import BasePlace, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,11 @@ def _base(name: str, planning: bool) -> BasePlace:
         folder = published(name) if planning else None
         if folder is None:
             raise
-        said(f"note: {name} is not here, and the Hub is not reached: its configs that come with videotune are used")
+        note(f"note: {name} is not here, and the Hub is not reached: its configs that come with videotune are used")
         return BasePlace(name, folder)
 
 
-def resolve_config(words: Overrides, *, planning: bool = False) -> tuple[Resolved, FamilySpec, BasePlace | None]:
+def resolve_config(words: Overrides, *, planning: bool = False) -> tuple[Resolved, ModelSpec, BasePlace | None]:
     """Config layers and the base model they name.
 
     ``planning``: no weights will be read, so of a base model that is not here the configs that come with videotune will do.

@@ -15,8 +15,8 @@ from videotune.console import bar, echo
 from videotune.data.account import to_json
 from videotune.data.library import buckets
 from videotune.errors import VideotuneError
-from videotune.families.find import place, spec_for
 from videotune.files import digest, write_bytes, write_json
+from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.train.checkpoint import (
     MARKER,

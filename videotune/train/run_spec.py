@@ -26,7 +26,7 @@ from videotune.data.windows import WindowSettings
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest, user_cache
 from videotune.train.text_encoders import holding_the_token, unused_rates
-from videotune.types import BasePlace, ClipShape, FamilySpec, Window
+from videotune.types import BasePlace, ClipShape, ModelSpec, Window
 
 CACHE_NAME = ".videotune-cache"
 """The folder in or beside a dataset that keeps what was encoded."""
@@ -45,7 +45,7 @@ class Job:
     """A settled run, before any model is loaded. ``buckets`` are the schedule's, the dearest first."""
 
     resolved: Resolved
-    spec: FamilySpec
+    spec: ModelSpec
     base: BasePlace | None
     library: Library
     shapes: tuple[ClipShape, ...]
@@ -118,7 +118,7 @@ class Job:
 
 def open_job(
     resolved: Resolved,
-    spec: FamilySpec,
+    spec: ModelSpec,
     base: BasePlace | None,
     progress: Callable[[int, int, str], None] | None = None,
     *,
@@ -236,7 +236,7 @@ def source_of(dataset: Dataset) -> Source:
     )
 
 
-def library_settings(config: Config, spec: FamilySpec, to_look: bool) -> LibrarySettings:
+def library_settings(config: Config, spec: ModelSpec, to_look: bool) -> LibrarySettings:
     """What the data room is told of the config.
 
     Raises VideotuneError for compression ratios that the VAE cannot have.
@@ -269,7 +269,7 @@ def library_settings(config: Config, spec: FamilySpec, to_look: bool) -> Library
     )
 
 
-def multiple_of(kind: str, ratio: int | None, own: int, spec: FamilySpec) -> int:
+def multiple_of(kind: str, ratio: int | None, own: int, spec: ModelSpec) -> int:
     """How many times the VAE's own compression ratio the config asks for; 1 where it asks for none.
 
     Raises VideotuneError below the VAE's own, and where it is no whole multiple.

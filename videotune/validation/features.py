@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from videotune.errors import VideotuneError
-from videotune.families.pretrained import pretrained
 from videotune.files import digest
+from videotune.models.pretrained import pretrained
 
 HEURISTIC = "edges-1"
 """Name of the default: a heuristic of edges, light and colour by place. Another number is another measure."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from videotune.train.run_spec import Job
 from videotune.train.trainer import times
-from videotune.types import FamilySpec
+from videotune.types import ModelSpec
 from videotune.validation.selection import QUANTILES, validation_windows
 
 PASSES_A_STEP = 3
@@ -20,7 +20,7 @@ def tokens_a_step(job: Job) -> float:
     return sum(share * batch * job.spec.tokens(shape) for share, batch, shape in sizes) / job.processes
 
 
-def passes_of(spec: FamilySpec, guidance: float) -> int:
+def passes_of(spec: ModelSpec, guidance: float) -> int:
     """Forward passes of a denoising step: guidance above 1 asks a second time, where the network is not told it."""
     return 2 if guidance > 1 and not spec.guidance_embedded else 1
 

@@ -10,7 +10,7 @@ from videotune.data.windows import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.sampling.pipeline import SampleSettings
 from videotune.train.run_spec import Job
-from videotune.types import ClipShape, FamilySpec, Window
+from videotune.types import ClipShape, ModelSpec, Window
 
 
 def prompts_of(job: Job) -> list[str]:
@@ -54,12 +54,12 @@ def first_frames_of(job: Job) -> dict[str, Window]:
     return found
 
 
-def conditions_on_first_frame(config: Config, spec: FamilySpec) -> bool:
+def conditions_on_first_frame(config: Config, spec: ModelSpec) -> bool:
     """Whether a run is rather told first frames than not (``Source.conditions_on_first_frame``)."""
     return spec.given != "none" and (config.first_frame_probability or 0.0) >= 0.5
 
 
-def sample_settings(config: Config, spec: FamilySpec, usual: ClipShape) -> SampleSettings:
+def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> SampleSettings:
     """How previews are drawn; ``usual`` is the shape where the config names none.
 
     Raises VideotuneError for a shape that the model cannot draw.

@@ -1,0 +1,83 @@
+"""Perfect networks: what each family's transformer would answer if it knew the latents.
+
+In the family's own pipeline it must end at them, which settles sign, units, layout and schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from videotune.diffusion.objective import objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.types import ModelSpec
+
+Oracle = Callable[..., Tensor]
+
+
+def oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
+    """What a perfect transformer of the family returns for latents x0 (B,C,F,H,W)."""
+    return ORACLES.get(spec.name, flow_oracle)(x0, spec)
+
+
+def flow_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
+    """v = (x_t - x0) / t, told 1000 t; 0 where a token is told 0. Channels behind those of x0 are passed over."""
+
+    def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
+        x_t, frames = hidden_states[:, : x0.shape[1]], x0.shape[2]
+        t = timestep.float() / 1000
+        t = t.view(-1, 1, 1, 1, 1) if t.ndim == 1 else t.view(len(t), frames, -1)[:, None, :, :1, None]
+        return ((x_t - x0) / t.clamp(min=1e-9)).where(t > 0, t.new_zeros(()))
+
+    return answer
+
+
+def v_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
+    """v = (alpha·x_t - x0) / sigma, told the integer timestep; a noisy copy of the first frame may stand in front."""
+    path, steps = objective("v", spec.path_constants, Timesteps()).path, spec.path_constants["num_train_timesteps"]
+
+    def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
+        at = path(timestep.float() / (steps - 1))
+        front = x0[:, :, :1].expand(-1, -1, hidden_states.shape[1] - x0.shape[2], -1, -1)
+        clean = torch.cat([front, x0], dim=2).transpose(1, 2)
+        return (at.alpha * hidden_states[:, :, : x0.shape[1]] - clean) / at.sigma
+
+    return answer
+
+
+def token_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
+    """``flow_oracle`` in tokens (B,F·H·W,C)."""
+    clean = x0.flatten(2).transpose(1, 2)
+
+    def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
+        t = (timestep.float() / 1000).view(len(hidden_states), -1, 1)
+        return ((hidden_states - clean) / t.clamp(min=1e-9)).where(t > 0, t.new_zeros(()))
+
+    return answer
+
+
+def picture_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
+    """``flow_oracle`` turned about, of pictures (B,C,H,W)."""
+
+    def answer(hidden_states: Tensor, timesteps: Tensor, **_: Any) -> Tensor:
+        t = timesteps.float().view(-1, 1, 1, 1) / 1000
+        return (x0[:, :, 0] - hidden_states) / t.clamp(min=1e-9)
+
+    return answer
+
+
+ORACLES: dict[str, Callable[[Tensor, ModelSpec], Oracle]] = {
+    "cogvideox": v_oracle, "ltx_video": token_oracle, "hidream": picture_oracle,
+}  # fmt: skip
+
+
+def unpacked(spec: ModelSpec, video: Tensor, size: tuple[int, int, int]) -> Tensor:
+    """What a transformer was fed as latents (B,C,F,H,W), (F,H,W) being ``size``: from tokens, frames first, or a picture."""
+    if spec.name == "ltx_video":
+        return video.transpose(1, 2).unflatten(2, size)
+    if spec.path == "v":
+        return video.transpose(1, 2)
+    return video[:, :, None] if video.ndim == 4 else video

@@ -1,0 +1,211 @@
+"""A base model whose files are damaged, absurd or incomplete is refused with a sentence: no traceback, no hang."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from videotune.errors import VideotuneError
+from videotune.models.base_model import place, spec_for
+from videotune.models.parts import missing
+from videotune.models.pretrained import read_tokenizer
+from videotune.models.registry import find, names
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def base(tiny_bases: Callable[..., Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_bases("wan"), tmp_path / "base"))
+
+
+def used(folder: Path) -> None:
+    """All that a run reads of a base: its configs, tokenizers, weights and scheduler."""
+    found = place(str(folder))
+    spec = spec_for(None, found)
+    family = find(spec.name)(found.folder, CPU, torch.float32)
+    family.encode_text(["a red circle"])
+    nets = {expert.name: family.denoiser(expert.name) for expert in spec.experts}
+    family.part("vae")
+    family.pipeline(nets)
+
+
+CONTENTS = {
+    "nothing": b"",
+    "a list": b"[1, 2]",
+    "null": b"null",
+    "binary": bytes(range(256)),
+    "deep": b'{"a": ' * 100_000,
+    "nested": b'{"a": ' * 900 + b"1" + b"}" * 900,
+    "a number of 5,000 digits": b'{"a": ' + b"1" * 5000 + b"}",
+    "not finite": b'{"a": NaN}',
+    "without its keys": b"{}",
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model_index.json",
+        "transformer/config.json",
+        "vae/config.json",
+        "text_encoder/config.json",
+        "scheduler/scheduler_config.json",
+        "tokenizer/tokenizer.json",
+    ],
+)
+def test_json_that_is_none(name: str, content: bytes, base: Path) -> None:
+    (base / name).write_bytes(content)
+    if content in (CONTENTS["without its keys"], CONTENTS["not finite"]):  # some classes have a default of every key
+        with suppress(VideotuneError):
+            used(base)
+    else:
+        with pytest.raises(VideotuneError, match=name.split("/")[0]):
+            used(base)
+
+
+VALUES: list[Any] = [None, "text", 0, -1, 10**9, 10**30, 2.5, [], ["a"], [0], {"a": 1}, True, [[2]]]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("transformer/config.json", "num_layers"),
+        ("transformer/config.json", "patch_size"),
+        ("transformer/config.json", "num_attention_heads"),
+        ("transformer/config.json", "rope_max_seq_len"),
+        ("vae/config.json", "z_dim"),
+        ("vae/config.json", "latents_mean"),
+        ("text_encoder/config.json", "num_layers"),
+        ("text_encoder/config.json", "vocab_size"),
+        ("scheduler/scheduler_config.json", "flow_shift"),
+        ("scheduler/scheduler_config.json", "num_train_timesteps"),
+        ("model_index.json", "_class_name"),
+        ("model_index.json", "boundary_ratio"),
+        ("model_index.json", "transformer"),
+        ("model_index.json", "scheduler"),
+    ],
+)
+def test_values_of_a_wrong_type_or_size(name: str, key: str, value: Any, base: Path) -> None:
+    facts = json.loads((base / name).read_text())
+    (base / name).write_text(json.dumps(facts | {key: value}))
+    with suppress(VideotuneError):
+        used(base)
+
+
+@pytest.mark.parametrize("classes", [["diffusers", 7], [7, "Scheduler"], ["os", "system"], ["diffusers", "logging"]])
+@pytest.mark.parametrize("part", ["scheduler", "transformer", "../vae"])
+def test_classes_of_the_index(part: str, classes: list[Any], base: Path) -> None:
+    index = base / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {part: classes}))
+    with pytest.raises(VideotuneError):
+        used(base)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [[], {}, {"weight_map": []}, {"weight_map": {"a": 5}}, {"weight_map": {"a": "../../x.safetensors"}}],
+    ids=str,
+)
+def test_an_index_of_shards(index: Any, base: Path) -> None:
+    part = base / "transformer"
+    (part / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    with pytest.raises(VideotuneError, match="index"):
+        used(base)
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder"])
+def test_integer_weights(part: str, base: Path) -> None:
+    (path,) = (base / part).glob("*.safetensors")
+    save_file({name: value.to(torch.int32) for name, value in load_file(path).items()}, path, {"format": "pt"})
+    with pytest.raises(VideotuneError, match="I32"):
+        used(base)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_tokenizer_that_was_cut(share: float, base: Path) -> None:
+    path = base / "tokenizer" / "tokenizer.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(VideotuneError, match="tokenizer"):
+        used(base)
+    with pytest.raises(VideotuneError, match="tokenizer"):
+        find("wan").token_lengths(base, ["a red circle"])
+
+
+@pytest.mark.parametrize("family", names())
+def test_each_tokenizer_must_have_its_vocabulary(family: str, tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+    base = Path(shutil.copytree(tiny_bases(family), tmp_path / "base"))
+    parts = [path.name for path in base.iterdir() if path.name.startswith("tokenizer")]
+    assert parts
+    for part in parts:
+        vocabulary = base / part / "tokenizer.json"
+        content = vocabulary.read_bytes()
+        vocabulary.unlink()
+        assert missing(base, weights=True) == [f"{part}/tokenizer.json"]
+        with pytest.raises(VideotuneError, match=f"{part}/tokenizer.json"):
+            place(str(base))
+        vocabulary.write_bytes(content)
+    assert missing(base, weights=True) == []
+
+
+def test_what_else_a_vocabulary_may_be(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+    base = Path(shutil.copytree(tiny_bases("hidream"), tmp_path / "base"))
+    for part, forms in {"tokenizer": ("vocab.json", "merges.txt"), "tokenizer_3": ("spiece.model",)}.items():
+        (base / part / "tokenizer.json").unlink()
+        for name in forms:
+            (base / part / name).touch()
+        assert missing(base, weights=True) == []
+    (base / "tokenizer" / "merges.txt").unlink()
+    assert missing(base, weights=True) == ["tokenizer/merges.txt"]
+
+
+def test_captions_that_become_the_same_numbers_are_refused(base: Path) -> None:
+    """As transformers reads a vocabulary that has only its marks: every word is the unknown one."""
+    path = base / "tokenizer" / "tokenizer.json"
+    facts = json.loads(path.read_text())
+    facts["model"]["vocab"] = facts["model"]["vocab"][:4]
+    path.write_text(json.dumps(facts))
+    with pytest.raises(VideotuneError, match="same"):
+        used(base)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("pad_token", "a new one"), ("eos_token", "a new one"), ("model_max_length", "long")],
+)
+def test_settings_of_a_tokenizer_that_do_not_fit(key: str, value: Any, base: Path) -> None:
+    """A token that the text encoder has no row for, a length that is no number."""
+    path = base / "tokenizer" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(VideotuneError, match="tokenizer"):
+        used(base)
+
+
+@pytest.mark.parametrize("family", names())
+def test_a_tokenizer_without_its_settings_is_refused(
+    family: str, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_bases(family), tmp_path / "base"))
+    for folder in base.glob("tokenizer*"):
+        encoder = base / folder.name.replace("tokenizer", "text_encoder")
+        read_tokenizer(folder, encoder)
+        settings = folder / "tokenizer_config.json"
+        content = json.loads(settings.read_text())
+        settings.write_text(json.dumps(content | {"model_max_length": -1}))
+        with pytest.raises(VideotuneError, match=folder.name):
+            read_tokenizer(folder, encoder)
+        settings.unlink()
+        with pytest.raises(VideotuneError, match=folder.name):
+            read_tokenizer(folder, encoder)

@@ -1,0 +1,285 @@
+"""What comes out of a family, for each kind of its checkpoints: noise, precision, targets, files, and that it learns.
+
+The rest of what a family owes stands in tests/test_family_contract.py.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from oracles import unpacked
+from test_family_contract import KINDS, Open, batch_of, clip_of, denoisers, first_of, small_shape
+from torch import nn
+
+from videotune.adapters.lora import add_lora, matching
+from videotune.config.schema import Lora
+from videotune.diffusion.loss import denoising_loss
+from videotune.diffusion.objective import Objective, objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.export.lora import export_lora
+from videotune.models.registry import find
+from videotune.rng import draws
+from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window
+from videotune.validation.validation_loss import ValidationLoss, normalised, read_validation
+
+BY_HAND = {
+    "hunyuan_video": {  # q, k, v, out of the picture and of the text, two feed-forwards; of one stream q, k, v and two more
+        "attention": {"transformer_blocks": 8, "single_transformer_blocks": 3},
+        "linear": {"transformer_blocks": 8 + 4, "single_transformer_blocks": 3 + 2},
+    },
+    "hidream": {  # q, k, v, out of the picture and of the text; the shared expert and the text's network, three each
+        "attention": {"double_stream_blocks": 8, "single_stream_blocks": 4},
+        "linear": {"double_stream_blocks": 8 + 6, "single_stream_blocks": 4 + 3},
+        "experts": {"double_stream_blocks": 4 * 3, "single_stream_blocks": 4 * 3},
+    },
+}
+
+
+def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Objective:
+    """What the family is trained with, between two noise levels."""
+    levels = Timesteps(spec.timestep_distribution, spec.timestep_shift, low, high)
+    return objective(spec.path, spec.path_constants, levels)
+
+
+def shapes_of(family: Any) -> list[ClipShape]:
+    """Shapes of several counts of frames and sizes, as far as the checkpoint takes more than one."""
+    rules, small = family.spec.rules, small_shape(family)
+    if rules.size is not None:
+        return [small]
+    side = rules.side_multiple
+    still = ClipShape(1, 3 * side, 2 * side, rules.fps)
+    return [small, still, ClipShape(2 * rules.frame_step + rules.frame_rest, 2 * side, 3 * side, rules.fps)]
+
+
+@KINDS
+def test_a_clip_comes_back_with_its_frames_and_size(name: str, variant: str, tiny_family: Open) -> None:
+    """At each count of frames that the rule allows; of others the VAE drops some and says nothing."""
+    family = tiny_family(name, variant=variant)
+    for shape in shapes_of(family):
+        clip = clip_of(family, shape, 0)
+        latents = family.encode_video(clip).mean
+        assert latents.shape[1:] == family.spec.rules.latent_size(shape)
+        assert family.decode(latents).shape == clip.shape
+
+
+@KINDS
+def test_noise_is_added_as_the_checkpoints_scheduler_adds_it(name: str, variant: str, tiny_family: Open) -> None:
+    """x_t by our path is x_t by the family's own scheduler, at its own timesteps, and so is the step back to x0."""
+    family = tiny_family(name, variant=variant)
+    scheduler, path = family.pipeline({}).scheduler, objective_of(family.spec).path
+    generator = torch.Generator().manual_seed(0)
+    x0, noise = (torch.randn(1, 4, 3, 4, 4, generator=generator) for _ in range(2))
+    scheduler.set_timesteps(12, **({"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}))
+    for index, told in enumerate(scheduler.timesteps):
+        if family.spec.path == "v":
+            at = path(told.float().view(1) / (family.spec.path_constants["num_train_timesteps"] - 1))
+        else:  # flow matching's schedulers round the timestep that they tell; the noise level is what they add
+            at = path(scheduler.sigmas[index].view(1))
+        if hasattr(scheduler, "add_noise"):
+            theirs = scheduler.add_noise(x0, noise, told.view(1))
+        else:
+            theirs = scheduler.scale_noise(x0, told.view(1), noise)
+        torch.testing.assert_close(at.alpha * x0 + at.sigma * noise, theirs, rtol=0, atol=1e-5)
+        if family.spec.path == "v":
+            v = scheduler.get_velocity(x0, noise, told.view(1))
+            torch.testing.assert_close(at.d_alpha * x0 + at.d_sigma * noise, v, rtol=0, atol=1e-5)
+        else:
+            torch.testing.assert_close(at.d_alpha * x0 + at.d_sigma * noise, noise - x0, rtol=0, atol=1e-6)
+            if "prediction_type" in scheduler.config:
+                assert scheduler.config.prediction_type == "flow_prediction"
+            elif type(scheduler).__name__.startswith(
+                "FlowMatchEuler"
+            ):  # a step along our v ends where less noise is left
+                after = scheduler.sigmas[index + 1]
+                stepped = scheduler.step(noise - x0, told, theirs, return_dict=False)[0]
+                torch.testing.assert_close(stepped, (1 - after) * x0 + after * noise, rtol=0, atol=1e-5)
+
+
+@KINDS
+def test_the_network_is_fed_in_training_what_the_pipeline_feeds(name: str, variant: str, tiny_family: Open) -> None:
+    """Each call of a draw, replayed by ``predict`` on the same latents: every word the network hears is the same."""
+    family, heard = tiny_family(name, variant=variant), []
+    nets = denoisers(family)
+    for expert, net in nets.items():
+        net.register_forward_pre_hook(
+            lambda _, words, named, expert=expert: heard.append((expert, dict(named))), with_kwargs=True
+        )
+    for shape in shapes_of(family):
+        batch = batch_of(family, ["a red circle"], shape=shape)
+        heard.clear()
+        with torch.no_grad():
+            family.sample(nets, batch.cond, None, SampleRequest(shape, 4, 1.0, (3,)))
+        drawn = list(heard)
+        assert {expert for expert, _ in drawn} == set(nets)
+        for expert, theirs in drawn[:: len(drawn) - 1]:
+            assert same_words(family, nets[expert], batch, theirs, heard) == [], (shape, expert)
+
+
+def same_words(family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any], heard: list[Any]) -> list[str]:
+    """The words that ``predict`` tells otherwise than the pipeline did."""
+    spec, flow = family.spec, family.spec.path == "flow"
+    video = unpacked(spec, theirs["hidden_states"], batch.x0.shape[2:])
+    x_t = video[:, : spec.latent_channels, video.shape[2] - batch.x0.shape[2] :]
+    times = theirs["timestep" if "timestep" in theirs else "timesteps"]
+    told = times.float().max().view(1)
+    t = told / (1000 if flow else spec.path_constants["num_train_timesteps"] - 1)
+    heard.clear()
+    a_token = times.numel() > len(batch)  # a pipeline may tell one timestep, where no frame is given
+    with torch.no_grad():
+        family.predict(net, x_t, t, replace(batch, any_given=a_token))
+    ((_, ours),) = heard
+    odd = []
+    for word in sorted(set(theirs) | set(ours)):
+        one, other = theirs.get(word), ours.get(word)
+        if word == "hidden_states" and spec.patch[0] > 1:  # the frame in front has noise of its own
+            one, other = (value[:, -batch.x0.shape[2] :] for value in (one, other))
+        if isinstance(one, bool) or one is None or isinstance(one, dict):
+            odd += [word] if one != other and not (one is None and word not in theirs) else []
+            continue
+        if other is None:
+            odd.append(word)
+            continue
+        for mine, given in zip(
+            *(map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one)), strict=True
+        ):
+            same = mine.shape == given.shape and torch.allclose(mine.float(), given.float(), rtol=1e-6, atol=1e-3)
+            odd += [] if same else [word]
+    return odd
+
+
+def as_tensor(word: Any) -> torch.Tensor:
+    """A tensor as it is, a number as the tensor of one that a family may tell in its place."""
+    return word if isinstance(word, torch.Tensor) and word.numel() > 1 else torch.as_tensor(word).flatten()
+
+
+@KINDS
+def test_a_file_draws_in_diffusers_what_the_adapter_draws_here(
+    name: str, variant: str, tiny_family: Open, tmp_path: Path
+) -> None:
+    """The adapter that trained, and each exported file loaded by the pipeline's own loader: the same frames come out."""
+    family = tiny_family(name, variant=variant)
+    batch, shape = batch_of(family, ["a red circle"]), small_shape(family)
+    request = SampleRequest(shape, 3, 1.0, (7,))
+    ours, plain = denoisers(family), denoisers(family)
+    files: dict[tuple[str, str], Path] = {}
+    for number, (expert, net) in enumerate(ours.items()):
+        state = add_lora(net, family.spec, Lora(rank=3, alpha=6, targets="linear"), seed=number)
+        for key, parameter in state.items():
+            if "lora_B" in key:
+                parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(number + parameter.numel()))
+        for format in family.key_maps():
+            path = tmp_path / f"{format}{family.spec.export_suffix(expert)}.safetensors"
+            done = export_lora(family, format, state, 2.0, path, {}, expert)
+            if done.reader.startswith("diffusers"):
+                files[format, expert] = done.path
+    with torch.no_grad():
+        drawn, base = (family.sample(nets, batch.cond, None, request) for nets in (ours, plain))
+    assert (drawn - base).abs().max() > 1e-3, "the adapter must change what is drawn for this to mean anything"
+    reader = family.pipeline_class()
+    assert any(format == "diffusers" for format, _ in files)
+    for format in {format for format, _ in files}:
+        nets = denoisers(family)
+        for expert, net in nets.items():
+            state, metadata = reader.lora_state_dict(str(files[format, expert]), return_lora_metadata=True)
+            reader.load_lora_into_transformer(state, net, adapter_name="theirs", metadata=metadata)
+        with torch.no_grad():
+            again = family.sample(nets, batch.cond, None, request)
+        torch.testing.assert_close(again, drawn, rtol=1e-4, atol=1e-5)
+
+
+@KINDS
+def test_bfloat16_is_close_to_float32(name: str, variant: str, tiny_family: Open) -> None:
+    """In the dtype that a GPU trains in: near, not the same, and told the same noise level."""
+    said = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        family = tiny_family(name, dtype, variant)
+        assert family.dtype == dtype
+        batch, net = batch_of(tiny_family(name, variant=variant), ["a"]), first_of(family)
+        x_t = torch.randn(batch.x0.shape, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            said[dtype] = family.predict(net, x_t, torch.tensor([731 / 999]), batch)
+        assert said[dtype].dtype == torch.float32, "losses are taken in float32"
+    exact, near = said.values()
+    error = (exact - near).norm() / exact.norm()
+    assert 0 < error < 0.03
+
+
+@KINDS
+def test_targets_hit_what_they_name_in_every_block(name: str, variant: str, tiny_family: Open) -> None:
+    """Counted by hand: attention has four projections a layer (Wan's blocks two layers of it), linear two more a block.
+
+    In ``BY_HAND`` stand families of which that is not true: modules of each, by list of blocks.
+    """
+    family = tiny_family(name, variant=variant)
+    for expert in family.spec.experts:
+        net = family.skeleton(expert.name)
+        layers = [(path, block) for path in family.spec.blocks for block in net.get_submodule(path)]
+        attentions = sum(len([m for n, m in block.named_modules() if n.endswith("to_q")]) for _, block in layers)
+        counts = {"attention": 4 * attentions, "linear": 4 * attentions + 2 * len(layers)}
+        if name in BY_HAND:
+            counts = {targets: sum(each[path] for path, _ in layers) for targets, each in BY_HAND[name].items()}
+        for targets, count in counts.items():
+            assert len(matching(net, family.spec, targets)) == count, targets
+        trained = {name.rsplit(".lora_", 1)[0] for name in add_lora(net, family.spec, Lora(rank=1), seed=0)}
+        assert trained == set(matching(family.skeleton(expert.name), family.spec, "attention"))
+
+
+@KINDS
+def test_the_plan_counts_what_the_cache_keeps(name: str, variant: str, tiny_family: Open) -> None:
+    family = tiny_family(name, variant=variant)
+    for shape in shapes_of(family):
+        moments = family.encode_video(clip_of(family, shape, 0))
+        kept = [moments.mean, *([] if moments.logvar is None else [moments.logvar]), *moments.extras.values()]
+        assert family.spec.cached_numbers(shape) == sum(tensor.numel() for tensor in kept), shape
+
+
+@KINDS
+def test_what_is_drawn_without_a_run_suits_the_model(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
+    from videotune.commands.sample import shape_of
+    from videotune.config.resolve import resolve
+    from videotune.validation.previews import sample_settings
+
+    spec = find(name).read_spec(tiny_bases(name, variant))
+    config = resolve({}, {}, spec).config
+    shape = sample_settings(config, spec, shape_of(None, spec.rules.fps, config, spec)).shape
+    assert (shape.frames > 1) == (spec.rules.most_frames != 1)
+    assert min(shape.height, shape.width) >= spec.rules.side_multiple
+
+
+@KINDS
+def test_a_clip_that_is_shown_again_and_again_is_learnt(name: str, variant: str, tiny_family: Open) -> None:
+    """Forty steps on one clip lower the ruler's error on it, for each expert at its own noise levels."""
+    family = tiny_family(name, variant=variant)
+    batch = batch_of(family, ["a red circle"], given=True)
+    window = Window("a", 0.0, 1.0, small_shape(family))
+    nets, readings = denoisers(family), []
+    trained = {
+        expert: list(add_lora(net, family.spec, Lora(rank=8, targets="linear"), seed=0).values())
+        for expert, net in nets.items()
+    }
+    whole = objective_of(family.spec)
+
+    def read() -> dict[str, Any]:
+        with_answers: dict[str, Any] = read_validation(
+            ValidationLoss((), (window,), 0), family, nets, whole, lambda _: batch
+        )
+        return with_answers["train"]
+
+    readings.append(read())
+    for expert in family.spec.experts:
+        own = objective_of(family.spec, expert.t_lo, expert.t_hi)
+        optimizer = torch.optim.Adam(trained[expert.name], lr=0.02)
+        for step in range(40):
+            t = own.timesteps.draw(torch.from_numpy(draws(0, "t", expert.name, step).random(1)))
+            noise = torch.from_numpy(draws(0, "n", expert.name, step).standard_normal(batch.x0.shape, "float32"))
+            denoising_loss(family, nets[expert.name], own, batch, t.float(), noise).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    readings.append(read())
+    ratio = normalised(readings[1], readings[0])
+    assert ratio is not None
+    print(name, variant, ratio)
+    assert ratio < 0.9, json.dumps(readings)

@@ -1,0 +1,95 @@
+"""What names a part's bytes, and which file stands for which expert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from videotune.errors import VideotuneError
+from videotune.models import parts
+from videotune.models.base_model import part_files
+from videotune.models.parts import fingerprint, has_weights
+from videotune.models.wan import Wan
+from videotune.types import Expert, ModelSpec
+
+
+def test_which_parts_are_networks() -> None:
+    none = [
+        "UniPCMultistepScheduler",
+        "T5TokenizerFast",
+        "CLIPImageProcessor",
+        "CLIPImageProcessorPil",
+        "CLIPFeatureExtractor",
+    ]
+    some = ["WanTransformer3DModel", "AutoencoderKLWan", "UMT5EncoderModel", "CLIPVisionModel", "LlamaModel"]
+    assert [name for name in none + some if has_weights(name)] == some
+
+
+@pytest.fixture
+def two(tiny_bases: Callable[[str], Path]) -> ModelSpec:
+    """The facts of a family with two experts."""
+    spec = Wan.read_spec(tiny_bases("wan"))
+    return replace(spec, experts=(Expert("high", 0.875, 1.0), Expert("low", 0.0, 0.875)))
+
+
+def a_file(path: Path) -> str:
+    save_file({"weight": torch.zeros(1)}, path)
+    return str(path)
+
+
+def test_files_go_to_the_experts_in_order(two: ModelSpec, tmp_path: Path) -> None:
+    assert [two.part_of(name) for name in (None, "high", "low")] == ["transformer", "transformer", "transformer_2"]
+    high, low = a_file(tmp_path / "model_high_noise.safetensors"), a_file(tmp_path / "model_low_noise.safetensors")
+    assert part_files([high, low], two) == {"transformer": Path(high), "transformer_2": Path(low)}
+    assert part_files([None, low], two) == {"transformer_2": Path(low)}
+    assert part_files(None, two) == part_files([], two) == {}
+    for given, said in (
+        ([low, high], "model_low_noise.safetensors stands for the expert 'high', and is one for 'low' by its name"),
+        (high, "1 given; .* the experts high, low: list 2 files in that order"),
+        ([a_file(tmp_path / "a.safetensors")] * 2, "a.safetensors is given for two experts"),
+        ([None, str(tmp_path / "none.safetensors")], "no such file"),
+    ):
+        with pytest.raises(VideotuneError, match=said):
+            part_files(given, two)
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(VideotuneError, match=r"it must be a \.safetensors file"):
+        part_files([None, str(tmp_path / "a.gguf")], two)
+
+
+def test_a_change_of_one_tensor_of_a_large_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 40 tensors in turn, small and large ones, although not a tenth of the file is read."""
+    monkeypatch.setattr(parts, "SAMPLED_ABOVE", 1 << 10)
+    monkeypatch.setattr(parts, "BLOCK", 1 << 10)
+    path = tmp_path / "model.safetensors"
+    tensors = {f"{i:02d}.{kind}": torch.zeros(size) for i in range(20) for kind, size in (("w", 1 << 14), ("b", 8))}
+    seen = set()
+    for changed in (None, *tensors):
+        value = {name: tensor + (name == changed) for name, tensor in tensors.items()}
+        save_file(value, path)
+        seen.add(fingerprint(tmp_path))
+    assert len(seen) == 1 + len(tensors)
+    assert sum(length for _, length in parts._blocks(path, path.stat().st_size)) < path.stat().st_size / 10
+
+
+def test_a_fingerprint_does_not_depend_on_how_the_file_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_bases: Callable[[str], Path]
+) -> None:
+    """A copy, and the Hub's cache with its links, are the same bytes: what was encoded with one serves the other."""
+    monkeypatch.setattr(parts, "SAMPLED_ABOVE", 1 << 10)
+    source = tiny_bases("wan") / "vae"
+    for name in ("copy", "snapshot"):
+        (tmp_path / name).mkdir()
+    for path in source.iterdir():
+        (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
+        (tmp_path / "snapshot" / path.name).symlink_to(path)
+    assert len({fingerprint(folder) for folder in (source, tmp_path / "copy", tmp_path / "snapshot")}) == 1
+    changed = load_file(source / "diffusion_pytorch_model.safetensors")
+    save_file(
+        {name: value + 1 for name, value in changed.items()}, tmp_path / "copy" / "diffusion_pytorch_model.safetensors"
+    )
+    assert fingerprint(tmp_path / "copy") != fingerprint(source)

@@ -1,0 +1,323 @@
+"""Base models of the Hub, against a local server that gives its few answers, and from its cache without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_this_is_secret"
+UNUSED = {
+    "README.md": b"a card",
+    "transformer/diffusion_pytorch_model.fp16.safetensors": b"a variant",
+    "transformer/diffusion_pytorch_model.bin": b"a pickle",
+    "wan-of-another-program.safetensors": b"x" * 1000,
+    "convert.py": b"code",
+}
+PLACE = """
+import json, sys
+from pathlib import Path
+from videotune.errors import VideotuneError
+from huggingface_hub import constants
+from videotune.models import hub
+
+hub._WORTH_A_WORD = 1
+constants.DOWNLOAD_CHUNK_SIZE = 4096
+if sys.argv[3] != "-":
+    hub.shutil.disk_usage = lambda path: hub.shutil._ntuple_diskusage(10**9, 10**9, int(sys.argv[3]))
+said = []
+try:
+    if sys.argv[4] == "-":
+        folder = str(hub.fetch(sys.argv[1], weights=sys.argv[2] == "weights", own=(), say=said.append))
+    else:
+        from videotune.models.base_model import place
+
+        files = {"transformer": Path(sys.argv[4])}
+        folder = str(place(sys.argv[1], files=files, say=said.append).folder)
+        hub.go_offline()
+        said.append(str(place(sys.argv[1], files=files).folder))
+except VideotuneError as error:
+    folder = "error: " + str(error)
+print(json.dumps([folder, said]))
+"""
+
+VERIFY = """
+import hashlib, json, sys
+from videotune.errors import VideotuneError
+from videotune.models.base_model import place
+
+read, real = [], hashlib.file_digest
+hashlib.file_digest = lambda file, kind: (read.append(file.name), real(file, kind))[1]
+try:
+    place(sys.argv[1])
+    error = None
+except VideotuneError as problem:
+    error = str(problem)
+print(json.dumps([error, len(read)]))
+"""
+
+
+class FakeHub(BaseHTTPRequestHandler):
+    """The few answers of the Hub that a model asks for; ``files`` and ``asked`` are the server's."""
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        server.asked.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+        parts = self.path.split("?")[0].strip("/").split("/")
+        kind = parts[3] if parts[:2] == ["api", "models"] else parts[1]
+        files: dict[str, bytes] = UNUSED if kind == "authors" else server.files
+        if kind == "rejected" or (kind == "gated" and "resolve" in parts):
+            code, name = (401, "Unauthorized") if kind == "rejected" else (403, "GatedRepo")
+            self.answer(code, b'{"error": "Invalid credentials in Authorization header"}', {"X-Error-Code": name})
+        elif kind not in ("good", "gated", "authors"):
+            self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif "tree" in parts:
+            self.answer(200, json.dumps([row("path", *file) | {"type": "file"} for file in files.items()]).encode())
+        elif parts[0] == "api":
+            siblings = [row("rfilename", *file) for file in files.items()]
+            tags = ["license:apache-2.0"]
+            self.answer(200, json.dumps({"id": "user/x", "sha": COMMIT, "siblings": siblings, "tags": tags}).encode())
+        else:
+            content = files["/".join(parts[4:])]
+            if content is None:
+                self.answer(403, b"")
+                return
+            headers = {"ETag": f'"{etag(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+            start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+            headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+            name = "/".join(parts[4:])
+            if name in server.cut and self.command == "GET":
+                server.cut.remove(name)
+                self.answer(200, content, headers, cut=len(content) // 2)
+            else:
+                self.answer(206 if start else 200, content[start:], headers)
+
+    do_HEAD = do_GET
+
+    def answer(self, code: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+        self.send_response(code)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:cut])
+
+    def log_message(self, *_: Any) -> None:
+        """Keep quiet."""
+
+
+def etag(content: bytes | None) -> str:
+    return hashlib.sha256(content or b"").hexdigest()
+
+
+def row(key: str, name: str, content: bytes | None) -> dict[str, Any]:
+    size = len(content or b"x")
+    lfs = {"oid": etag(content), "sha256": etag(content), "size": size, "pointerSize": 1}
+    return {key: name, "size": size, "oid": "0" * 40, "blobId": "0" * 40, "lfs": lfs}
+
+
+@pytest.fixture
+def server(tiny_bases: Callable[[str], Path]) -> Iterator[Any]:
+    base = tiny_bases("wan")
+    with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
+        files = {path.relative_to(base).as_posix(): path.read_bytes() for path in base.rglob("*") if path.is_file()}
+        server.files, server.asked, server.cut = files | UNUSED, [], set()  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+Placed = Callable[..., tuple[str, list[str]]]
+
+
+@pytest.fixture
+def placed(server: Any, tmp_path: Path) -> Placed:
+    """Places a model in a process of its own, whose Hub is the local server; (folder or error, what was said)."""
+
+    def run(name: str, what: str = "weights", *, free: str = "-", file: str = "-", **env: str) -> tuple[str, list[str]]:
+        usual = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+            "HF_HOME": str(tmp_path),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": "0",
+        }
+        kept = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_CACHE")}
+        words = [sys.executable, "-c", PLACE, name, what, free, file]
+        done = subprocess.run(words, capture_output=True, text=True, env=kept | usual | env, check=False)
+        assert done.returncode == 0, done.stderr
+        assert TOKEN not in done.stdout + done.stderr
+        folder, said = json.loads(done.stdout.splitlines()[-1])
+        return folder, said
+
+    return run
+
+
+def there(folder: str) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def fetched(server: Any) -> set[str]:
+    return {path.split(f"{COMMIT}/")[1] for kind, path, _, _ in server.asked if kind == "GET" and "/resolve/" in path}
+
+
+def test_what_is_needed_is_fetched_and_told_before(server: Any, placed: Placed) -> None:
+    folder, said = placed("user/good", "configs", HF_TOKEN=TOKEN)
+    assert said == []
+    assert there(folder) == {name for name in server.files if name.endswith((".json", ".txt", ".model"))}
+    assert any(authorization == f"Bearer {TOKEN}" for *_, authorization in server.asked)
+    folder, (said_first, *more) = placed("user/good")
+    needed = {name for name in server.files if name not in UNUSED}
+    assert there(folder) == needed
+    assert more == []
+    size = sum(len(server.files[name]) for name in needed)
+    come = sum(len(server.files[name]) for name in needed if name.endswith(".safetensors"))
+    assert said_first.startswith(f"user/good: {len(needed)} files, {size / 1000:.0f} KB, ")
+    assert f"{come / 1000:.0f} KB are fetched into " in said_first
+    assert said_first.endswith("licence: apache-2.0")
+    server.asked.clear()
+    assert placed("user/good") == (folder, [])
+    assert fetched(server) == set()
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(server: Any, placed: Placed) -> None:
+    name = "text_encoder/model.safetensors"
+    server.cut.add(name)
+    folder, _ = placed("user/good")
+    assert (Path(folder) / name).read_bytes() == server.files[name]
+    ranges = [asked for kind, path, asked, _ in server.asked if kind == "GET" and path.endswith(name)]
+    assert ranges == [None, f"bytes={len(server.files[name]) // 2 // 4096 * 4096}-"]
+
+
+def test_files_that_have_come_are_kept(server: Any, placed: Placed) -> None:
+    """An answer that is wrong in the midst ends the run; the next one asks only for what is not there."""
+    name = "vae/diffusion_pytorch_model.safetensors"
+    whole, server.files[name] = server.files[name], None
+    said, _ = placed("user/good")
+    assert said.startswith("error: base_model_name: ")
+    before = fetched(server) - {name}
+    assert len(before) > 5
+    server.files[name] = whole
+    server.asked.clear()
+    folder, _ = placed("user/good")
+    assert (Path(folder) / name).read_bytes() == whole
+    assert not fetched(server) & before
+
+
+def test_everything_is_of_the_commit_that_was_looked_at(server: Any, placed: Placed) -> None:
+    """A repository may move on while it is fetched: after the first look nobody asks for its newest state."""
+    folder, _ = placed("user/good")
+    asked = [path for _, path, _, _ in server.asked]
+    looked = next(i for i, path in enumerate(asked) if COMMIT in path)
+    assert len(asked) > looked + 5
+    assert [path for path in asked[looked:] if COMMIT not in path] == []
+    assert Path(folder).name == COMMIT
+    assert placed("user/good", HF_HUB_OFFLINE="1")[0] == folder
+
+
+def test_each_file_is_held_once_against_the_hubs_own_hash(server: Any, placed: Placed, tmp_path: Path) -> None:
+    folder = Path(placed("user/good")[0])
+    words = [sys.executable, "-c", VERIFY, str(folder)]
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def read() -> Any:
+        return json.loads(subprocess.run(words, capture_output=True, text=True, env=env, check=True).stdout)
+
+    error, count = read()
+    assert error is None
+    assert count == 3, "the weights of transformer, text encoder and VAE"
+    assert read() == [None, 0], "they are remembered"
+    blob = (folder / "vae" / "diffusion_pytorch_model.safetensors").resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"!")
+    error, count = read()
+    assert "vae/diffusion_pytorch_model.safetensors is damaged" in error
+    assert str(blob) in error
+    assert count == 1, "the one that changed"
+    assert "is damaged" in read()[0], "what is wrong is not remembered as right"
+
+
+def test_a_full_disk_is_told_before(server: Any, placed: Placed) -> None:
+    said, _ = placed("user/good", free="1000")
+    assert said.startswith("error: base_model_name: user/good needs ")
+    assert "has 1.0 KB free. Free some, or set HF_HOME" in said
+    assert not any(name.endswith(".safetensors") for name in fetched(server))
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "words"),
+    [
+        ("user/none", "", ["not on the Hub, or is private", "Check the id at http", "set HF_TOKEN to it"]),
+        ("user/none", TOKEN, ["not on the Hub, or is private", "the account of HF_TOKEN must be one that may read it"]),
+        ("Wan-AI/Wan2.1-T2V-1.3B", "", ["did you mean Wan-AI/Wan2.1-T2V-1.3B-Diffusers?"]),
+        ("user/gated", "", ["is gated. Sign in, open http", "/user/gated, and agree", "/settings/tokens, and set HF_TOKEN"]),
+        ("user/gated", TOKEN, ["is gated", "with the account that HF_TOKEN belongs to"]),
+        ("user/rejected", TOKEN, ["the Hub does not accept HF_TOKEN", "/settings/tokens, or unset it"]),
+        ("user/authors", "", ["no model_index.json; it holds transformer/", "look for user/authors-Diffusers"]),
+        ("user/--bad--", "", ["neither a folder here nor an id that the Hub knows. Write user/name"]),
+    ],
+)  # fmt: skip
+def test_the_hubs_refusals_say_what_to_do(placed: Placed, name: str, token: str, words: list[str]) -> None:
+    said, _ = placed(name, **({"HF_TOKEN": token} if token else {}))
+    assert said.startswith(f"error: base_model_name: {name}")
+    for word in words:
+        assert word in said
+
+
+def test_a_part_that_is_there_as_a_pickle_alone(server: Any, placed: Placed) -> None:
+    del server.files["transformer/diffusion_pytorch_model.safetensors"]
+    del server.files["transformer/diffusion_pytorch_model.fp16.safetensors"]
+    said, _ = placed("user/good")
+    assert "its transformer/ has no weights in safetensors; diffusion_pytorch_model.bin can run code" in said
+
+
+def test_without_a_network_the_cache_serves_and_says_what_is_missing(
+    server: Any, placed: Placed, tmp_path: Path
+) -> None:
+    folder, _ = placed("user/good", "configs")
+    for env in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        assert placed("user/good", "configs", **env)[0] == folder
+        said, _ = placed("user/good", **env)
+        assert "of user/good, 3 files are not in" in said
+        assert "text_encoder/model.safetensors" in said
+    assert "--offline or HF_HUB_OFFLINE" in placed("user/good", HF_HUB_OFFLINE="1")[0]
+    assert "user/other is not in" in placed("user/other", HF_HUB_OFFLINE="1")[0]
+    placed("user/good")
+    assert placed("user/good", HF_HUB_OFFLINE="1") == (folder, [])
+    unreached, said_of = placed("user/good", HF_ENDPOINT="http://127.0.0.1:9")
+    assert unreached == folder
+    assert said_of == [f"note: the Hub is not reached; user/good is taken from {folder}"]
+
+
+def test_a_file_of_ones_own_spares_the_download_of_the_transformer(
+    server: Any, placed: Placed, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    own = tmp_path / "own.safetensors"
+    shutil.copyfile(tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors", own)
+    folder, (*_, offline) = placed("user/good", file=str(own))
+    assert offline == folder
+    assert (Path(folder) / "transformer" / "diffusion_pytorch_model.safetensors").resolve() == own.resolve()
+    assert not any(name.startswith("transformer/diffusion") for name in fetched(server))
+
+
+def test_offline_is_an_option_of_the_commands(
+    tmp_path: Path, small_clips: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from videotune.cli.main import main
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # put back after the test
+    words = ["plan", "--offline", "--data", str(small_clips), "--set", "base_model_name=nobody/nothing"]
+    monkeypatch.setattr(sys, "argv", ["videotune", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert "nobody/nothing is not in" in capsys.readouterr().err
+    assert os.environ["HF_HUB_OFFLINE"] == "1"

@@ -1,0 +1,105 @@
+"""The real base models, by their configs, on the meta device: sizes as published, what a LoRA covers, exported names.
+
+scripts/write_manifests.py writes tests/manifests/; what a manifest says and what the code computes must agree.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from videotune.config.load import preset_names, read_preset
+from videotune.models.base_model import published
+from videotune.models.registry import find
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / "tests" / "manifests"
+AGAIN = "the manifests are old: python scripts/write_manifests.py"
+FINETRAINERS_LORA = 132_120_576
+"""Trainable parameters of a LoRA of rank 128 on to_q, to_k, to_v, to_out.0 of CogVideoX-5B, as finetrainers prints them."""
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_manifests", ROOT / "scripts" / "write_manifests.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["write_manifests"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+WRITER = script()
+EACH = pytest.mark.parametrize("name", sorted(WRITER.MODELS))
+
+
+def kept(name: str) -> dict[str, Any]:
+    return json.loads((HOME / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_each_model_has_a_manifest_and_its_configs_come_with_videotune() -> None:
+    assert {path.stem for path in HOME.glob("*.json")} == set(WRITER.MODELS), AGAIN
+    assert {path.name for path in WRITER.CONFIGS.iterdir() if path.is_dir()} == set(WRITER.MODELS)
+
+
+def test_the_base_model_of_every_preset_is_among_them() -> None:
+    bases = {str(read_preset(name)["base_model_name"]) for name in preset_names()} - {"asset:toy"}
+    assert all(published(base) for base in bases), bases
+    assert published("somebody/other") is None
+    assert published("../toy") is None
+
+
+@EACH
+def test_sizes_are_as_written_and_as_published(name: str) -> None:
+    manifest, model = kept(name), WRITER.MODELS[name]
+    for part in ("transformer", "vae"):
+        config = WRITER.config(name, part)
+        assert manifest[part] == (WRITER.count(config) if config else None), AGAIN
+    counted = manifest["published"]
+    assert counted == {"parameters": model.parameters, "source": model.source}, AGAIN
+    if counted["parameters"] is None:
+        assert counted["source"].startswith("not verified")
+    else:
+        assert counted["parameters"] == manifest["transformer"]["parameters"]
+
+
+def test_the_bytes_that_are_loaded_are_the_published_ones() -> None:
+    """A public log of the loaded parts in bfloat16, in GiB: so the modules that stay in float32 are the right ones."""
+    for name, gib in (("wan2.1-t2v-1.3b", 2.64891254901886), ("wan2.1-t2v-14b", 26.66874897480011)):
+        assert kept(name)["transformer"]["bytes_in_bfloat16"] == gib * 2**30
+        assert kept(name)["vae"]["bytes_in_bfloat16"] == 0.23635575734078884 * 2**30
+
+
+@EACH
+def test_what_our_family_says_of_it(name: str) -> None:
+    written = kept(name)["family"]
+    found = WRITER.by_family(name, WRITER.CONFIGS / name)
+    assert found == written, AGAIN
+    if len(found["blocks"]) == 1:  # blocks of one kind have as many modules each
+        assert found["lora"]["attention"]["modules"] % sum(found["blocks"].values()) == 0
+    for form, names in found["export"].items():
+        joined = form in find(found["name"]).spec.fused  # several modules under one key
+        assert (names["keys"] < 2 * found["lora"]["linear"]["modules"]) == joined
+        assert joined or names["keys"] == 2 * found["lora"]["linear"]["modules"]
+    assert found["lora"]["linear"]["modules"] > found["lora"]["attention"]["modules"]
+
+
+def test_a_lora_has_as_many_parameters_as_others_count() -> None:
+    family = kept("cogvideox-5b")["family"]
+    assert family is not None, AGAIN
+    assert 128 * family["lora"]["attention"]["parameters_a_rank"] == FINETRAINERS_LORA
+
+
+def test_the_first_model_is_read_by_a_family() -> None:
+    family = kept("wan2.1-t2v-1.3b")["family"]
+    assert family["blocks"] == {"blocks": 30}
+    assert family["lora"]["attention"]["modules"] == 30 * 8
+    assert family["lora"]["linear"]["modules"] == 30 * 10
+    assert family["export"]["comfyui"] == {"first": "diffusion_model.blocks.0.self_attn.q.lora_A.weight", "keys": 600}

@@ -1,0 +1,152 @@
+"""Wan's two experts, its noise, its names in the authors' files, and the time that isolated frames take."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import UniPCMultistepScheduler, WanPipeline
+from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
+
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora
+from videotune.diffusion.objective import objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.export.lora import export_lora
+from videotune.models.base import renamed
+from videotune.models.wan import Wan
+from videotune.sampling.pipeline import SampleSettings, draw
+from videotune.types import ClipShape
+
+Open = Callable[..., Any]
+SHAPE = ClipShape(5, 32, 32, 16.0)
+
+
+def test_two_files_draw_in_diffusers_what_two_adapters_draw_here(
+    tiny_bases: Callable[..., Path], tiny_family: Open, tmp_path: Path
+) -> None:
+    """The high expert's file goes into transformer, the low one's into transformer_2, each with its own guidance."""
+    family = tiny_family("wan", variant="t2v-a14b")
+    pipe = WanPipeline.from_pretrained(tiny_bases("wan", "t2v-a14b"), dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    nets = {}
+    for expert in ("high", "low"):
+        nets[expert] = net = family.denoiser(expert)
+        state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
+        for name, parameter in state.items():
+            if "lora_B" in name:
+                parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(len(name) + len(nets)))
+        file = tmp_path / f"lora{family.spec.export_suffix(expert)}.safetensors"
+        export_lora(family, "comfyui", state, 2.0, file, {}, expert)
+        pipe.load_lora_weights(str(file), load_into_transformer_2=expert == "low")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "lora_high_noise.safetensors",
+        "lora_low_noise.safetensors",
+    ]
+    states = dict(zip(["a", ""], family.encode_text(["a", ""]), strict=True))
+
+    def ours(high: float, low: float | None) -> torch.Tensor:
+        settings = SampleSettings(SHAPE, 8, high, guidance_2=low)
+        return draw(family, nets, settings, states.__getitem__, ["a"], [7])[0]
+
+    def theirs(high: float, low: float | None) -> torch.Tensor:
+        return pipe(
+            "a", num_frames=5, height=32, width=32, num_inference_steps=8, guidance_scale=high, guidance_scale_2=low,
+            generator=torch.Generator().manual_seed(7), output_type="latent",
+        ).frames[0]  # fmt: skip
+
+    for pair in ((4.0, 3.0), (4.0, None), (1.0, None)):
+        torch.testing.assert_close(ours(*pair), theirs(*pair), rtol=0, atol=1e-4)
+    assert not torch.allclose(ours(4.0, 3.0), ours(4.0, 4.0), atol=1e-3)
+    torch.testing.assert_close(ours(4.0, None), ours(4.0, 4.0))
+
+
+def test_each_expert_answers_on_its_own_side_of_the_boundary(tiny_family: Open) -> None:
+    family = tiny_family("wan", variant="t2v-a14b")
+    met: dict[str, list[float]] = {"high": [], "low": []}
+    nets = {}
+    for expert, levels in met.items():
+        nets[expert] = family.denoiser(expert)
+
+        def keep(module: Any, words: Any, named: dict[str, Any], out: Any, levels: list[float] = levels) -> None:
+            levels.append(named["timestep"].item() / 1000)
+
+        nets[expert].register_forward_hook(keep, with_kwargs=True)
+    states = dict(zip(["a", ""], family.encode_text(["a", ""]), strict=True))
+    draw(family, nets, SampleSettings(SHAPE, 12, 1.0), states.__getitem__, ["a"], [1])
+    for expert in family.spec.experts:
+        assert met[expert.name]
+        assert all(expert.t_lo <= t and (t < expert.t_hi or expert.t_hi == 1.0) for t in met[expert.name])
+
+
+def test_the_experts_have_weights_of_their_own(tiny_family: Open) -> None:
+    family = tiny_family("wan", variant="i2v-a14b")
+    high, low = (family.denoiser(name).state_dict() for name in ("high", "low"))
+    assert not torch.equal(high["proj_out.weight"], low["proj_out.weight"])
+    assert {"transformer", "transformer_2"} <= set(family.fingerprints())
+    with pytest.raises(AssertionError, match="which one"):
+        family.denoiser()
+
+
+def test_noise_is_added_as_the_scheduler_adds_it() -> None:
+    """x_t = (1 - t) x0 + t noise, at the scheduler's own noise levels."""
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
+    scheduler.set_timesteps(10)
+    generator = torch.Generator().manual_seed(0)
+    x0, noise = (torch.randn(1, 4, 3, 4, 4, generator=generator) for _ in range(2))
+    for i, timestep in enumerate(scheduler.timesteps):
+        path = objective("flow", {}, Timesteps()).path(scheduler.sigmas[i].view(1))
+        ours = path.alpha * x0 + path.sigma * noise
+        theirs = scheduler.add_noise(x0, noise, timestep.view(1))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        v = path.d_alpha * x0 + path.d_sigma * noise
+        assert scheduler.config.prediction_type == "flow_prediction"
+        torch.testing.assert_close(theirs - scheduler.sigmas[i] * v, x0, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", Wan.variants)
+def test_whole_weights_under_the_authors_names_are_read_by_diffusers(variant: str, tiny_family: Open) -> None:
+    family = tiny_family("wan", variant=variant)
+    state = family.skeleton().state_dict()
+    marked = {name: (name, tuple(value.shape)) for name, value in state.items()}
+    original = {family.full_key_maps()["original"](name): mark for name, mark in marked.items()}
+    assert len(original) == len(marked)
+    assert not any("condition_embedder" in name or "attn1" in name for name in original)
+
+    def carrying(mark: tuple[str, tuple[int, ...]]) -> torch.Tensor:
+        return torch.full((1,), float(list(marked).index(mark[0])))
+
+    read = convert_wan_transformer_to_diffusers({name: carrying(mark) for name, mark in original.items()})
+    assert {name: int(value) for name, value in read.items()} == {name: i for i, name in enumerate(marked)}
+    assert {name: family.full_key_maps()["diffusers"](name) for name in marked} == {name: name for name in marked}
+
+
+def test_the_authors_names_of_what_is_easy_to_get_wrong() -> None:
+    names = {
+        "blocks.3.norm2.weight": "blocks.3.norm3.weight",
+        "blocks.3.attn1.norm_q.weight": "blocks.3.self_attn.norm_q.weight",
+        "blocks.3.attn2.norm_added_k.weight": "blocks.3.cross_attn.norm_k_img.weight",
+        "blocks.3.attn2.add_v_proj.bias": "blocks.3.cross_attn.v_img.bias",
+        "blocks.3.scale_shift_table": "blocks.3.modulation",
+        "scale_shift_table": "head.modulation",
+        "proj_out.bias": "head.head.bias",
+        "condition_embedder.image_embedder.norm2.weight": "img_emb.proj.4.weight",
+        "condition_embedder.time_proj.weight": "time_projection.1.weight",
+        "patch_embedding.weight": "patch_embedding.weight",
+    }
+    assert {name: renamed(name, Wan.original_names) for name in names} == names
+
+
+def test_a_frame_alone_is_a_clip_of_one_frame(tiny_family: Open) -> None:
+    """Isolated, the first frame of a clip is predicted as a still of it is: it stands at the same place."""
+    from test_family_contract import batch_of
+
+    family = tiny_family("wan")
+    batch = batch_of(family, ["a"], shape=ClipShape(9, 32, 32, 16.0))
+    net, t = family.denoiser(), torch.tensor([0.5])
+    family.isolate_frames(net, True)
+    with torch.no_grad():
+        together = family.predict(net, batch.x0, t, batch)
+        alone = family.predict(net, batch.x0[:, :, :1], t, batch)
+    torch.testing.assert_close(together[:, :, :1], alone, rtol=1e-5, atol=1e-5)

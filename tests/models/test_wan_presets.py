@@ -1,0 +1,144 @@
+"""Wan's presets fit the models that they name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from videotune.config.load import flatten, preset_about, preset_names, preset_reasons, read_preset
+from videotune.config.resolve import resolve
+from videotune.models.wan import Wan
+from videotune.planner.fit import OPEN
+
+KINDS = {
+    "wan 2.1 1.3B LoRA 16GB": "t2v",
+    "wan 2.1 14B LoRA 48GB": "t2v",
+    "wan 2.1 I2V 14B LoRA 48GB": "i2v",
+    "wan 2.2 LoRA": "ti2v",
+    "wan 2.2 LoRA 8GB": "ti2v",
+    "wan 2.2 Finetune": "ti2v",
+    "wan 2.2 Embedding": "ti2v",
+    "wan 2.2 A14B LoRA 8GB": "t2v-a14b",
+    "wan 2.2 A14B LoRA 12GB": "t2v-a14b",
+    "wan 2.2 A14B LoRA 24GB": "t2v-a14b",
+    "wan 2.2 A14B LoRA 48GB": "t2v-a14b",
+    "wan 2.2 A14B I2V LoRA 24GB": "i2v-a14b",
+    "wan 2.2 A14B I2V LoRA 48GB": "i2v-a14b",
+}
+
+EVERY = {
+    "base_model_name": "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+    "train_dtype": "BFLOAT_16",
+    "weight_dtype": "FLOAT_8",
+    "transformer.weight_dtype": "auto",
+    "text_encoder.weight_dtype": "auto",
+    "transformer.train": True,
+    "text_encoder.train": False,
+    "timestep_distribution": "LOGIT_NORMAL",
+    "gradient_checkpointing": "CPU_OFFLOADED",
+    "resolution": 512,
+    "video_config.max_frames": 16,
+    "video_config.frames": None,
+    "video_config.target_fps": 24.0,
+    "video_config.max_duration": 10.0,
+    "video_config.temporal_consistency_weight": 0.0,
+    "video_config.use_temporal_attention": True,
+    "video_config.frame_sample_strategy": "uniform",
+    "video_config.spatial_compression_ratio": None,
+    "video_config.temporal_compression_ratio": None,
+    "video_config.video_batch_size_multiplier": 0.5,
+    "video_config.frame_dropout_probability": 0.0,
+    "video_config.temporal_augmentation": False,
+}
+"""What the guide's presets have unless their row says otherwise."""
+
+ROWS: dict[str, dict[str, object]] = {
+    "#wan 2.2 LoRA.json": {
+        "training_method": "LORA",
+        "batch_size": 2,
+        "learning_rate": 3e-4,
+        "layer_offload_fraction": 0.5,
+        "video_config.temporal_consistency_weight": 1.0,
+    },
+    "#wan 2.2 LoRA 8GB.json": {
+        "training_method": "LORA",
+        "batch_size": 1,
+        "learning_rate": 3e-4,
+        "weight_dtype": "NFLOAT_4",
+        "layer_offload_fraction": 0.8,
+        "resolution": 384,
+        "video_config.max_frames": 8,
+        "video_config.target_fps": 12.0,
+        "video_config.max_duration": 5.0,
+        "video_config.temporal_consistency_weight": 0.8,
+        "video_config.spatial_compression_ratio": 16,
+        "video_config.temporal_compression_ratio": 8,
+        "video_config.video_batch_size_multiplier": 0.25,
+    },
+    "#wan 2.2 Finetune.json": {
+        "training_method": "FINE_TUNE",
+        "weight_dtype": "auto",
+        "batch_size": 1,
+        "learning_rate": 1e-4,
+        "text_encoder.train": True,
+        "text_encoder.learning_rate": 5e-5,
+        "layer_offload_fraction": 0.7,
+        "video_config.video_batch_size_multiplier": 0.3,
+    },
+    "#wan 2.2 Embedding.json": {
+        "training_method": "EMBEDDING",
+        "batch_size": 4,
+        "embedding_learning_rate": 5e-3,
+        "transformer.train": False,
+        "timestep_distribution": "UNIFORM",
+        "gradient_checkpointing": "ON",
+        "layer_offload_fraction": None,
+        "video_config.max_duration": 8.0,
+        "video_config.temporal_consistency_weight": 0.5,
+        "video_config.video_batch_size_multiplier": 0.8,
+        "video_config.frame_dropout_probability": 0.1,
+        "video_config.temporal_augmentation": True,
+    },
+}
+"""The guide's table, row by row; what trains is not rounded."""
+
+OURS = {"steps", "lora.rank", "lora.targets", "sample.resolution"}
+"""What the guide does not name and its presets say."""
+
+
+def test_all_presets_are_looked_at() -> None:
+    assert set(KINDS) == {name for name in preset_names() if name.startswith("wan")}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_preset_resolves_for_its_model_and_says_what_is_not_known(name: str, tiny_bases: Callable[..., Path]) -> None:
+    spec = Wan.read_spec(tiny_bases("wan", KINDS[name]))
+    config = resolve({}, read_preset(name), spec).config
+    assert ("I2V" in (config.base_model_name or "").replace("TI2V", "")) == (spec.given == "concat")
+    assert ("A14B" in (config.base_model_name or "")) == (len(spec.experts) == 2)
+    assert config.first_frame_probability == spec.first_frame
+    assert config.timestep_shift == spec.timestep_shift
+    assert "memory not measured" in preset_about(name)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_guides_presets_have_the_guides_numbers(name: str, tiny_bases: Callable[..., Path]) -> None:
+    config = resolve({}, read_preset(name), Wan.read_spec(tiny_bases("wan", "ti2v"))).config
+    settings, row = flatten(config.model_dump(mode="json")), EVERY | ROWS[name]
+    assert {key: settings[key] for key in row} == row
+    assert set(flatten(read_preset(name))) - OURS <= set(row), "nothing is added"
+    assert config.weight_dtype in preset_about(name) or config.training_method == "FINE_TUNE"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_reason_of_what_the_guide_names_says_so(name: str) -> None:
+    reasons = preset_reasons(name)
+    for key in set(reasons) - OURS - {"base_model_name"}:
+        assert reasons[key].startswith("the guide's"), key
+    for key in OURS & set(reasons):
+        assert "guide names none" in reasons[key], key
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if f"#{name}.json" not in ROWS])
+def test_what_is_not_the_guides_leaves_memory_to_the_plan(name: str) -> None:
+    assert not set(OPEN) & set(read_preset(name))

@@ -1,0 +1,27 @@
+"""torch, diffusers and transformers as objects that are imported at their first use.
+
+A family's file has its spec, which is read without torch, and its networks: with these names it needs no import inside a
+function. Type checkers see the modules themselves.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import diffusers as diffusers
+    import torch as torch
+    import transformers as transformers
+else:
+
+    class _LazyModule:
+        """A module that is imported when one of its names is asked for."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module(self._name), name)
+
+    torch, diffusers, transformers = map(_LazyModule, ("torch", "diffusers", "transformers"))

@@ -1,0 +1,402 @@
+"""What the families share: a checkpoint in diffusers layout, its parts, its text, its latents and its pipeline.
+
+A family is a subclass that says what differs. Shapes are those of ``videotune/types.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from videotune.lazy import diffusers, torch, transformers
+from videotune.models.config_file import read_config
+from videotune.models.loading import load_model
+from videotune.models.meta import on_meta
+from videotune.models.parts import fingerprint
+from videotune.models.pipelines import bare_pipeline, in_tiles, own_scheduler, stand_in
+from videotune.models.pretrained import count_tokens, read_tokenizer
+from videotune.models.registry import register
+from videotune.types import (
+    PLAIN_WEIGHTS,
+    Batch,
+    ClipShape,
+    Condition,
+    ModelSpec,
+    Moments,
+    SampleRequest,
+    TextPart,
+    WeightDtypes,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+Names = Sequence[tuple[str, str]]
+"""Regular expressions and what stands in their place, applied one after the other."""
+
+OLDER_END = 2
+"""What CLIP's configs once named as the number of the end mark, which is another."""
+
+
+class DiffusersModel:
+    """A checkpoint in diffusers layout. Its encoders load at their first use and stay until they are freed.
+
+    Whoever uses the VAE holds ``vae_lock``: whoever frees it waits, and a VAE that keeps state between frames works on one
+    clip at a time.
+    """
+
+    spec: ModelSpec
+    """The usual checkpoint's; of an opened one its own."""
+
+    variants: tuple[str, ...]
+    """The kinds of checkpoint that ``tiny`` writes, the usual one first."""
+
+    transformer_class: ClassVar[str]
+    vae_class: ClassVar[str]
+    text_encoders: ClassVar[Mapping[str, tuple[str, str]]] = {"text_encoder": ("tokenizer", "T5EncoderModel")}
+    """Each text encoder's folder: its tokenizer's folder, and its class in transformers."""
+
+    embedding_names: ClassVar[Mapping[str, str]] = {}
+    """What ComfyUI's tokenizer of each text encoder calls new tokens in a file; none: no such form is written."""
+
+    comfyui_names: ClassVar[Names] = ()
+    """From a block module's path in diffusers to its name in ComfyUI, which is mostly the authors'."""
+
+    original_names: ClassVar[Names | None] = None
+    """From a parameter's name in diffusers to its name in the authors' checkpoints; None: no such file is written."""
+
+    config_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Keys that older configs of the transformer lack and pipelines read."""
+
+    tokens_in_front = 0
+    """Tokens of ``clean`` that are not the caption's."""
+
+    def __init_subclass__(cls) -> None:
+        if "spec" in vars(cls):
+            register(cls)
+
+    def __init__(
+        self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
+    ) -> None:
+        self.spec = self.read_spec(folder)
+        self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
+        self.config = read_config(folder / "transformer" / "config.json")
+        self.stream_text: Callable[[str], None] | None = None
+        self.vae_lock = RLock()
+        self._loaded: dict[str, Any] = {}
+
+    @classmethod
+    def read_spec(cls, folder: Path) -> ModelSpec:
+        """The spec of the checkpoint in a folder, from its configs, without torch."""
+        raise NotImplementedError
+
+    # parts
+
+    def _part(self, name: str, load: Callable[[], Any]) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = load()
+        return self._loaded[name]
+
+    def free(self, part: str) -> None:
+        """Drop "text_encoder" (all of them) or "vae" from memory."""
+        with self.vae_lock:
+            self._loaded.pop(part, None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def part(self, name: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
+        """The network of "text_encoder" or "vae", loaded for this call."""
+        if name == "text_encoder":
+            return self._text_encoder(name, fill)
+        cls = getattr(diffusers, self.vae_class)
+        return load_model(cls, self.folder / name, torch.float32, self.device, fill=fill)
+
+    def vae(self) -> Any:
+        """The VAE in float32. It is not tiled unless asked: tiles give other latents and frames than the pipeline's."""
+        return self._part("vae", lambda: self.part("vae"))
+
+    def denoiser(
+        self,
+        expert: str | None = None,
+        device: torch.device | None = None,
+        fill: Callable[[nn.Module], object] | None = None,
+    ) -> nn.Module:
+        """The transformer, frozen; modules that diffusers keeps in float32 stay so."""
+        cls, folder = getattr(diffusers, self.transformer_class), self.folder / self.spec.part_of(expert)
+        packed, blocks = self.weights.transformer, self.spec.blocks
+        return load_model(cls, folder, self.dtype, self.device, packed, blocks, stay=device, fill=fill)
+
+    def skeleton(self, expert: str | None = None) -> nn.Module:
+        """The transformer on the meta device."""
+        return on_meta(getattr(diffusers, self.transformer_class), self.folder / self.spec.part_of(expert))
+
+    def fingerprints(self) -> dict[str, str]:
+        """Names of the bytes that caches and checkpoints depend on."""
+        pairs = ((part, tokenizer) for part, (tokenizer, _) in self.text_encoders.items())
+        text = [fingerprint(self.folder / name) for pair in pairs for name in pair]
+        nets = [self.spec.part_of(expert.name) for expert in self.spec.experts]
+        own = {name: fingerprint(self.folder / name) for name in ("vae", *nets)}
+        return {"text_encoder": "-".join([*text, self.weights.of_text(self.dtype)]), **own}
+
+    # text
+
+    def _text_encoder(self, part: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
+        cls = getattr(transformers, self.text_encoders[part][1])
+        packed, stream = self.weights.text_encoder, self.stream_text
+        return load_model(cls, self.folder / part, self.dtype, self.device, packed, fill=fill, stream=stream)
+
+    def text_pipeline(self) -> Any:
+        """A diffusers pipeline of tokenizers and text encoders alone, for its own prompt handling."""
+        return self._part("text_encoder", self._load_text)
+
+    def _load_text(self) -> Any:
+        tokenizers = self.tokenizers()
+        parts: dict[str, Any] = {}
+        for part, (folder, cls) in self.text_encoders.items():
+            parts |= {part: self._text_encoder(part), folder: tokenizers[part]}
+            # Older configs name 2 as CLIP's end mark, and then the highest number of a caption counts as its end: that of a
+            # new token would. The end mark's own place is the same one in every other caption.
+            for module in parts[part].modules() if cls.startswith("CLIP") else ():
+                if getattr(module, "eos_token_id", None) == OLDER_END:
+                    module.eos_token_id = tokenizers[part].eos_token_id
+        return bare_pipeline(self.pipeline_class(), **parts)
+
+    def text_parts(self) -> Mapping[str, TextPart]:
+        """The text encoders with their tokenizers."""
+        pipe = self.text_pipeline()
+        return {
+            part: TextPart(getattr(pipe, folder), getattr(pipe, part))
+            for part, (folder, _) in self.text_encoders.items()
+        }
+
+    def tokenizers(self) -> Mapping[str, Any]:
+        """A fresh tokenizer of each text encoder."""
+        return {
+            part: read_tokenizer(self.folder / name, self.folder / part)
+            for part, (name, _) in self.text_encoders.items()
+        }
+
+    def text_skeletons(self) -> Mapping[str, nn.Module]:
+        """The text encoders on the meta device."""
+        return {
+            part: on_meta(getattr(transformers, name), self.folder / part)
+            for part, (_, name) in self.text_encoders.items()
+        }
+
+    @classmethod
+    def clean(cls, caption: str) -> str:
+        """What the tokenizer is given of a caption; T5's takes any white space for one space, whatever its file says."""
+        return " ".join(caption.split())
+
+    @classmethod
+    def token_lengths(cls, folder: Path, captions: Sequence[str]) -> list[int] | None:
+        """How many tokens each caption has, marks included, without torch; None without a tokenizer.json."""
+        counts = count_tokens(folder / "tokenizer", [cls.clean(caption) for caption in captions])
+        return None if counts is None else [count - cls.tokens_in_front for count in counts]
+
+    def text_length(self, caption: str) -> int:
+        """How many tokens the caption has, marks included, before any cut."""
+        ids = self.text_pipeline().tokenizer(self.clean(caption), verbose=False).input_ids
+        return len(ids) - self.tokens_in_front
+
+    def encode(self, caption: str) -> dict[str, Tensor]:
+        """The pipeline's own states of a caption in full length, "text" (L,D) among them, in the form of ``condition``."""
+        text, _ = self.text_pipeline().encode_prompt(
+            caption, do_classifier_free_guidance=False, max_sequence_length=self.spec.text_tokens, device=self.device
+        )
+        return {"text": text[0]}
+
+    def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What of a caption's states must be kept: all, where the states of padding act on what is sampled."""
+        return states
+
+    def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
+        """The states of each caption that ``condition`` needs, on the CPU."""
+        with torch.no_grad():
+            found = (self.trimmed(caption, self.encode(caption)) for caption in captions)
+            return [{name: value.cpu().clone() for name, value in states.items()} for states in found]
+
+    def encode_in_loop(self, captions: Sequence[str]) -> Condition:
+        """``condition`` of captions encoded now, each by itself and once, so that no neighbour moves a bit."""
+        states = {caption: self.encode(caption) for caption in dict.fromkeys(captions)}
+        return self.condition([states[caption] for caption in captions])
+
+    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
+        """Text (B,L,D), zeros after what was kept of it; "mask" (B,L) is the text's, and all else is stacked in extras."""
+        tokens, pad = self.spec.text_tokens, torch.nn.functional.pad
+        text = torch.stack([pad(state["text"], (0, 0, 0, tokens - len(state["text"]))) for state in states])
+        extras = {name: torch.stack([state[name] for state in states]) for name in states[0] if name != "text"}
+        return Condition(text, extras.pop("mask", None), extras)
+
+    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """Zeros in the form of what ``condition`` is given; of the caption alone, unless a family adds more."""
+        return {"text": torch.zeros(self.spec.text_tokens, self.spec.text_width, dtype=self.dtype)}
+
+    def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
+        """diffusers' form goes by the token; ComfyUI's names the text encoder."""
+        return {"diffusers": {}} | ({"comfyui": self.embedding_names} if self.embedding_names else {})
+
+    # latents
+
+    def check_shape(self, frames: int, height: int, width: int) -> None:
+        """Raise VideotuneError for a shape in pixels that the checkpoint does not take."""
+
+    def latent_statistics(self) -> tuple[Tensor, Tensor] | None:
+        """The mean and deviation of the VAE's latents, (C,1,1,1) each; None: its config has a scale for all channels."""
+        return None
+
+    def _normalised(self, mean: Tensor, logvar: Tensor) -> tuple[Tensor, Tensor]:
+        statistics, config = self.latent_statistics(), self.vae().config
+        if statistics is not None:
+            return (mean - statistics[0]) / statistics[1], logvar - 2 * statistics[1].log()
+        scale, shift = float(config.scaling_factor), config.get("shift_factor") or 0.0
+        return (mean - shift) * scale, logvar + 2 * math.log(scale)
+
+    def raw_latents(self, latents: Tensor) -> Tensor:
+        """Normalised latents as the VAE takes them."""
+        statistics, config = self.latent_statistics(), self.vae().config
+        if statistics is not None:
+            return latents * statistics[1] + statistics[0]
+        return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
+
+    def image_states(self, frames: Tensor, random: np.random.Generator | None) -> dict[str, Tensor]:
+        """What the denoiser is told of an image, here the first frame (3,T,H,W), for ``condition``."""
+        return {}
+
+    def encode_video(self, frames: Tensor, random: np.random.Generator | None = None) -> Moments:
+        """Frames (3,T,H,W) in [-1,1] -> normalised moments, the mean alone where the authors train on it."""
+        self.check_shape(*frames.shape[1:])
+        with self.vae_lock, torch.no_grad():
+            latent = self.vae().encode(frames[None].to(self.device)).latent_dist
+            mean, logvar = self._normalised(latent.mean[0], latent.logvar[0])
+            extras = self.image_states(frames, random)
+        return Moments(mean.float().cpu(), logvar.float().cpu() if self.spec.keeps_variance else None, extras)
+
+    def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
+        """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
+        with self.vae_lock, torch.no_grad(), in_tiles(self.vae(), tiled):
+            raw = self.raw_latents(latents.to(self.device))
+            pixels = self.vae().decode(raw[None], return_dict=False)[0][0]
+        return pixels.clamp(-1, 1).float().cpu()
+
+    # the denoiser in training, and in the pipeline
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """v (B,C,F,H,W) float32 for noisy latents x_t at t (B,)."""
+        raise NotImplementedError
+
+    def isolate_frames(self, net: nn.Module, on: bool) -> None:
+        """Let video tokens attend to their own latent frame and to text alone, until switched off."""
+        raise NotImplementedError
+
+    def pipeline_class(self) -> Any:
+        """The diffusers pipeline that samples from this checkpoint, and whose ``load_lora_weights`` reads our files."""
+        raise NotImplementedError
+
+    def scheduler(self, shift: float | None) -> Any:
+        """The checkpoint's own scheduler, at its own shift or at another one."""
+        return own_scheduler(self.folder, shift)
+
+    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
+        """The checkpoint's pipeline over ``nets``, without VAE and text encoders; ``nets`` is asked at each of its steps.
+
+        ``cls`` and ``parts``: another class, and further components of it.
+        """
+        for expert in self.spec.experts:
+            part = self.spec.part_of(expert.name)
+            config = {**self.config_defaults, **read_config(self.folder / part / "config.json")}
+            parts[part] = stand_in(nets, expert.name, config, self.dtype, self.device)
+        pipe = bare_pipeline(cls or self.pipeline_class(), scheduler=self.scheduler(shift), **parts)
+        pipe.vae_scale_factor = pipe.vae_scale_factor_spatial = self.spec.rules.spatial_stride
+        pipe.vae_scale_factor_temporal = self.spec.rules.temporal_stride
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    def prompt(self, cond: Condition) -> dict[str, Tensor]:
+        """A condition by the pipeline's names."""
+        words = {"prompt_embeds": cond.text.to(self.device, self.dtype)}
+        if cond.text_mask is not None:
+            words["prompt_attention_mask"] = cond.text_mask.to(self.device)
+        return words
+
+    def sample(
+        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
+        """Normalised latents (B,C,F,H,W), float32, on the run's device; noise is drawn on the CPU, by a seed each."""
+        shape = request.shape
+        self.check_shape(shape.frames, shape.height, shape.width)
+        pipe = self.pipeline(nets, request.shift)
+        return self.run_pipeline(pipe, cond, uncond, request, num_frames=shape.frames).float()
+
+    def run_pipeline(
+        self, pipe: Any, cond: Condition, uncond: Condition | None, request: SampleRequest, **words: Any
+    ) -> Tensor:
+        """The latents that a pipeline gives; ``words`` are what its call takes beside what every pipeline does."""
+        negative = {} if uncond is None else {f"negative_{name}": x for name, x in self.prompt(uncond).items()}
+        known = {
+            "height": request.shape.height,
+            "width": request.shape.width,
+            "num_inference_steps": request.steps,
+            "guidance_scale": request.guidance,
+            "generator": [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds],
+            "output_type": "latent",
+            "return_dict": False,
+        }
+        return pipe(**self.prompt(cond), **(known | negative | words))[0]
+
+    # names elsewhere
+
+    def key_maps(self) -> Mapping[str, Callable[[str], str]]:
+        """From a module's path to the prefix of its LoRA keys, in each format."""
+        return {
+            "diffusers": lambda path: f"transformer.{path}",
+            "comfyui": lambda path: f"diffusion_model.{self.native(path)}",
+        }
+
+    def native(self, path: str) -> str:
+        """A block module's path in diffusers -> its name in ComfyUI's model."""
+        return renamed(path, self.comfyui_names)
+
+    def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
+        """From a parameter's name in diffusers to its name in a file of all weights, in each format."""
+        maps: dict[str, Callable[[str], str]] = {"diffusers": lambda name: name}
+        original = self.original_names
+        return maps if original is None else maps | {"original": lambda name: renamed(name, original)}
+
+    # tiny checkpoints
+
+    @classmethod
+    def tiny(cls, folder: Path, seed: int = 0, variant: str | None = None) -> Path:
+        """Write a random checkpoint of some 50,000 parameters in the real layout, and return its folder."""
+        variant = variant or cls.variants[0]
+        assert variant in cls.variants, f"{variant!r} is none of {', '.join(cls.variants)}"
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            pipe = cls.tiny_pipeline(variant)
+        pipe.save_pretrained(folder)
+        return folder
+
+    @classmethod
+    def tiny_pipeline(cls, variant: str) -> Any:
+        """A pipeline of tiny random networks of a kind of checkpoint, made in one order."""
+        raise NotImplementedError
+
+
+def renamed(name: str, names: Names) -> str:
+    """A name after each of the replacements."""
+    for pattern, other in names:
+        name = re.sub(pattern, other, name)
+    return name
+
+
+def lora_targets(
+    attention: tuple[str, ...], feed_forward: tuple[str, ...], whole: str, **more: tuple[str, ...]
+) -> Mapping[str, tuple[str, ...]]:
+    """The named sets of ``lora.targets`` as patterns of modules' paths; ``whole`` is all that a block holds."""
+    both = attention + feed_forward
+    return {"attention": attention, "feed_forward": feed_forward, "linear": both, "all": (whole,), **more}

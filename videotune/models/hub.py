@@ -1,0 +1,308 @@
+"""Base models of the Hugging Face Hub: what is needed of one, told before it is fetched, or found without a network."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.config.load import preset_names, read_preset
+from videotune.errors import VideotuneError
+from videotune.files import digest, size_text, user_cache, write_text
+from videotune.models.parts import (
+    STEMS,
+    NotHere,
+    has_weights,
+    missing,
+    model_parts,
+    read_config,
+    some,
+    without_safetensors,
+)
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+OFFLINE = "HF_HUB_OFFLINE"
+"""The environment variable, the Hub's own, that ``--offline`` sets."""
+
+_TRUE = ("1", "on", "yes", "true")
+_WORTH_A_WORD = 64 << 20
+"""Bytes; configs and tokenizers are fewer."""
+
+_LONG = 1 << 30
+"""Bytes of a file that take longer than about a second to hash."""
+
+_SMALL = (".json", ".txt", ".model")
+
+
+def offline() -> bool:
+    """Whether the Hub must not be asked: by ``--offline``, HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE."""
+    return any(os.environ.get(name, "").lower() in _TRUE for name in (OFFLINE, "TRANSFORMERS_OFFLINE"))
+
+
+def go_offline() -> None:
+    """Use only what is cached, for the rest of this process and those it starts."""
+    os.environ[OFFLINE] = "1"
+
+
+def fetch(name: str, *, weights: bool, own: Collection[str], echo: Callable[[str], None]) -> Path:
+    """The folder in the Hub's cache with what videotune needs of the model ``name``; what is not there is downloaded.
+
+    That is the parts of its model_index.json: configs and tokenizers, and with ``weights`` the safetensors of each part but
+    those in ``own``; never variants, other formats or code. Before weights are fetched, ``echo`` is told their size, the
+    licence and the place. A connection that breaks is taken up where it broke; of a run that was stopped, files that had
+    come whole are kept. Raises VideotuneError that says what to do: for a wrong id, a gated or private model, a full disk,
+    no network.
+    """
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+    if offline():
+        return cached(name, weights=weights, own=own, why="the Hub may not be asked (--offline or HF_HUB_OFFLINE)")
+    try:
+        info = HfApi().model_info(name, files_metadata=True)
+        listed = {file.rfilename for file in info.siblings or ()}
+        if "model_index.json" not in listed:
+            raise VideotuneError(_no_layout(name, listed))
+        with _bars(False):
+            index = read_config(Path(hf_hub_download(name, "model_index.json", revision=info.sha)))
+        files = wanted(name, index, sorted(listed), weights=weights, own=own)
+        patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
+        with _bars(False):
+            large = weights and _account(name, info, patterns, echo)
+        with _bars(large):
+            folder = Path(snapshot_download(name, revision=info.sha, allow_patterns=patterns))
+        write_text(folder.parents[1] / "refs" / "main", str(info.sha))  # where the cache serves without a network
+        return folder
+    except VideotuneError:
+        raise
+    except Exception as error:  # the hub's library raises a dozen kinds; each is told to the person
+        if _unreached(error):
+            folder = cached(
+                name,
+                weights=weights,
+                own=own,
+                why="the Hub is not reached: check the network; files that have come are kept",
+            )
+            echo(f"note: the Hub is not reached; {name} is taken from {folder}")
+            return folder
+        raise VideotuneError(told(name, error)) from error
+
+
+def wanted(
+    name: str, index: dict[str, Any], listed: Sequence[str], *, weights: bool, own: Collection[str] = ()
+) -> list[str]:
+    """Of a repository's files those that videotune reads.
+
+    Raises VideotuneError for a part whose weights are there only in a form that is not read.
+    """
+    files = ["model_index.json"]
+    for part, (_, cls) in model_parts(index).items():
+        inside = [file for file in listed if file.startswith(f"{part}/")]
+        files += [file for file in inside if file.endswith(_SMALL)]
+        if weights and part not in own and has_weights(cls):
+            found = [file for file in inside if _is_weights(file.partition("/")[2])]
+            if not found:
+                said = without_safetensors(file.partition("/")[2] for file in inside)
+                raise VideotuneError(f"base_model_name: {name}: its {part}/ has no weights{said}")
+            files += found
+    return files
+
+
+def _is_weights(file: str) -> bool:
+    """Whether a file of a part is of its plain weights, whole or a shard; ``model.fp16.safetensors`` is a variant."""
+    return any(re.fullmatch(rf"{stem}(-\d+-of-\d+)?\.safetensors", file) for stem in STEMS)
+
+
+@contextmanager
+def _bars(shown: bool) -> Iterator[None]:
+    """The Hub's progress bars, or none: of small files they say nothing worth reading."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    change = not shown and not are_progress_bars_disabled()
+    if change:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if change:
+            enable_progress_bars()
+
+
+def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: Callable[[str], None]) -> bool:
+    """Tell what will be fetched, if it is much; VideotuneError where the disk has no room for it."""
+    from huggingface_hub import constants, snapshot_download  # light to start
+
+    files = snapshot_download(name, revision=info.sha, allow_patterns=list(patterns), dry_run=True)
+    size = sum(file.file_size or 0 for file in files)
+    to_come = sum(file.file_size or 0 for file in files if file.will_download)
+    cache = Path(constants.HF_HUB_CACHE)
+    if to_come < _WORTH_A_WORD:
+        return False
+    here = f", {size_text(size - to_come)} of it are here" if to_come < size else ""
+    echo(
+        f"{name}: {len(files)} files, {size_text(size)}{here}; {size_text(to_come)} are fetched into {cache}; "
+        f"licence: {_licence(info)}"
+    )
+    free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
+    if free < to_come:
+        raise VideotuneError(
+            f"base_model_name: {name} needs {size_text(to_come)} more, and the disk of {cache} has {size_text(free)} free. "
+            "Free some, or set HF_HOME to a folder on a disk with room."
+        )
+    return True
+
+
+def _licence(info: ModelInfo) -> str:
+    """As the model's card says it."""
+    card = info.card_data
+    named = getattr(card, "license_name", None) or getattr(card, "license", None) if card else None
+    tags = [tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")]
+    return str(named or (tags[0] if tags else "its card names none"))
+
+
+def cached(name: str, *, weights: bool, own: Collection[str] = (), why: str = "") -> Path:
+    """The folder of a model in the Hub's cache, without a network.
+
+    Raises VideotuneError naming what of it is not there, and ``why`` it cannot be fetched.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "model_index.json")
+    except HFValidationError as error:
+        raise VideotuneError(told(name, error)) from error
+    if not isinstance(found, str):
+        raise NotHere(
+            f"base_model_name: {name} is not in {constants.HF_HUB_CACHE}, and {why}. {_fetch_first()}{_near(name)}"
+        )
+    folder = Path(found).parent
+    absent = missing(folder, weights=weights, own=own)
+    if absent:
+        raise NotHere(
+            f"base_model_name: of {name}, {len(absent)} files are not in {folder}: {some(absent)}; and {why}. "
+            f"{_fetch_first()}"
+        )
+    return folder
+
+
+def _fetch_first() -> str:
+    return "Fetch it where there is a network, or give a local folder in diffusers layout."
+
+
+def _unreached(error: Exception) -> bool:
+    """Whether the Hub could not be asked at all, or is out of order itself."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code >= 500
+    return isinstance(error, (httpx2.TransportError, OfflineModeIsEnabled)) and not isinstance(
+        error, httpx2.LocalProtocolError
+    )
+
+
+def told(name: str, error: Exception) -> str:
+    """What to say to the person for an error of the Hub's library; a token never stands in it."""
+    from huggingface_hub import constants, errors
+
+    page, token = f"{constants.ENDPOINT}/{name}", bool(os.environ.get("HF_TOKEN"))
+    settings = f"{constants.ENDPOINT}/settings/tokens"
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+    who = f"base_model_name: {name}"
+    if isinstance(error, errors.GatedRepoError):
+        steps = f"Sign in, open {page}, and agree to its terms"
+        rest = (
+            " with the account that HF_TOKEN belongs to (some authors grant by hand: it may take days)."
+            if token
+            else f"; then make a token that may read at {settings}, and set HF_TOKEN to it."
+        )
+        return f"{who} is gated. {steps}{rest}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{who} has no files yet: see {page}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        rest = (
+            "the account of HF_TOKEN must be one that may read it"
+            if token
+            else f"make a token that may read at {settings}, and set HF_TOKEN to it"
+        )
+        return f"{who} is not on the Hub, or is private. Check the id at {page}{_near(name)}; if it is private, {rest}."
+    if isinstance(error, errors.HFValidationError):
+        return f"{who} is neither a folder here nor an id that the Hub knows. Write user/name.{_near(name)}"
+    if status == 401:
+        return f"{who}: the Hub does not accept HF_TOKEN. Make a new one that may read at {settings}, or unset it."
+    if status == 403:
+        return f"{who}: the Hub refuses it to the account of HF_TOKEN. Let the token read gated models: {settings}"
+    if status == 429:
+        return (
+            f"{who}: the Hub has had too many requests from here. Wait some minutes; a token in HF_TOKEN allows more."
+        )
+    if isinstance(error, OSError) and error.errno == 28:
+        return f"{who}: the disk of {constants.HF_HUB_CACHE} is full. Free some, or set HF_HOME to a disk with room."
+    return (
+        f"{who} could not be fetched: {_without_token(str(error))}\n"
+        "Files that have come whole are kept: run it again to go on. Or give a local folder in diffusers layout."
+    )
+
+
+def _without_token(text: str) -> str:
+    token = os.environ.get("HF_TOKEN", "").strip()
+    return text.replace(token, "(HF_TOKEN)") if token else text
+
+
+def _near(name: str) -> str:
+    """The id of a preset that looks like it, or nothing."""
+    ids = {str(read_preset(preset).get("base_model_name")) for preset in preset_names()}
+    near = difflib.get_close_matches(name, sorted(one for one in ids if "/" in one), 1, 0.7)
+    return f" (did you mean {near[0]}?)" if near and near[0] != name else ""
+
+
+def _no_layout(name: str, listed: Collection[str]) -> str:
+    weights = [file for file in sorted(listed) if file.endswith((".safetensors", ".pth", ".ckpt", ".gguf"))]
+    holds = f"it holds {some(weights)}" if weights else f"it holds {some(sorted(listed))}"
+    return (
+        f"base_model_name: {name} is not in diffusers layout: it has no model_index.json; {holds}. "
+        f"Often there is a second repository for diffusers: look for {name}-Diffusers, or {name}-diffusers. "
+        "A single file of a transformer goes into transformer.file."
+    )
+
+
+def verify(files: Iterable[Path], echo: Callable[[str], None]) -> None:
+    """Read files of the Hub's cache once and compare their bytes with their names; others have nothing to compare with.
+
+    A file that is as it was (place, size, time, inode) is not read again. Of several processes the first one reads. Raises
+    VideotuneError for a file with other bytes.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    for path in files:
+        blob = path.resolve()
+        if not re.fullmatch("[0-9a-f]{64}", blob.name):
+            continue
+        facts = blob.stat()
+        mark = user_cache() / "verified" / digest([str(blob), facts.st_size, facts.st_mtime_ns, facts.st_ino])
+        if mark.exists():
+            continue
+        if facts.st_size > _LONG:
+            echo(f"checking the bytes of {path.name} ({facts.st_size / 1e9:.1f} GB), once")
+        with blob.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != blob.name:
+            raise VideotuneError(
+                f"base_model_name: {path} is damaged: its bytes are not those of the Hub (sha256 {found[:12]}…, not "
+                f"{blob.name[:12]}…). Delete {blob} and start again: it is fetched anew"
+            )
+        try:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        except OSError as error:
+            echo(
+                f"note: that {path.name} is whole cannot be remembered ({error}); it is checked again at the next start"
+            )

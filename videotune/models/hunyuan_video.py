@@ -1,0 +1,348 @@
+"""HunyuanVideo 13B from text (Kong et al. 2024, arXiv 2412.03603): flow matching, guidance distilled, Llama and CLIP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import VideotuneError
+from videotune.lazy import diffusers, torch, transformers
+from videotune.models.base import DiffusersModel, lora_targets
+from videotune.models.config_file import read_config
+from videotune.models.frame_attention import isolate, joint_attention
+from videotune.models.pretrained import read_tokenizer
+from videotune.models.tiny_text import bytes_tokenizer, clip_tokenizer, tiny_clip
+from videotune.types import Batch, ClipShape, Condition, ModelSpec, SampleRequest, VideoRules
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TEMPLATE = (
+    "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the following aspects: "
+    "1. The main content and theme of the video."
+    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
+    "3. Actions, events, behaviors temporal relationships, physical movement changes of the objects."
+    "4. background environment, light, style and atmosphere."
+    "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
+)
+"""What Llama reads around a caption. A fact of the checkpoint, and the pipeline's own; here for counting without torch."""
+
+CROP = 95
+"""Tokens in front of the caption: the pipeline cuts as many states off, whatever they are of."""
+
+GUIDANCE = 1.0
+"""What training tells the guidance embedding: a clip is what it is, not more so. Samples are drawn at 6."""
+
+WIDTH = 3072
+"""Of the published transformer; diffusers' converters from the authors' names know no other."""
+
+SIZES = {(3072, 20, 40): " 13B"}
+"""(width, double blocks, single blocks) of the published transformers."""
+
+MARKS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<pad>")
+"""Llama's own tokens that the template has, its beginning, and its padding."""
+
+QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
+COMFYUI = (
+    (r"^transformer_blocks\.", "double_blocks."),
+    (r"^single_transformer_blocks\.", "single_blocks."),
+    (r"^(single_blocks\.\d+)\.(attn\.to_[qkv]|proj_mlp)$", r"\1.linear1"),
+    (r"^(single_blocks\.\d+)\.proj_out$", r"\1.linear2"),
+    (r"^(single_blocks\.\d+)\.norm\.linear$", r"\1.modulation.linear"),
+    (r"\.attn\.to_[qkv]$", ".img_attn_qkv"),
+    (r"\.attn\.add_[qkv]_proj$", ".txt_attn_qkv"),
+    (r"\.attn\.to_out\.0$", ".img_attn_proj"),
+    (r"\.attn\.to_add_out$", ".txt_attn_proj"),
+    (r"\.ff\.net\.0\.proj$", ".img_mlp.fc1"),
+    (r"\.ff\.net\.2$", ".img_mlp.fc2"),
+    (r"\.ff_context\.net\.0\.proj$", ".txt_mlp.fc1"),
+    (r"\.ff_context\.net\.2$", ".txt_mlp.fc2"),
+    (r"\.norm1\.linear$", ".img_mod.linear"),
+    (r"\.norm1_context\.linear$", ".txt_mod.linear"),
+)
+
+
+class HunyuanVideo(DiffusersModel):
+    """A HunyuanVideo checkpoint."""
+
+    spec = ModelSpec(
+        name="hunyuan_video",
+        aliases=("HunyuanVideoPipeline", "hunyuan", "hunyuanvideo", "hunyuan-video", "hunyuan-video-13b"),
+        title="HunyuanVideo 13B",
+        path="flow",
+        rules=VideoRules(4, 1, 16, 24.0, 8, 4),
+        text_tokens=256,
+        blocks=("transformer_blocks", "single_transformer_blocks"),
+        lora_targets=lora_targets(
+            (
+                r"transformer_blocks\.\d+\.attn\.(to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out)",
+                r"single_transformer_blocks\.\d+\.attn\.(to_q|to_k|to_v)",
+            ),
+            (
+                r"transformer_blocks\.\d+\.(ff|ff_context)\.(net\.0\.proj|net\.2)",
+                r"single_transformer_blocks\.\d+\.(proj_mlp|proj_out)",
+            ),
+            r"(single_)?transformer_blocks\..+",  # also what the timestep modulates by
+        ),
+        default_resolution=544,
+        timestep_shift=7.0,
+        sample_steps=50,
+        sample_guidance=6.0,
+        licence="Tencent Hunyuan Community License",
+        keeps_variance=True,
+        fused={
+            "comfyui": (
+                ("transformer_blocks", QKV),
+                ("transformer_blocks", ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")),
+                ("single_transformer_blocks", (*QKV, "proj_mlp")),
+            )
+        },
+    )
+    variants = ("t2v",)
+    transformer_class, vae_class = "HunyuanVideoTransformer3DModel", "AutoencoderKLHunyuanVideo"
+    text_encoders = {
+        "text_encoder": ("tokenizer", "LlamaModel"),
+        "text_encoder_2": ("tokenizer_2", "CLIPTextModel"),
+    }
+    embedding_names = {"text_encoder": "llama", "text_encoder_2": "clip_l"}
+    comfyui_names = COMFYUI
+    tokens_in_front = CROP
+
+    @classmethod
+    def read_spec(cls, folder: Path) -> ModelSpec:
+        """The spec of a checkpoint.
+
+        The shift of training stays 7, at which the authors sample, whatever the checkpoint's scheduler says: it is that of
+        sampling, and distilled checkpoints have others. Raises VideotuneError for one that only looks like one of these.
+        """
+        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
+        latent, channels, image = vae["latent_channels"], net["in_channels"], net.get("image_condition_type")
+        if image is not None or channels != latent:
+            what = f"is told an image ({image})" if image else f"reads {channels} channels, its VAE gives {latent}"
+            raise VideotuneError(
+                f"{folder}: its transformer {what}: of HunyuanVideo videotune trains the checkpoint from text alone"
+            )
+        patch = (net["patch_size_t"], net["patch_size"], net["patch_size"])
+        spatial, temporal = vae["spatial_compression_ratio"], vae["temporal_compression_ratio"]
+        width = net["num_attention_heads"] * net["attention_head_dim"]
+        return replace(
+            cls.spec,
+            title=f"HunyuanVideo{SIZES.get((width, net['num_layers'], net['num_single_layers']), '')}",
+            rules=VideoRules(temporal * patch[0], 1, spatial * patch[1], cls.spec.rules.fps, spatial, temporal),
+            latent_channels=latent,
+            patch=patch,
+            text_width=net["text_embed_dim"],
+            guidance_embedded=bool(net.get("guidance_embeds")),
+        )
+
+    @classmethod
+    def clean(cls, caption: str) -> str:
+        """In the template."""
+        return TEMPLATE.format(caption)
+
+    def tokenizers(self) -> Mapping[str, Any]:
+        """Llama's is read by the general class: Llama's own of transformers 5 would put the splitting of older Llamas in the
+        place of what the file says, and give other tokens. Raises VideotuneError where it does not fit the template."""
+        folder = self.folder / "tokenizer"
+        if not (folder / "tokenizer.json").is_file():
+            raise VideotuneError(f"{folder} has no tokenizer.json; take the file that comes with the checkpoint")
+        llama = read_tokenizer(folder, self.folder / "text_encoder", transformers.PreTrainedTokenizerFast)
+        one, other = (llama(TEMPLATE.format(word), verbose=False).input_ids for word in ("a", "0"))
+        front = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
+        if front != CROP or llama.padding_side != "right":
+            raise VideotuneError(
+                f"{folder} is not HunyuanVideo's tokenizer: it pads on the {llama.padding_side} and reads {front} "
+                f"tokens in front of a caption, where the pipeline pads on the right and cuts {CROP} off"
+            )
+        clip = read_tokenizer(self.folder / "tokenizer_2", self.folder / "text_encoder_2")
+        return {"text_encoder": llama, "text_encoder_2": clip}
+
+    def encode(self, caption: str) -> dict[str, Tensor]:
+        """Llama's states "text" (256,D), zeros where the "mask" (256,) is False, and CLIP's "pooled" (P,).
+
+        The pipeline feeds states of the padding there, which the mask hides: they change nothing.
+        """
+        text, pooled, mask = self.text_pipeline().encode_prompt(
+            caption, max_sequence_length=self.spec.text_tokens, device=self.device
+        )
+        shown = mask[0].bool()
+        return {"text": text[0].where(shown[:, None], text.new_zeros(())), "mask": shown, "pooled": pooled[0]}
+
+    def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Less the padding, which is on the right."""
+        return {"text": states["text"][: int(states["mask"].sum())], "pooled": states["pooled"]}
+
+    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
+        """With the mask that follows from the length."""
+        cond, places = super().condition(states), torch.arange(self.spec.text_tokens)
+        if cond.text_mask is not None:
+            return cond
+        return replace(cond, text_mask=torch.stack([places < len(state["text"]) for state in states]))
+
+    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """With CLIP's."""
+        pooled = torch.zeros(self.config["pooled_projection_dim"], dtype=self.dtype)
+        return super().blank_states(shape) | {"pooled": pooled}
+
+    def part(self, name: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
+        """Both text encoders are one network that reads as Llama does."""
+        if name != "text_encoder":
+            return super().part(name, fill)
+        llama, clip = (self._text_encoder(part, fill) for part in self.text_encoders)
+
+        class Both(torch.nn.Module):
+            """Llama, with CLIP beside it."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.llama, self.clip = llama, clip
+
+            def get_input_embeddings(self) -> Any:
+                return llama.get_input_embeddings()  # type: ignore[operator]
+
+            def forward(self, *words: Any, **named: Any) -> Any:
+                return llama(*words, **named)
+
+        return Both()
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """v = noise - x0; the network is told 1000 t in float32, and a guidance of 1.
+
+        As the pipeline does, guidance is told to a checkpoint that has no embedding for it too: it does not listen.
+        """
+        cond = batch.cond
+        assert cond.text_mask is not None
+        out = net(
+            hidden_states=x_t.to(self.dtype),
+            timestep=t.float() * 1000,
+            encoder_hidden_states=cond.text.to(self.dtype),
+            encoder_attention_mask=cond.text_mask.to(self.dtype),
+            pooled_projections=cond.extras["pooled"].to(self.dtype),
+            guidance=torch.full((len(x_t),), GUIDANCE, dtype=self.dtype, device=x_t.device) * 1000.0,
+            return_dict=False,
+        )
+        return out[0].float()
+
+    def prompt(self, cond: Condition) -> dict[str, Tensor]:
+        """With CLIP's."""
+        return super().prompt(cond) | {"pooled_prompt_embeds": cond.extras["pooled"].to(self.device, self.dtype)}
+
+    def sample(
+        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
+        """Guidance is told to the network, once a step.
+
+        ``uncond`` is asked of a checkpoint alone that has no embedding for it: there guidance joins two answers.
+        """
+        pipe = self.pipeline(nets, request.shift)
+        words: dict[str, Any] = {"num_frames": request.shape.frames}
+        if self.spec.guidance_embedded:
+            return self.run_pipeline(pipe, cond, None, request, **words).float()
+        words |= {"guidance_scale": GUIDANCE, "true_cfg_scale": request.guidance}
+        return self.run_pipeline(pipe, cond, uncond, request, **words).float()
+
+    @staticmethod
+    def isolate_frames(net: nn.Module, on: bool) -> None:
+        """In blocks of two streams and of one."""
+        shell: Any = net
+
+        def tables_by_frame(module: Any, words: tuple[Tensor, ...], tables: tuple[Tensor, Tensor]) -> Any:
+            return tuple(table.unflatten(0, (words[0].shape[2] // module.patch_size_t, -1)) for table in tables)
+
+        attentions = [block.attn for block in (*shell.transformer_blocks, *shell.single_transformer_blocks)]
+        isolate(attentions, FrameAttention, on, lambda: shell.rope.register_forward_hook(tables_by_frame))
+
+    def pipeline_class(self) -> Any:
+        """From text."""
+        return diffusers.HunyuanVideoPipeline
+
+    def key_maps(self) -> Mapping[str, Callable[[str], str]]:
+        """In ComfyUI's form several modules share one name.
+
+        diffusers reads that form of the published width alone, so a file for another could not be proved.
+        """
+        maps = dict(super().key_maps())
+        if self.config["num_attention_heads"] * self.config["attention_head_dim"] != WIDTH:
+            del maps["comfyui"]
+        return maps
+
+    @classmethod
+    def tiny_pipeline(cls, variant: str) -> Any:
+        """From text."""
+        marks = {"eos_token": MARKS[3], "pad_token": MARKS[4], "model_input_names": ["input_ids", "attention_mask"]}
+        letters, words = (
+            bytes_tokenizer(MARKS, [_rest_of_template()], padding_side="right", **marks),
+            clip_tokenizer(77),
+        )
+        vae = diffusers.AutoencoderKLHunyuanVideo(
+            block_out_channels=(4, 4, 4, 4), norm_num_groups=2, latent_channels=4, layers_per_block=1
+        )
+        net = diffusers.HunyuanVideoTransformer3DModel(
+            in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=12, num_layers=2,
+            num_single_layers=2, num_refiner_layers=1, rope_axes_dim=(4, 4, 4), text_embed_dim=16,
+            pooled_projection_dim=8,
+        )  # fmt: skip
+        llama = transformers.LlamaModel(
+            transformers.LlamaConfig(
+                vocab_size=len(letters), hidden_size=16, intermediate_size=32, num_hidden_layers=4,
+                num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
+            )
+        )  # fmt: skip
+        # the end mark is as in the published config, where it is wrong too
+        clip = tiny_clip("CLIPTextModel", words, bos_token_id=len(words) - 2, eos_token_id=2)
+        return diffusers.HunyuanVideoPipeline(
+            text_encoder=llama, tokenizer=letters, transformer=net, vae=vae, text_encoder_2=clip, tokenizer_2=words,
+            scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+        )  # fmt: skip
+
+
+def _rest_of_template() -> str:
+    """The end of the longest text in the template, which is one token: so in front of a caption there are as many tokens as
+    the pipeline cuts off, all others being marks and single letters."""
+    front = TEMPLATE.partition("{}")[0]
+    text = max(re.split(r"<\|\w+\|>", front), key=len)
+    others = 1 + len(re.sub(r"<\|\w+\|>", "*", front)) - len(text)  # with the beginning, which the tokenizer adds
+    return text[CROP - 1 - others :]
+
+
+class FrameAttention:
+    """Attention of diffusers' blocks with each latent frame by itself; ``own`` and ``handle`` undo it.
+
+    It knows the frames by the rotary tables (F, tokens of a frame, d), which ``isolate_frames`` shapes so.
+    """
+
+    def __init__(self, own: Any, handle: Any) -> None:
+        self.own, self.handle = own, handle
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor,
+        image_rotary_emb: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Video (B, F·n, D) and text (B, L, D), of which the mask (B,1,1,F·n+L) shows a part -> both attended."""
+
+        rotate = diffusers.models.embeddings.apply_rotary_emb
+        frames, tables = len(image_rotary_emb[0]), tuple(table.flatten(0, 1) for table in image_rotary_emb)
+        own = attn.to_q, attn.to_k, attn.to_v, attn.norm_q, attn.norm_k
+        # double blocks have projections of the text's own; single ones project both alike
+        added = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj, attn.norm_added_q, attn.norm_added_k)
+        video, text = (
+            [to(states).unflatten(2, (attn.heads, -1)) for to in layers[:3]]
+            for layers, states in ((own, hidden_states), (own if added[0] is None else added, encoder_hidden_states))
+        )
+        video[:2] = (rotate(norm(x), tables, sequence_dim=1) for norm, x in zip(own[3:], video, strict=False))
+        norms = (own if added[0] is None else added)[3:]
+        text[:2] = (norm(x) for norm, x in zip(norms, text, strict=False))
+        seen, read = joint_attention(video, text, frames, attention_mask[..., hidden_states.shape[1] :])
+        if getattr(attn, "to_out", None) is not None:
+            seen = attn.to_out[1](attn.to_out[0](seen))
+        if getattr(attn, "to_add_out", None) is not None:
+            read = attn.to_add_out(read)
+        return seen, read

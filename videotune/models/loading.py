@@ -1,0 +1,273 @@
+"""Loading weights: straight into the wanted dtype and device, file by file, their heads compared with the config first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import VideotuneError
+from videotune.lazy import diffusers, torch
+from videotune.models.meta import as_loaded, dtype_of, kept_in_float32, to_fill
+from videotune.models.parts import Header, headers, note, weight_files
+from videotune.models.pretrained import pretrained
+from videotune.models.registry import FAMILIES, names
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from videotune.memory.quantization import QuantizedLinear
+
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Names of torch's for those of a safetensors file."""
+
+_SPARE = 0.01
+"""Weights that a model has no place for are left out, and said, up to this share; more is another model."""
+
+Rename = Callable[[dict[str, "Tensor"]], dict[str, "Tensor"]]
+
+
+def load_model(
+    cls: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    packed: str | None = None,
+    blocks: Sequence[str] = (),
+    *,
+    stay: torch.device | None = None,
+    fill: Callable[[nn.Module], object] | None = None,
+    stream: Callable[[str], None] | None = None,
+) -> nn.Module:
+    """A part of a base model by its class of diffusers or transformers, frozen, in ``dtype`` on ``device``.
+
+    It is what ``cls.from_pretrained(folder, dtype=dtype)`` gives, modules that diffusers keeps in float32 included, but
+    never holds more than the model and one file of weights. On a CPU, weights that already have the dtype are the file's
+    own pages, mapped. ``packed``: how the weights of the Linears in its lists of ``blocks`` (none named: in its longest
+    one) are packed, each as it is read (``memory/quantization.py``); None: they are not.
+
+    ``stay``: the weights of a network of diffusers stay on this device, for whoever streams them to ``device``.
+    ``stream``: those of a text encoder's blocks are streamed from the host, with the same numbers; it is told what could
+    not be done as it should. ``fill``: no file of weights is read, and it puts tensors in the place of the parameters,
+    which are on the meta device. Raises VideotuneError where weights and config are not of one model.
+    """
+    if fill is not None:
+        net = as_loaded(cls, folder, dtype)
+        if packed is not None:
+            _pack(cls, net, blocks, packed, dtype)
+        fill(net)
+    elif hasattr(cls, "load_config"):
+        net = _load_network(cls, folder, dtype, device, packed, blocks, stay or device)
+    else:  # transformers streams by itself, and ties weights that stand in a file once
+        host = torch.device("cpu")
+        start = host if stream or packed else device
+        net = (
+            _load_by_transformers(cls, folder, dtype, start)
+            if packed is None
+            else _load_packed(cls, folder, dtype, device, packed)
+        )
+        net = _streamed(net, device, stream) if stream else net.to(device)
+    return net.eval().requires_grad_(False)
+
+
+def _load_network(
+    cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str | None, blocks: Sequence[str],
+    stay: torch.device,
+) -> nn.Module:  # fmt: skip
+    files, net = weight_files(folder), to_fill(cls, folder, dtype)
+    rename = check_part(cls, folder, net, echo=note)
+    layers = {} if packed is None else _pack(cls, net, blocks, packed, dtype)
+    for batch in [files] if rename else [[file] for file in files]:
+        state = _mapped(batch)
+        state = rename(state) if rename else state
+        for path in [path for path in layers if f"{path}.weight" in state]:
+            # where the run computes, so that what is streamed is what is not, to the bit; and fast
+            layers[path].take(state.pop(f"{path}.weight").to(device), stay)
+        net.load_state_dict(_placed(cls, state, dtype, stay, alone=bool(layers)), strict=False, assign=True)
+    for module in net.modules():  # buffers that no file holds
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(stay)
+    return net
+
+
+def _pack(
+    cls: Any, net: nn.Module, blocks: Sequence[str], packed: str, dtype: torch.dtype
+) -> dict[str, QuantizedLinear]:
+    """Packed layers in the place of a network's Linears, empty; of its longest list of modules where no list is named."""
+    from videotune.memory.quantization import longest_list, pack_linears  # imports torch
+
+    return pack_linears(net, blocks or [longest_list(net)], packed, dtype, kept_in_float32(cls, dtype))
+
+
+def _streamed(net: nn.Module, device: torch.device, echo: Callable[[str], None]) -> nn.Module:
+    """Move a network to the device, but for the weights of its longest list of blocks."""
+    from videotune.memory.quantization import longest_list
+    from videotune.memory.weight_streaming import OffloadSettings, stream_blocks  # imports torch
+
+    streams = stream_blocks(net, [longest_list(net)], device, OffloadSettings(1.0), echo=echo)
+    net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network
+    return net
+
+
+def _mapped(files: list[Path]) -> dict[str, Tensor]:
+    """The tensors of files, not read yet: they are pages of the files."""
+    from safetensors.torch import load_file  # imports torch
+
+    return {name: tensor for path in files for name, tensor in load_file(path).items()}
+
+
+def _placed(
+    cls: Any, state: dict[str, Tensor], dtype: torch.dtype, device: torch.device, alone: bool
+) -> dict[str, Tensor]:
+    """Each tensor in its own dtype on the device; the state is emptied on the way. ``alone``: none stays a file's page."""
+    placed = {}
+    for name in list(state):
+        tensor = state.pop(name)
+        wanted = dtype_of(name, cls, dtype) if tensor.is_floating_point() else tensor.dtype
+        there = tensor.to(device).to(wanted).contiguous()
+        # a small tensor that stayed a page of the file would keep all of the file mapped
+        placed[name] = there.clone() if there is tensor and (alone or wanted != dtype) else there
+    return placed
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the bars of progress of transformers and diffusers."""
+    from diffusers.utils import logging as of_diffusers  # imports torch
+    from transformers.utils import logging as of_transformers
+
+    shown = [logging for logging in (of_transformers, of_diffusers) if logging.is_progress_bar_enabled()]
+    for logging in shown:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logging in shown:
+            logging.enable_progress_bar()
+
+
+def _load_packed(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str) -> nn.Module:
+    """A network of transformers on the CPU, packed on ``device``."""
+    from videotune.memory.quantization import QuantizedLinear, share_of  # imports torch
+
+    found = {header.dtype for header in headers(weight_files(folder)).values()} & set(DTYPES)
+    there = getattr(torch, DTYPES[found.pop()]) if len(found) == 1 else dtype  # then weights are pages, and no memory
+    net = _load_by_transformers(cls, folder, there, torch.device("cpu"))
+    linears = dict(net.named_modules())
+    for path, layer in _pack(cls, net, (), packed, dtype).items():
+        linear = linears.pop(path)  # and with it the only weight there is: one after the other goes as it is packed
+        layer.take(linear.weight.detach().to(device), torch.device("cpu"))
+        linear.weight = None
+    kept = {id(x) for layer in net.modules() if isinstance(layer, QuantizedLinear) for x in layer.kept.values()}
+    for name, parameter in net.named_parameters():
+        if id(parameter) not in kept:  # a page that stayed would keep the file mapped
+            parameter.data = parameter.data.to(dtype_of(name, cls, dtype), copy=True)
+    share = share_of(net)
+    note(
+        f"text encoder {cls.__name__}: {share.packed / share.numbers:.0%} of its weights are kept in {packed}, "
+        f"{share.bytes / 1e9:.2f} GB in place of {share.plain / 1e9:.2f}"
+    )
+    return net
+
+
+def _load_by_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    files = weight_files(folder)
+    refuse_dtypes(files, headers(files))
+    try:
+        with quietly():
+            net, found = pretrained(
+                cls, folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
+            )
+    except VideotuneError as error:
+        raise VideotuneError(f"{shown(files)} does not fit {folder / 'config.json'}: {error}") from error
+    absent = sorted(found["missing_keys"])
+    if absent:  # transformers would fill them with random numbers
+        raise VideotuneError(
+            f"{shown(files)} is not all of a {cls.__name__}: {len(absent)} tensors are missing, as {absent[0]}. "
+            "Take weights and config of one model."
+        )
+    return net
+
+
+def refuse_dtypes(files: list[Path], found: Mapping[str, Header]) -> None:
+    """Raise VideotuneError for weights of 8 bits, and for integers: what is loaded is a plain network."""
+    odd = [name for name, header in found.items() if header.dtype not in DTYPES and not name.endswith("position_ids")]
+    if odd:
+        raise VideotuneError(
+            f"{shown(files)} holds weights of the dtype {found[odd[0]].dtype} ({odd[0]}): "
+            "take the file in bfloat16, float16 or float32"
+        )
+
+
+def check_part(cls: Any, folder: Path, net: nn.Module, echo: Callable[[str], None] | None = None) -> Rename | None:
+    """Compare the heads of a part's files with its config's model.
+
+    Returns how tensors must be renamed, where the file has the authors' names (None: it has diffusers'). ``echo`` is told
+    of weights that are left out. Raises VideotuneError that names both models where they differ.
+    """
+    files = weight_files(folder)
+    found, rename = headers(files), None
+    wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    refuse_dtypes(files, found)
+    if not set(wanted) & set(found):
+        rename = _renaming(cls, folder, found)
+        found = _renamed(cls, files, found, rename)
+    wrong = [name for name in wanted if name not in found or found[name].shape != wanted[name]]
+    spare = [name for name in found if name not in wanted]
+    if wrong or sum(found[name].count for name in spare) > _SPARE * sum(header.count for header in found.values()):
+        name = (wrong or spare or ["nothing"])[0]
+        theirs = "x".join(map(str, found[name].shape)) if name in found else "missing"
+        ours = "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
+        raise VideotuneError(
+            f"{shown(files)} does not fit {folder / 'config.json'}: the file holds "
+            f"{_billions(sum(header.count for header in found.values()))} parameters, a {cls.__name__} of this config has "
+            f"{_billions(sum(map(math.prod, wanted.values())))}. {len(wrong or spare)} tensors differ, as {name}: {theirs} "
+            f"in the file, {ours} by the config. Take weights and config of one model."
+        )
+    if spare and echo:
+        echo(
+            f"note: {shown(files)}: {len(spare)} weights have no place in a {cls.__name__} and are left out: {spare[0]} …"
+        )
+    return rename
+
+
+def _renaming(cls: Any, folder: Path, found: Mapping[str, Header]) -> Rename:
+    """diffusers' own function from the authors' names of a transformer's tensors to its own."""
+    files, loadable = weight_files(folder), diffusers.loaders.single_file_model.SINGLE_FILE_LOADABLE_CLASSES
+    if any("lora_" in name for name in found):
+        raise VideotuneError(f"{shown(files)} is a LoRA, not a transformer: merge it first, or start from its base")
+    if cls.__name__ not in loadable:
+        read = [name for name in names() if getattr(FAMILIES[name], "transformer_class", None) in loadable]
+        raise VideotuneError(
+            f"{shown(files)}: diffusers reads no {cls.__name__} with the tensors' names of this file (the first is "
+            f"{next(iter(found), 'none')!r}); it reads those of {', '.join(read)}. Save it in diffusers layout first."
+        )
+    config, convert = cls.load_config(folder), loadable[cls.__name__]["checkpoint_mapping_fn"]
+    return lambda state: convert(checkpoint=state, config=config)
+
+
+def _renamed(cls: Any, files: list[Path], found: Mapping[str, Header], rename: Rename) -> dict[str, Header]:
+    """The headers under diffusers' names: the renaming runs over tensors without memory."""
+    empty = {
+        name: torch.empty(header.shape, dtype=getattr(torch, DTYPES.get(header.dtype, "float32")), device="meta")
+        for name, header in found.items()
+    }
+    try:
+        renamed = rename(empty)
+    except (KeyError, IndexError, ValueError, RuntimeError, AttributeError) as error:
+        raise VideotuneError(
+            f"{shown(files)} is no transformer that diffusers can read as a {cls.__name__} ({error!r:.200})"
+        ) from error
+    return {name: Header("", tuple(value.shape), files[0].name) for name, value in renamed.items()}
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}"
+
+
+def shown(files: list[Path]) -> str:
+    """The file as the user knows it: where a link of ours leads."""
+    first = files[0].resolve() if files[0].is_symlink() and "blobs" not in files[0].resolve().parts else files[0]
+    return str(first) if len(files) == 1 else f"{first} (and {len(files) - 1} more)"

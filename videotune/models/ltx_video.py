@@ -1,0 +1,390 @@
+"""LTX-Video 0.9.x, 2B and 13B (HaCohen et al. 2024, arXiv 2501.00103): flow matching, T5 text, a VAE of 32 x 32 x 8.
+
+From text, and from a first frame that is fed clean; where a frame lies in time is told in seconds, so fps counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import VideotuneError
+from videotune.lazy import diffusers, torch
+from videotune.models.base import DiffusersModel, lora_targets
+from videotune.models.config_file import read_config
+from videotune.models.frame_attention import FrameProcessor, isolate
+from videotune.models.pipelines import known_latents, own_scheduler
+from videotune.models.tiny_text import tiny_t5
+from videotune.rng import draws, seed32
+from videotune.types import (
+    PLAIN_WEIGHTS,
+    Batch,
+    ClipShape,
+    Condition,
+    ModelSpec,
+    SampleRequest,
+    VideoRules,
+    WeightDtypes,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SIZES = {(2048, 28): "2B", (4096, 48): "13B"}
+"""(width, blocks) of the published transformers."""
+
+OLDER_LICENCE, LICENCE = "LTX-Video RAIL-M licence", "LTXV Open Weights License"
+"""Up to 0.9.1, and of all 13B; 2B from 0.9.5 on has OpenRAIL-M first, then the latter, and no config tells which."""
+
+MIDDLE = 2560
+"""Tokens whose shift stands for all where one number is asked for: half way between the two that the rule names."""
+
+SHIFTS = (1024.0, 0.95, 4096.0, 2.05)
+"""(tokens, μ, tokens, μ) of the authors' trainer for every version; the schedulers up to 0.9.1 say the same."""
+
+DECODE_TIMESTEP, DECODE_NOISE = 0.05, 0.025
+"""What a VAE that is told a timestep decodes with, and the share of noise then laid on the latents: its authors' own."""
+
+NEWER_TOKENS = 256
+"""Of a caption, as the pipeline of 0.9.5 and newer reads it."""
+
+PROJECTIONS = r"(to_q|to_k|to_v|to_out\.0)"
+
+OLDER = {
+    "block_out_channels": (8, 8, 8, 8),
+    "layers_per_block": (1, 1, 1, 1, 1),
+    "spatio_temporal_scaling": (True, True, True, False),
+}
+UPWARDS = {
+    "decoder_block_out_channels": (8, 16, 32),
+    "decoder_layers_per_block": (1, 1, 1, 1),
+    "decoder_spatio_temporal_scaling": (True, True, True),
+    "upsample_residual": (True, True, True),
+    "upsample_factor": (2, 2, 2),
+    "timestep_conditioning": True,
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "0.9.0": OLDER | {"decoder_block_out_channels": (8, 8, 8, 8), "decoder_layers_per_block": (1, 1, 1, 1, 1)},
+    "0.9.1": OLDER | UPWARDS | {"decoder_inject_noise": (True, True, True, False)},
+    "0.9.7": UPWARDS
+    | {
+        "block_out_channels": (4, 8, 8, 16, 16),
+        "down_block_types": ("LTXVideo095DownBlock3D",) * 4,
+        "layers_per_block": (1, 1, 1, 1, 1),
+        "spatio_temporal_scaling": (True, True, True, True),
+        "downsample_type": ("spatial", "temporal", "spatiotemporal", "spatiotemporal"),
+        "decoder_inject_noise": (False, False, False, False),
+        "spatial_compression_ratio": 32,
+        "temporal_compression_ratio": 8,
+    },
+}
+"""What sets each version's VAE apart: a decoder that is told a timestep, one that draws noise, another encoder."""
+
+
+class LTXVideo(DiffusersModel):
+    """An LTX-Video checkpoint."""
+
+    spec = ModelSpec(
+        name="ltx_video",
+        aliases=(
+            "LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline", "ltx", "ltxv", "ltx-video", "LTX_VIDEO",
+            "LTXV_2B", "LTXV_13B",
+        ),
+        title="LTX-Video 0.9.0 2B",
+        path="flow",
+        rules=VideoRules(8, 1, 32, 25.0, 32, 8, most_frames=257),
+        latent_channels=128,
+        patch=(1, 1, 1),
+        text_tokens=128,
+        given="replace",
+        blocks=("transformer_blocks",),
+        lora_targets=lora_targets(
+            (rf"transformer_blocks\.\d+\.attn[12]\.{PROJECTIONS}",),
+            (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",),
+            r"transformer_blocks\..+",
+            self_attention=(rf"transformer_blocks\.\d+\.attn1\.{PROJECTIONS}",),
+            cross_attention=(rf"transformer_blocks\.\d+\.attn2\.{PROJECTIONS}",),
+        ),
+        default_resolution=600,  # the area of 512x704
+        timestep_shift=round(math.exp(SHIFTS[1] + (SHIFTS[3] - SHIFTS[1]) * (MIDDLE - SHIFTS[0]) / 3072), 2),
+        sample_steps=50,
+        sample_guidance=3.0,
+        licence=OLDER_LICENCE,
+        first_frame=0.1,  # as the authors' trainer has it
+        sample_shape=(161, 512, 704),
+        keeps_variance=True,
+        shift_by_tokens=SHIFTS,
+    )  # fmt: skip
+    variants = tuple(TINY)
+    transformer_class, vae_class = "LTXVideoTransformer3DModel", "AutoencoderKLLTXVideo"
+    embedding_names = {"text_encoder": "t5xxl"}
+    original_names = (
+        (r"^proj_in\.", "patchify_proj."), (r"^time_embed\.", "adaln_single."), (r"\.norm_q\.", ".q_norm."),
+        (r"\.norm_k\.", ".k_norm."),
+    )  # fmt: skip
+    config_defaults = {"patch_size": 1, "patch_size_t": 1}
+
+    def __init__(
+        self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
+    ) -> None:
+        super().__init__(folder, device, dtype, weights)
+        self.newer = _newer(folder)
+
+    @classmethod
+    def read_spec(cls, folder: Path) -> ModelSpec:
+        """The spec of a checkpoint. Raises VideotuneError for one that only looks like one of these."""
+        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
+        if (net.get("patch_size", 1), net.get("patch_size_t", 1)) != (1, 1):
+            raise VideotuneError(
+                f"{folder}: a token of its transformer covers more than one latent; no published LTX-Video does that"
+            )
+        if net["in_channels"] != vae["latent_channels"]:
+            raise VideotuneError(
+                f"{folder}: its transformer takes {net['in_channels']} channels, and its VAE's latents have "
+                f"{vae['latent_channels']}. Are both of one checkpoint?"
+            )
+        size = SIZES.get((net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), "")
+        spatial, temporal = _stride(vae, "spatial", 4), _stride(vae, "temporal", 1)
+        newer = _newer(folder)
+        version = "0.9.5+" if newer else "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
+        newer_licence = LICENCE if size == "13B" else f"OpenRAIL-M or {LICENCE}"
+        return replace(
+            cls.spec,
+            title=f"LTX-Video {version} {size}".rstrip(),
+            rules=replace(
+                cls.spec.rules, frame_step=temporal, side_multiple=spatial, spatial_stride=spatial,
+                temporal_stride=temporal,
+            ),
+            latent_channels=vae["latent_channels"],
+            text_tokens=NEWER_TOKENS if newer else cls.spec.text_tokens,
+            text_width=net["caption_channels"],
+            licence=newer_licence if newer else cls.spec.licence,
+            shift_by_tokens=_shifts(read_config(folder / "scheduler" / "scheduler_config.json")),
+        )  # fmt: skip
+
+    def encode(self, caption: str) -> dict[str, Tensor]:
+        """ "text" (L,D), padding included, and "mask" (L,), True where the caption is.
+
+        Up to 0.9.1 T5 reads the padding without a mask, so that it acts on the words; the transformer sees the words alone.
+        """
+        text, mask, _, _ = self.text_pipeline().encode_prompt(
+            caption, do_classifier_free_guidance=False, max_sequence_length=self.spec.text_tokens, device=self.device
+        )
+        return {"text": text[0], "mask": mask[0]}
+
+    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """With the mask of a full caption."""
+        return super().blank_states(shape) | {"mask": torch.ones(self.spec.text_tokens, dtype=torch.bool)}
+
+    def latent_statistics(self) -> tuple[Tensor, Tensor]:
+        """Buffers of the VAE itself."""
+        vae = self.vae()
+        mean, std = (buffer.float().view(-1, 1, 1, 1) for buffer in (vae.latents_mean, vae.latents_std))
+        return mean, std / vae.config.scaling_factor
+
+    def part(self, name: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
+        """A VAE that is told a timestep is told the usual one."""
+        net: Any = super().part(name, fill)
+        if name == "vae" and net.config.timestep_conditioning:
+            decode = net.decode
+            net.decode = lambda latents, **words: decode(
+                latents, latents.new_full((len(latents),), DECODE_TIMESTEP), **words
+            )
+        return net
+
+    def raw_latents(self, latents: Tensor) -> Tensor:
+        """With a little noise for a VAE that is told a timestep, always the same."""
+        raw = super().raw_latents(latents)
+        if self.vae().config.timestep_conditioning:
+            noise = torch.from_numpy(draws(0, "decode noise").standard_normal(tuple(raw.shape), "float32"))
+            raw = (1 - DECODE_NOISE) * raw + DECODE_NOISE * noise.to(raw)
+        return raw
+
+    def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
+        """Some VAEs draw inside from torch's own numbers: here always the same, and everyone else's are as they were."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with self.vae_lock, torch.random.fork_rng(devices=devices):
+            torch.default_generator.manual_seed(seed32(0, "decoder noise"))
+            for device in devices:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed32(0, "decoder noise"))
+            return super().decode(latents, tiled)
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given.
+
+        One timestep a sample says the same as one a token where nothing is given, and is lighter.
+        """
+        frames, rows, columns = x_t.shape[2:]
+        timestep = t.float() * 1000
+        if batch.any_given:
+            timestep = (timestep[:, None] * ~batch.given[:, 0, :, 0, 0]).repeat_interleave(rows * columns, dim=1)
+        elif self.newer:
+            timestep = timestep[:, None]
+        assert batch.cond.text_mask is not None
+        out = net(
+            hidden_states=_tokens(x_t.to(self.dtype)),
+            encoder_hidden_states=batch.cond.text.to(self.dtype),
+            timestep=timestep,
+            encoder_attention_mask=batch.cond.text_mask,
+            return_dict=False,
+            **self._positions(batch.fps, frames, rows, columns),
+        )
+        return out[0].transpose(1, 2).reshape(x_t.shape).float()
+
+    def _positions(self, fps: Tensor, frames: int, rows: int, columns: int) -> dict[str, Any]:
+        """Where the tokens lie, in pixels and in seconds at each sample's fps (B,), as the checkpoint's pipeline tells it.
+
+        Up to 0.9.1 latent frame i is at 8i frames; from 0.9.5 on at its first, max(8i - 7, 0).
+        """
+        rules = self.spec.rules
+        if not self.newer:
+            seconds = (rules.temporal_stride / fps.float()).view(-1, 1, 1, 1, 1)
+            scale = seconds, rules.spatial_stride, rules.spatial_stride
+            return {"num_frames": frames, "height": rows, "width": columns, "rope_interpolation_scale": scale}
+        pipeline = diffusers.LTXConditionPipeline
+        ids = pipeline._prepare_video_ids(len(fps), frames, rows, columns, device=fps.device)
+        coords = pipeline._scale_video_ids(ids, rules.spatial_stride, rules.temporal_stride, 0, fps.device).float()
+        seconds = coords[:, :1] * (1 / fps.float()).view(-1, 1, 1)
+        # the count of frames is not read where positions are given, but by isolated frames
+        return {"num_frames": frames, "video_coords": torch.cat([seconds, coords[:, 1:]], dim=1)}
+
+    @staticmethod
+    def isolate_frames(net: nn.Module, on: bool) -> None:
+        """Text is only read from, so nothing leaks through it."""
+        shell: Any = net
+
+        def tables_by_frame(_: Any, words: tuple[Any, ...], tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+            states, frames, _, _, _, coords = words
+            if (
+                frames is None
+            ):  # a pipeline that tells positions says no count: tokens of a frame have the first one's time
+                frames = states.shape[1] // int((coords[0, 0] == coords[0, 0, 0]).sum())
+            return tuple(table.reshape(len(states) * frames, -1, table.shape[-1]) for table in tables)
+
+        attentions = [block.attn1 for block in shell.transformer_blocks]
+        isolate(attentions, FrameProcessor, on, lambda: shell.rope.register_forward_hook(tables_by_frame))
+
+    def pipeline_class(self) -> Any:
+        """The newer one takes an image or none."""
+        return diffusers.LTXConditionPipeline if self.newer else diffusers.LTXPipeline
+
+    def scheduler(self, shift: float | None) -> Any:
+        """Raises VideotuneError for a ``shift`` from 0.9.5 on, whose pipeline brings a schedule of its own."""
+        if shift is not None and self.newer:
+            raise VideotuneError(
+                f"sample.shift: the pipeline of {self.spec.title} has a schedule of its own; leave it out"
+            )
+        return own_scheduler(self.folder, shift, use_dynamic_shifting=False)
+
+    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
+        """With a VAE, which the pipeline asks for its strides."""
+        vae = known_latents(self.spec, None, self.device)
+        return super().pipeline(nets, shift, cls, **({"vae": vae} | parts))
+
+    def sample(
+        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
+        """``request.first`` goes on from clean first frames.
+
+        Up to 0.9.1 by the image-to-video pipeline, else by the one that takes conditions, which lays its own noise on them
+        while it samples; they come back as they were given.
+        """
+        shape, first, size = request.shape, request.first, self.spec.rules.latent_size(request.shape)
+        generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
+        words: dict[str, Any] = {"num_frames": shape.frames, "frame_rate": shape.fps, "generator": generators}
+        cls = None
+        if first is not None and self.newer:
+            words["image"] = torch.zeros(1, 3, shape.height, shape.width)  # only its size is looked at
+        elif first is not None:
+            cls, words["latents"] = diffusers.LTXImageToVideoPipeline, _tokens(_start(first.float(), size, generators))
+        pipe = self.pipeline(nets, request.shift, cls, vae=known_latents(self.spec, first, self.device))
+        with _quiet_schedule(pipe.scheduler):
+            latents = self.run_pipeline(pipe, cond, uncond, request, **words)
+        if not self.newer:  # tokens
+            latents = latents.transpose(1, 2).unflatten(2, size)
+        if first is not None:
+            latents = torch.cat([first.to(latents), latents[:, :, 1:]], dim=2)
+        return latents.float()
+
+    def fingerprints(self) -> dict[str, str]:
+        """T5 reads padding otherwise from 0.9.5 on."""
+        prints = super().fingerprints()
+        return prints | {"text_encoder": f"{prints['text_encoder']}-masked"} if self.newer else prints
+
+    @classmethod
+    def tiny_pipeline(cls, variant: str) -> Any:
+        """Of a version."""
+        vae = diffusers.AutoencoderKLLTXVideo(latent_channels=4, **TINY[variant])
+        vae.latents_mean.copy_(torch.tensor([0.1, -0.2, 0.0, 0.3]))
+        vae.latents_std.copy_(torch.tensor([0.5, 1.2, 0.8, 1.0]))
+        net = diffusers.LTXVideoTransformer3DModel(
+            in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32,
+            num_layers=2, caption_channels=16,
+        )  # fmt: skip
+        tokenizer, encoder = tiny_t5()
+        newer = variant == "0.9.7"
+        dynamic = {"use_dynamic_shifting": True, "base_shift": 0.95, "max_shift": 2.05, "shift_terminal": 0.1}
+        dynamic |= {"base_image_seq_len": 1024, "max_image_seq_len": 4096}
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**({} if newer else dynamic))
+        kind = diffusers.LTXConditionPipeline if newer else diffusers.LTXPipeline
+        return kind(scheduler, vae, encoder, tokenizer, net)
+
+
+def _newer(folder: Path) -> bool:
+    """Whether it is a checkpoint of 0.9.5 or later, which the pipeline with conditions samples from.
+
+    Its VAE tells, where its model_index.json names the older pipeline: positions in time begin otherwise in it.
+    """
+    kinds = read_config(folder / "vae" / "config.json").get("down_block_types") or ()
+    index = read_config(folder / "model_index.json")
+    return index.get("_class_name") == "LTXConditionPipeline" or any("095" in kind for kind in kinds)
+
+
+def _stride(vae: Mapping[str, Any], kind: str, patch: int) -> int:
+    """How many pixels or frames a latent covers; older configs have it of the VAE's layers alone."""
+    ratio = vae.get(f"{kind}_compression_ratio")
+    own = vae.get("patch_size" if kind == "spatial" else "patch_size_t", patch)
+    return int(ratio if ratio is not None else own * 2 ** sum(vae["spatio_temporal_scaling"]))
+
+
+def _shifts(scheduler: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    """The rule by which the shift grows with the tokens: the scheduler's own where it has one."""
+    if not scheduler.get("use_dynamic_shifting"):
+        return SHIFTS
+    names = ("base_image_seq_len", "base_shift", "max_image_seq_len", "max_shift")
+    first, low, second, high = (float(scheduler.get(name, SHIFTS[i])) for i, name in enumerate(names))
+    return first, low, second, high
+
+
+def _tokens(latents: Tensor) -> Tensor:
+    """Latents (B,C,F,H,W) -> tokens (B,F·H·W,C), as the transformer takes them."""
+    return latents.flatten(2).transpose(1, 2)
+
+
+def _start(first: Tensor, size: tuple[int, int, int], generators: Sequence[torch.Generator]) -> Tensor:
+    """What image-to-video begins with: the clean frames (B,C,1,H,W), and the noise that its pipeline would draw."""
+    drawn = []
+    for frame, generator in zip(first, generators, strict=True):
+        torch.randn(frame[None].shape, generator=generator)  # the pipeline draws the image's latents first
+        drawn.append(torch.randn((1, frame.shape[0], *size), generator=generator))
+    noise = torch.cat(drawn).to(first)
+    return torch.cat([first, noise[:, :, 1:]], dim=2)
+
+
+@contextmanager
+def _quiet_schedule(scheduler: Any) -> Iterator[None]:
+    """Without the warning that a schedule of timesteps may be shifted otherwise than its noise, where nothing shifts it."""
+    config, logger = scheduler.config, logging.getLogger(type(scheduler).__module__)
+    level = logger.level
+    if config.shift == 1 and not config.use_dynamic_shifting and not config.shift_terminal:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,357 @@
+"""Wan 2.1 and 2.2 (Wan team 2025, arXiv 2503.20314): flow matching, UMT5 text, a causal video VAE.
+
+2.1 from text (1.3B, 14B) and from an image (14B), 2.2 TI2V-5B from either, 2.2 A14B from text and from an image, with an
+expert for high noise and one for low.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from videotune.errors import VideotuneError
+from videotune.lazy import diffusers, torch, transformers
+from videotune.models.base import DiffusersModel, lora_targets
+from videotune.models.config_file import read_config
+from videotune.models.frame_attention import FrameProcessor, isolate
+from videotune.models.loading import load_model
+from videotune.models.parts import fingerprint
+from videotune.models.pipelines import known_latents
+from videotune.models.pretrained import pretrained
+from videotune.models.tiny_text import tiny_t5
+from videotune.types import Batch, ClipShape, Condition, Expert, ModelSpec, SampleRequest, VideoRules
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+SIZES = {(1536, 30): "1.3B", (3072, 30): "5B", (5120, 40): "14B"}
+"""(width, blocks) of the published transformers."""
+
+PROJECTIONS = r"(to_q|to_k|to_v|to_out\.0)"
+
+COMFYUI = (
+    (r"\.attn1\.", ".self_attn."),
+    (r"\.attn2\.", ".cross_attn."),
+    (r"\.add_([kv])_proj(?=\.|$)", r".\1_img"),
+    (r"\.to_([qkv])(?=\.|$)", r".\1"),
+    (r"\.to_out\.0(?=\.|$)", ".o"),
+    (r"\.ffn\.net\.0\.proj(?=\.|$)", ".ffn.0"),
+    (r"\.ffn\.net\.2(?=\.|$)", ".ffn.2"),
+)
+
+ORIGINAL = (
+    # the authors count the norm before cross attention third, diffusers second
+    (r"^(blocks\.\d+)\.norm2\.", r"\1.norm_third."),
+    (r"^(blocks\.\d+)\.norm3\.", r"\1.norm2."),
+    (r"\.norm_third\.", ".norm3."),
+    (r"^condition_embedder\.time_embedder\.linear_1\.", "time_embedding.0."),
+    (r"^condition_embedder\.time_embedder\.linear_2\.", "time_embedding.2."),
+    (r"^condition_embedder\.text_embedder\.linear_1\.", "text_embedding.0."),
+    (r"^condition_embedder\.text_embedder\.linear_2\.", "text_embedding.2."),
+    (r"^condition_embedder\.time_proj\.", "time_projection.1."),
+    (r"^condition_embedder\.image_embedder\.norm1\.", "img_emb.proj.0."),
+    (r"^condition_embedder\.image_embedder\.ff\.net\.0\.proj\.", "img_emb.proj.1."),
+    (r"^condition_embedder\.image_embedder\.ff\.net\.2\.", "img_emb.proj.3."),
+    (r"^condition_embedder\.image_embedder\.norm2\.", "img_emb.proj.4."),
+    (r"^proj_out\.", "head.head."),
+    (r"^scale_shift_table$", "head.modulation"),
+    (r"\.scale_shift_table$", ".modulation"),
+    (r"\.norm_added_k\.", ".norm_k_img."),
+    *COMFYUI,
+)
+
+
+class Wan(DiffusersModel):
+    """A Wan checkpoint."""
+
+    spec = ModelSpec(
+        name="wan",
+        aliases=("WanPipeline", "WanImageToVideoPipeline", "wan2.1", "wan2.2", "wan21", "wan22", "WAN_2_2", "WAN_2_1"),
+        title="Wan 2.1 T2V",
+        path="flow",
+        rules=VideoRules(4, 1, 16, 16.0, 8, 4),
+        text_tokens=512,
+        blocks=("blocks",),
+        lora_targets=lora_targets(
+            (rf"blocks\.\d+\.attn[12]\.{PROJECTIONS}",),
+            (r"blocks\.\d+\.ffn\.(net\.0\.proj|net\.2)",),
+            r"blocks\..+",  # of image-to-video also the projections of what CLIP sees
+            self_attention=(rf"blocks\.\d+\.attn1\.{PROJECTIONS}",),
+            cross_attention=(rf"blocks\.\d+\.attn2\.{PROJECTIONS}",),
+        ),
+        default_resolution=480,
+        timestep_shift=3.0,
+        sample_steps=30,
+        sample_guidance=5.0,
+        licence="Apache-2.0",
+    )
+    variants = ("t2v", "i2v", "ti2v", "t2v-a14b", "i2v-a14b")
+    transformer_class, vae_class = "WanTransformer3DModel", "AutoencoderKLWan"
+    text_encoders = {"text_encoder": ("tokenizer", "UMT5EncoderModel")}
+    embedding_names = {"text_encoder": "umt5xxl"}
+    comfyui_names, original_names = COMFYUI, ORIGINAL
+    config_defaults = {"image_dim": None}
+
+    @classmethod
+    def read_spec(cls, folder: Path) -> ModelSpec:
+        """The spec of a checkpoint.
+
+        The shift of training is 3 for 2.1, as its schedulers say and its authors sample at 480p. For 2.2 it is 5, at which
+        its authors sample TI2V-5B and I2V-A14B; they sample T2V-A14B at 12, which would leave the expert for low noise
+        under a third of the samples, and diffusers at 3. Raises VideotuneError for a Wan checkpoint of another kind.
+        """
+        index = read_config(folder / "model_index.json")
+        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
+        spatial, temporal = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
+        patch, from_both = tuple(net["patch_size"]), bool(index.get("expand_timesteps"))
+        from_image = net["in_channels"] == 2 * vae["z_dim"] + temporal  # noise, the mask of what is given, the image
+        if not from_image and net["in_channels"] != vae["z_dim"]:
+            raise VideotuneError(
+                f"{folder}: its transformer takes {net['in_channels']} channels, and its VAE's latents have {vae['z_dim']}: "
+                "neither text-to-video nor image-to-video Wan. Are both of one checkpoint?"
+            )
+        if net.get("pos_embed_seq_len") is not None:
+            raise VideotuneError(f"{folder}: a Wan checkpoint for first and last frames (FLF2V) cannot be trained")
+        experts = _experts(folder, index)
+        newer = from_both or len(experts) > 1
+        size = SIZES.get((net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), "")
+        size = f"A{size}" if size and len(experts) > 1 else size
+        kind = "TI2V" if from_both else "I2V" if from_image else "T2V"
+        return replace(
+            cls.spec,
+            title=f"Wan {'2.2' if newer else '2.1'} {kind} {size}".rstrip(),
+            rules=VideoRules(temporal, 1, spatial * patch[1], 24.0 if from_both else 16.0, spatial, temporal),
+            latent_channels=vae["z_dim"],
+            patch=patch,
+            text_width=net["text_dim"],
+            given="concat" if from_image else "replace" if from_both else "none",
+            first_frame=1.0 if from_image else 0.0 if from_both else None,
+            experts=experts,
+            timestep_shift=5.0 if newer else cls.spec.timestep_shift,
+            sample_guidance=cls.spec.sample_guidance if len(experts) == 1 else 3.5 if from_image else 4.0,
+            image_channels=(net["in_channels"] - vae["z_dim"], 0),
+            image_numbers=0 if net.get("image_dim") is None else _clip_numbers(folder),
+        )
+
+    @classmethod
+    def clean(cls, caption: str) -> str:
+        """The pipeline's own cleaning, without diffusers."""
+        import ftfy  # takes a tenth of a second
+
+        return super().clean(html.unescape(html.unescape(ftfy.fix_text(caption))))
+
+    def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Less the zeros after the caption's true length; the pipeline feeds no mask."""
+        return {"text": states["text"][: self.text_length(caption)]}
+
+    def latent_statistics(self) -> tuple[Tensor, Tensor]:
+        """As the VAE's config has them."""
+        config = self.vae().config
+        mean, std = (
+            torch.tensor(values, device=self.device).view(-1, 1, 1, 1)
+            for values in (config.latents_mean, config.latents_std)
+        )
+        return mean, std
+
+    @property
+    def _reads_clip(self) -> bool:
+        """Whether the denoiser is told what CLIP sees in the image (2.1 I2V), beside its latents."""
+        return self.config.get("image_dim") is not None
+
+    def free(self, part: str) -> None:
+        """With the VAE goes the image encoder."""
+        super().free(part)
+        if part == "vae":
+            super().free("image_encoder")
+
+    def _image_encoder(self) -> tuple[Any, Any]:
+        folder = self.folder / "image_encoder"
+        encoder = load_model(transformers.CLIPVisionModel, folder, torch.float32, self.device)
+        return pretrained(transformers.CLIPImageProcessor, self.folder / "image_processor"), encoder
+
+    def image_states(self, frames: Tensor, random: np.random.Generator | None) -> dict[str, Tensor]:
+        """What the image-to-video pipeline itself makes of the first frame, in the denoiser's dtype.
+
+        "image" (4+C,F,H,W), the mask and the latents of that frame before grey ones; 2.1's "clip" (257, 1280).
+        """
+        if self.spec.given != "concat":
+            return {}
+        from PIL import Image  # light to start
+
+        pipe, image = diffusers.WanImageToVideoPipeline(None, None, vae=self.vae(), scheduler=None), frames[:, 0]
+        told = pipe.prepare_latents(
+            image[None].to(self.device),
+            1,
+            self.spec.latent_channels,
+            num_frames=frames.shape[1],
+            height=frames.shape[2],
+            width=frames.shape[3],
+            dtype=torch.float32,
+            device=self.device,
+            latents=torch.empty(0),  # it would draw noise, which is not asked for
+        )[1]
+        states = {"image": told[0].to(self.dtype).cpu()}
+        if self._reads_clip:
+            pipe.image_processor, pipe.image_encoder = self._part("image_encoder", self._image_encoder)
+            pixels = ((image + 1) * 127.5).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
+            states["clip"] = pipe.encode_image(Image.fromarray(pixels), self.device)[0].to(self.dtype).cpu()
+        return states
+
+    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
+        """With what image-to-video is told."""
+        states = super().blank_states(shape)
+        if self.spec.given == "concat":
+            size = self.spec.image_channels[0], *self.spec.rules.latent_size(shape)
+            states["image"] = torch.zeros(size, dtype=self.dtype)
+            if self._reads_clip:
+                width = read_config(self.folder / "image_encoder" / "config.json")["hidden_size"]
+                states["clip"] = torch.zeros(self.spec.image_numbers // width, width, dtype=self.dtype)
+        return states
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given.
+
+        One timestep a sample says the same as one a token where nothing is given, and is lighter.
+        """
+        extras, timestep, x_t = batch.cond.extras, t.float() * 1000, x_t.to(self.dtype)
+        if self.spec.given == "concat":
+            x_t = torch.cat([x_t, extras["image"].to(self.dtype)], dim=1)
+        if self.spec.given == "replace" and batch.any_given:
+            _, rows, columns = self.spec.patch
+            tokens = (x_t.shape[3] // rows) * (x_t.shape[4] // columns)  # of a frame
+            timestep = (timestep[:, None] * ~batch.given[:, 0, :, 0, 0]).repeat_interleave(tokens, dim=1)
+        out = net(
+            hidden_states=x_t,
+            timestep=timestep,
+            encoder_hidden_states=batch.cond.text.to(self.dtype),
+            encoder_hidden_states_image=extras["clip"].to(self.dtype) if "clip" in extras else None,
+            return_dict=False,
+        )
+        return out[0].float()
+
+    @staticmethod
+    def isolate_frames(net: nn.Module, on: bool) -> None:
+        """Text is only read from, so nothing leaks through it."""
+        shell: Any = net
+
+        def tables_by_frame(_: Any, words: tuple[Tensor, ...], tables: tuple[Tensor, Tensor]) -> Any:
+            samples, _, frames = words[0].shape[:3]
+            frames //= shell.config.patch_size[0]
+            rows = (table.reshape(frames, -1, *table.shape[2:]) for table in tables)
+            return tuple(table.repeat(samples, 1, 1, 1) for table in rows)
+
+        attentions = [block.attn1 for block in shell.blocks]
+        isolate(attentions, FrameProcessor, on, lambda: shell.rope.register_forward_hook(tables_by_frame))
+
+    def pipeline_class(self) -> Any:
+        """From text, or from an image."""
+        return diffusers.WanImageToVideoPipeline if self.spec.given == "concat" else diffusers.WanPipeline
+
+    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
+        """With the settings that stand in the checkpoint's index."""
+        index = read_config(self.folder / "model_index.json")
+        parts |= {
+            "boundary_ratio": index.get("boundary_ratio"),
+            "expand_timesteps": bool(index.get("expand_timesteps")),
+        }
+        return super().pipeline(nets, shift, cls, **parts)
+
+    def sample(
+        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
+        """An image is in ``cond.extras`` (image-to-video) or ``request.first`` (TI2V).
+
+        Samples with one are drawn one by one: the pipeline takes a single image for all.
+        """
+        if self.spec.given != "concat" and request.first is None:
+            return self._draw(self.pipeline(nets, request.shift), cond, uncond, request)
+        drawn = []
+        for i, seed in enumerate(request.seeds):
+            one, other = (None if c is None else c.map(lambda x, i=i: x[i : i + 1]) for c in (cond, uncond))  # type: ignore[misc]
+            assert one is not None
+            channels = self.spec.latent_channels
+            first = one.extras["image"][:, -channels:] if request.first is None else request.first[[i]]
+            # the image-to-video pipeline finds what its encoders would have made of the image already made
+            pipe = self.pipeline(nets, request.shift, diffusers.WanImageToVideoPipeline)
+            pipe.vae = known_latents(self.spec, first.float().to(self.device), self.device)
+            if "clip" in one.extras:
+                pipe.encode_image = lambda *_, clip=one.extras["clip"]: clip.to(self.device)
+            drawn.append(self._draw(pipe, one, other, replace(request, seeds=(seed,))))
+        return torch.cat(drawn)
+
+    def _draw(self, pipe: Any, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+        words: dict[str, Any] = {"num_frames": request.shape.frames}
+        if "image_processor" in pipe.components:  # what the pixels would be: only their size is looked at
+            words["image"] = torch.zeros(1, 3, request.shape.height, request.shape.width)
+        if len(self.spec.experts) > 1:
+            words["guidance_scale_2"] = request.guidance if request.guidance_2 is None else request.guidance_2
+        return self.run_pipeline(pipe, cond, uncond, request, **words).float()
+
+    def fingerprints(self) -> dict[str, str]:
+        """Latents of image-to-video have the image's beside them, in the denoiser's dtype, and so another name."""
+        prints = super().fingerprints()
+        if self.spec.given == "concat":
+            looks = ("image_encoder", "image_processor") if self._reads_clip else ()
+            own = [fingerprint(self.folder / part) for part in looks]
+            prints["vae"] = "-".join([prints["vae"], "image", *own, str(self.dtype)])
+        return prints
+
+    @classmethod
+    def tiny_pipeline(cls, variant: str) -> Any:
+        """2.1 from text, 2.1 from an image, 2.2 TI2V (5B), 2.2 with two experts from text, and from an image."""
+        from_image, from_both = "i2v" in variant.split("-"), variant == "ti2v"
+        latents: dict[str, Any] = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
+        if from_both:  # 2.2's VAE takes pixels two by two
+            latents = {"latents_mean": [0.1, -0.2, 0.0, 0.3], "latents_std": [0.5, 1.2, 0.8, 1.0], "is_residual": True}
+            latents |= {"patch_size": 2, "in_channels": 12, "out_channels": 12, "decoder_base_dim": 4}
+            latents |= {"scale_factor_spatial": 16, "scale_factor_temporal": 4}
+        vae = diffusers.AutoencoderKLWan(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, **latents)
+        parts: dict[str, Any] = {"vae": vae, "transformer": _tiny_transformer(from_image, variant == "i2v")}
+        parts["tokenizer"], parts["text_encoder"] = tiny_t5("UMT5EncoderModel")
+        if variant.endswith("a14b"):
+            parts["transformer_2"] = _tiny_transformer(from_image, False)
+            parts["boundary_ratio"] = 0.9 if from_image else 0.875
+        if variant == "i2v":
+            size = {"height": 32, "width": 32}
+            parts["image_processor"] = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size)
+            config = transformers.CLIPVisionConfig(
+                hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32,
+                patch_size=16,
+            )  # fmt: skip
+            parts["image_encoder"] = transformers.CLIPVisionModel(config)
+        parts["scheduler"] = diffusers.UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0 if from_both else 3.0
+        )
+        if from_both:
+            parts["expand_timesteps"] = True
+        return (diffusers.WanImageToVideoPipeline if from_image else diffusers.WanPipeline)(**parts)
+
+
+def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
+    """One denoiser, or in A14B the one for t from the boundary up and the one for t below it."""
+    boundary, second = index.get("boundary_ratio"), (folder / "transformer_2").is_dir()
+    if boundary is None and not second:
+        return Wan.spec.experts
+    if boundary is None or not second:
+        missing = "boundary_ratio in its model_index.json" if second else "transformer_2/"
+        raise VideotuneError(f"{folder}: a Wan checkpoint with two experts (A14B) needs {missing}")
+    return Expert("high", float(boundary), 1.0), Expert("low", 0.0, float(boundary))
+
+
+def _clip_numbers(folder: Path) -> int:
+    """How many numbers CLIP says of an image: a state for each of its patches and one for the whole."""
+    config = read_config(folder / "image_encoder" / "config.json")
+    return ((config["image_size"] // config["patch_size"]) ** 2 + 1) * int(config["hidden_size"])
+
+
+def _tiny_transformer(from_image: bool, reads_clip: bool) -> Any:
+    """Two blocks of two heads; from an image it takes noise, the mask and the image's latents."""
+    return diffusers.WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=12, in_channels=4 + 4 + 4 if from_image else 4, out_channels=4,
+        text_dim=16, freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=128,
+        **({"image_dim": 16, "added_kv_proj_dim": 24} if reads_clip else {}),
+    )  # fmt: skip
