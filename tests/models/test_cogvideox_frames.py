@@ -13,6 +13,7 @@ from torch import nn
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
+from videotune.models.cogvideox import CogVideoX
 from videotune.types import SampleRequest
 
 Bases = Callable[[str], Path]
