@@ -38,7 +38,7 @@ from videotune.train.progress import write_step
 from videotune.train.resolve_config import Overrides
 from videotune.train.trainer import Trainer
 
-QUIET = ("sample_after=0", "ruler_after=0", "save_every=0")
+QUIET = ("sample_after=0", "validate_every=0", "save_every=0")
 
 
 class NoBar:

@@ -83,7 +83,7 @@ def overrides_from(plan: Plan, weight: float, seed: int) -> Overrides:
         "steps": plan.steps,
         "save_every": 0,
         "sample_after": 0,
-        "ruler_after": plan.steps,
+        "validate_every": plan.steps,
     }
     sets = (*(f"{key}={value}" for key, value in knobs.items()), *plan.sets)
     return Overrides(preset="toy", data=str(plan.clips), sets=sets)

@@ -42,7 +42,7 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
         "save_every": 0,
         "sample_after": 0,
         "samples": 0,
-        "probe_budget": 0,
+        "sample_metrics.budget": 0,
         "validation_fraction": 0.1,
     }
     sets = (*(f"{key}={value}" for key, value in knobs.items()), *told.set)

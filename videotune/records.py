@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from annotated_types import Interval
 from typing_extensions import TypedDict
 
+from videotune.config.aliases import renamed_run
 from videotune.errors import VideotuneError
 from videotune.files import Count, checked
 
@@ -100,7 +101,7 @@ def read_record(path: Path, name: str | None = None, *, partial: bool = False) -
         checked(SHAPES[name], value, partial=partial)
     except ValueError as error:
         raise VideotuneError(f"{path}: {error}: {REMEDIES[name]}") from error
-    return value
+    return renamed_run(value) if name == "config" else value
 
 
 def load_json(path: Path, remedy: str) -> Any:

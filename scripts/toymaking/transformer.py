@@ -103,7 +103,7 @@ def settings(base: Path, known: Path, held_out: Path, cache: Path, recipe: Recip
         "timestep_stratified": True,
         "caption_dropout": 0.1,
         "dataloader_threads": 0,
-        "ruler_after": max(1, recipe.transformer_steps // 8),
+        "validate_every": max(1, recipe.transformer_steps // 8),
         "save_every": max(1, recipe.transformer_steps // 4),
         "backup_after": 3.0,
         "sample_after": 0,

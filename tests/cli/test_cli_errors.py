@@ -87,7 +87,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(model: Path, *more: str) -> list[str]:
     """The words of a run of one step on the tiny model."""
     knobs = [f"base_model_name={model}", "resolution=32x32", "video_config.frames=5", "steps=1", "lora.rank=1"]
-    knobs += ["sample.steps=1", "samples=1", "sample.guidance=1", "ruler_after=0", "train_dtype=FLOAT_32", *more]
+    knobs += ["sample.steps=1", "samples=1", "sample.guidance=1", "validate_every=0", "train_dtype=FLOAT_32", *more]
     return [word for knob in knobs for word in ("--set", knob)]
 
 
@@ -173,7 +173,7 @@ def test_a_whole_run_ends_with_0_and_leaves_its_files(a_run: Path) -> None:
         ("video_config.learning_rate=1", "learning_rate' or 'text_encoder.learning_rate"),
         ("video_config.max_frame=9", "video_config.max_frames"),
         ("max_frame=9", "video_config.max_frames"),
-        ("video_config.steps=3", "probe.steps' or 'sample.steps' or 'steps"),
+        ("video_config.steps=3", "sample_metrics.steps' or 'sample.steps' or 'steps"),
         ("frames=9", "sample.frames' or 'video_config.frames"),
         ("video_config.frame=9", "video_config.frames"),
         ("sample.step=3", "sample.steps"),

@@ -23,8 +23,8 @@ def said(
             "learning_rate=0.01",
             "lora.rank=2",
             "sample_after=0",
-            "ruler_after=0",
-            "probe_budget=0",
+            "validate_every=0",
+            "sample_metrics.budget=0",
             "dataloader_threads=0",
             "warmup_steps=0",
         )

@@ -25,7 +25,7 @@ from videotune.train.checkpoint import Checkpoint, read_checkpoint
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
 
-QUIET = ("sample_after=0", "ruler_after=0", "probe_budget=0", "dataloader_threads=0")
+QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "dataloader_threads=0")
 """Nothing happens between two steps that a test did not ask for."""
 
 PATIENCE = 60.0

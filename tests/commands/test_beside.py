@@ -26,7 +26,15 @@ from videotune.validation.overhead import in_words, share_of_all
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.sample_plan import sample_metrics_plan, share_of_run
 
-OFTEN = ("steps=5", "ruler_after=2", "sample_after=3", "samples=1", "sample.steps=2", "save_every=2", "probe_budget=0")
+OFTEN = (
+    "steps=5",
+    "validate_every=2",
+    "sample_after=3",
+    "samples=1",
+    "sample.steps=2",
+    "save_every=2",
+    "sample_metrics.budget=0",
+)
 
 
 Say = Callable[..., Overrides]
@@ -88,7 +96,7 @@ def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
     told = in_words(facts)
     assert f"4 readings of {windows} windows" in told
     assert "3 × 1 previews" in told
-    quiet = said("ruler_after=0", "sample_after=0", "probe_budget=0")
+    quiet = said("validate_every=0", "sample_after=0", "sample_metrics.budget=0")
     nothing = make_plan(open_run(quiet, tmp_path / "other").job)["beside"]
     assert nothing == {"readings": None, "previews": None, "probes": None}
     assert in_words(nothing) == ""
@@ -96,7 +104,7 @@ def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
 
 def test_processes_share_the_steps_and_not_what_is_done_between(said: Say, tmp_path: Path) -> None:
     """With twice the processes as many steps have twice the samples in the same time; a reading takes what it took."""
-    often = (*OFTEN[:-1], "probe_budget=1000")
+    often = (*OFTEN[:-1], "sample_metrics.budget=1000")
     words = said(*often)
     one, two = (make_plan(open_run(words, tmp_path / str(n), None, n).job)["beside"] for n in (1, 2))
     assert one == two
@@ -106,7 +114,7 @@ def test_probes_are_planned_up_to_their_budget(said: Say, tmp_path: Path) -> Non
     """Three checkpoints and the base: four probes, however large the budget; and none where it cannot pay for two."""
 
     def planned(budget: float) -> tuple[Any, float]:
-        words = said(*OFTEN[:-1], f"probe_budget={budget}", "steps=6")
+        words = said(*OFTEN[:-1], f"sample_metrics.budget={budget}", "steps=6")
         job = open_run(words, tmp_path / f"{budget}").job
         plan = sample_metrics_plan(job)
         assert plan is not None
@@ -146,7 +154,7 @@ def test_the_time_left_counts_what_is_done_between_steps(said: Say, tmp_path: Pa
 
 
 def test_probes_are_counted_up_to_their_budget(said: Say, tmp_path: Path) -> None:
-    words = said(*OFTEN[:-1], "probe_budget=0.05")
+    words = said(*OFTEN[:-1], "sample_metrics.budget=0.05")
     trainer = prepare(open_run(words, tmp_path / "run").job, tmp_path / "run", False)
     announce(trainer, None)
     trainer.journal.close()

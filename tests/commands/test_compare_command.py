@@ -34,7 +34,7 @@ def a_run(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
         "resolution=32x32",
         "save_every=10",
     )
-    rest = ("sample_after=0", "ruler_after=0", "learning_rate=0.03", "warmup_steps=0", "dataloader_threads=0", *SIZE)
+    rest = ("sample_after=0", "validate_every=0", "learning_rate=0.03", "warmup_steps=0", "dataloader_threads=0", *SIZE)
     begun = time.perf_counter()
     assert train(Overrides(data=str(small_clips), sets=(*sets, *rest, "steps=10")), folder / "run") == DONE
     assert train(Overrides(sets=("steps=20",)), folder / "run", resume=Resume(override=True)) == DONE

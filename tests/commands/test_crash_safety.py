@@ -110,7 +110,7 @@ def in_short_step() -> None:
 def test_a_signal_while_the_ruler_reads_gives_the_reading_up_and_saves(number: int, said: Say, tmp_path: Path) -> None:
     """With an average of the weights, which take its place while it reads: they are put back before they are saved."""
     run, straight = tmp_path / "run", tmp_path / "straight"
-    words = said("steps=6", "save_every=0", "ruler_after=3", "ema.decay=0.9")
+    words = said("steps=6", "save_every=0", "validate_every=3", "ema.decay=0.9")
     assert train(words, straight) == DONE
     running = start(words, run, first=moments.in_ruler, given=(3,))
     assert asked(running, "ruler", number) < 5
@@ -171,7 +171,7 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
 ) -> None:
     """The average takes the weights' place tensor by tensor; between two of them a Ctrl-C comes, on the way back."""
     run, straight = tmp_path / "run", tmp_path / "straight"
-    words = said("steps=4", "save_every=0", "ruler_after=2", "ema.decay=0.9")
+    words = said("steps=4", "save_every=0", "validate_every=2", "ema.decay=0.9")
     assert train(words, straight) == DONE
     swap, calls = Ema._swap, []
 
@@ -235,7 +235,7 @@ def test_what_a_script_began_in_the_background_is_ended_as_any_other(said: Say, 
 
 def test_a_signal_during_the_reading_of_step_0_ends_with_a_run_that_can_go_on(said: Say, tmp_path: Path) -> None:
     run, straight = tmp_path / "run", tmp_path / "straight"
-    words = said("steps=2", "ruler_after=2")
+    words = said("steps=2", "validate_every=2")
     assert train(words, straight) == DONE
     running = start(words, run, first=moments.in_ruler, given=(0,))
     assert asked(running, "ruler", signal.SIGINT) < 5
@@ -295,7 +295,9 @@ def test_killed_in_the_middle_of_anything_and_resumed_it_ends_the_same(
     moment: Callable[[int], None], said: Say, tmp_path: Path
 ) -> None:
     run, straight = tmp_path / "run", tmp_path / "straight"
-    more = ("sample_after=4", "samples=1", "sample.steps=1", "ruler_after=4") if "save" not in moment.__name__ else ()
+    more = (
+        ("sample_after=4", "samples=1", "sample.steps=1", "validate_every=4") if "save" not in moment.__name__ else ()
+    )
     words = said("steps=6", "save_every=2", "ema.decay=0.9", "batch_size=2", *more)
     assert train(words, straight) == DONE
     running = start(words, run, first=moment, given=(2 if moment is moments.in_save else 4,))

@@ -33,7 +33,14 @@ def straight(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_fact
     home = tmp_path_factory.mktemp("straight")
     base = shutil.copytree(tiny_bases("wan"), home / "base")
     sets = (f"base_model_name={base}", f"cache_dir={home / 'cache'}", "resolution=32x32", "learning_rate=0.01")
-    sets += ("lora.rank=2", "sample_after=0", "ruler_after=0", "probe_budget=0", "dataloader_threads=0", *STEPS)
+    sets += (
+        "lora.rank=2",
+        "sample_after=0",
+        "validate_every=0",
+        "sample_metrics.budget=0",
+        "dataloader_threads=0",
+        *STEPS,
+    )
     assert train(Overrides(data=str(small_clips), sets=sets), home / "run") == DONE
     return home / "run"
 

@@ -141,7 +141,9 @@ def test_a_real_run_at_a_wrong_rate_is_found_out(
 ) -> None:
     """Of whole weights, since an adapter of a tiny model bears nearly every rate."""
     run = tmp_path / "run"
-    train(said("steps=6", "training_method=FINE_TUNE", f"learning_rate={rate}", "ruler_after=2", "save_every=0"), run)
+    train(
+        said("steps=6", "training_method=FINE_TUNE", f"learning_rate={rate}", "validate_every=2", "save_every=0"), run
+    )
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["videotune", "doctor", str(run), "--json"])
     with pytest.raises(SystemExit) as left:

@@ -67,7 +67,7 @@ def straight(
         "resolution=32x32",
         "learning_rate=0.01",
     )
-    often = (f"steps={STEPS}", "save_every=2", "ruler_after=2", "sample_after=2", "sample.steps=1", "samples=1")
+    often = (f"steps={STEPS}", "save_every=2", "validate_every=2", "sample_after=2", "sample.steps=1", "samples=1")
     step = ("gradient_accumulation_steps=2", "warmup_steps=3", "learning_rate_scheduler=COSINE", "caption_dropout=0.3")
 
     def get(method: str, state: str) -> tuple[Overrides, Path]:
@@ -156,7 +156,7 @@ def test_the_pairs_are_all_there() -> None:
 
 def test_previews_ruler_and_workers_change_nothing(straight: Any, tmp_path: Path) -> None:
     words, whole = straight("adapter", "EMA")
-    off = ("save_every=0", "ruler_after=0", "sample_after=0", "probe_budget=0", "dataloader_threads=2")
+    off = ("save_every=0", "validate_every=0", "sample_after=0", "sample_metrics.budget=0", "dataloader_threads=2")
     assert end(start(Overrides(data=words.data, sets=(*words.sets, *off)), tmp_path / "off")) == DONE
     a, b = state_of(tmp_path / "off", STEPS), state_of(whole, STEPS)
     assert all(torch.equal(a[name], b[name]) for name in b)

@@ -56,7 +56,7 @@ def words(small_clips: Path, base: Path, tmp_path_factory: pytest.TempPathFactor
     return make
 
 
-QUIET = ("sample_after=0", "ruler_after=0", "save_every=0")
+QUIET = ("sample_after=0", "validate_every=0", "save_every=0")
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def test_a_step_moves_its_own_expert_alone_and_one_is_in_memory(
 def test_killed_in_any_expert_and_resumed_is_one_run(words: Callable[..., Overrides], tmp_path: Path) -> None:
     """With previews and readings, which need both experts in between; the kill falls into step 7, a low one."""
     said = words(
-        "steps=8", "save_every=3", "ruler_after=4", "sample_after=4", "ema=0.5", "learning_rate_scheduler=LINEAR"
+        "steps=8", "save_every=3", "validate_every=4", "sample_after=4", "ema=0.5", "learning_rate_scheduler=LINEAR"
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert end(start(said, whole)) == DONE
@@ -232,7 +232,7 @@ def test_the_plan_says_what_each_expert_trains(
 def test_an_expert_that_has_had_no_step_gets_no_file_and_is_told(
     words: Callable[..., Overrides], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(words(*QUIET, "probe_budget=0", "steps=2"), tmp_path / "run") == DONE
+    assert train(words(*QUIET, "sample_metrics.budget=0", "steps=2"), tmp_path / "run") == DONE
     assert len(list((tmp_path / "run" / "export").iterdir())) == 1
     (warning,) = [line["text"] for line in read_journal(tmp_path / "run") if line["kind"] == "warning"]
     assert "has had no step" in warning

@@ -24,7 +24,7 @@ from videotune.validation.callbacks import reads_of_run
 from videotune.validation.previews import first_frames_of
 
 SIZE = ("sample.frames=9", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=2")
-QUIET = ("ruler_after=0", "steps=1", "save_every=0", "dataloader_threads=0", "train_dtype=FLOAT_32")
+QUIET = ("validate_every=0", "steps=1", "save_every=0", "dataloader_threads=0", "train_dtype=FLOAT_32")
 BASES = Callable[..., Path]
 
 

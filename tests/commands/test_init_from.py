@@ -126,12 +126,12 @@ def test_it_says_what_it_took_and_config_json_keeps_it(
     source: Callable[..., Path], said: Say, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = place(lora(source), FILES[0])
-    assert train(said("steps=2", "lora.rank=4", "ruler_after=2", f"init_from={file}"), tmp_path / "run") == DONE
+    assert train(said("steps=2", "lora.rank=4", "validate_every=2", f"init_from={file}"), tmp_path / "run") == DONE
     told = capsys.readouterr().err
     assert f"beginning with the weights of {file} (" in told
     assert "fresh optimizer, step 0" in told
     assert read_run_config(tmp_path / "run")["settings"]["init_from"] == str(file)
-    assert train(said("steps=2", "lora.rank=4", "ruler_after=2"), tmp_path / "other") == DONE
+    assert train(said("steps=2", "lora.rank=4", "validate_every=2"), tmp_path / "other") == DONE
     first, other = (of_kind(folder, "ruler")[0]["train"]["mean"] for folder in (tmp_path / "run", tmp_path / "other"))
     assert first != other, "the first reading is of the weights it began with"
     assert [line["step"] for line in steps_of(tmp_path / "run")] == [1, 2]

@@ -220,7 +220,7 @@ def test_a_reading_that_is_not_finite_ends_nothing(said: Say, tmp_path: Path, mo
         return replace(moments, mean=torch.full_like(moments.mean, float("nan")))
 
     monkeypatch.setattr(Source, "plain", spoilt)
-    assert train(said("steps=2", "ruler_after=1"), run) == DONE
+    assert train(said("steps=2", "validate_every=1"), run) == DONE
     readings = of_kind(run, "ruler")
     assert [line["step"] for line in readings] == [0, 1, 2]
     assert all(line["train"]["mean"] is None and line["train"]["normalised"] is None for line in readings)

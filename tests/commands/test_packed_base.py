@@ -29,7 +29,8 @@ def said(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: p
     folder = tmp_path_factory.mktemp("packed")
     fixed = (
         f"cache_dir={folder / 'cache'}", "resolution=32x32", "steps=4", "save_every=2", "warmup_steps=0", "samples=1",
-        "sample_after=4", "sample.steps=2", "sample.guidance=1", "ruler_after=4", "probe_budget=0", "weight_dtype=NFLOAT_4",
+        "sample_after=4", "sample.steps=2", "sample.guidance=1", "validate_every=4", "sample_metrics.budget=0",
+        "weight_dtype=NFLOAT_4",
         "dataloader_threads=0", "learning_rate=0.01", f"base_model_name={tiny_bases('wan')}",
     )  # fmt: skip
     return lambda *sets: Overrides(data=str(small_clips), sets=(*fixed, *sets))

@@ -29,7 +29,7 @@ from videotune.validation.sample_plan import (
 )
 
 SETS = ("steps=4", "save_every=2", "ema.decay=0.5")
-PROBED = ("probe_budget=100000", "probe.steps=1", "probe.samples=4", "sample.guidance=1")
+PROBED = ("sample_metrics.budget=100000", "sample_metrics.steps=1", "sample_metrics.samples=4", "sample.guidance=1")
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,11 @@ def two(
         "learning_rate=0.01",
         "lora.rank=2",
         "sample_after=0",
-        "ruler_after=0",
+        "validate_every=0",
         "warmup_steps=0",
     )
     places = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={folder / 'cache'}", "dataloader_threads=0")
-    quiet = Overrides(data=str(small_clips), sets=(*fixed, *places, *SETS, "probe_budget=0"))
+    quiet = Overrides(data=str(small_clips), sets=(*fixed, *places, *SETS, "sample_metrics.budget=0"))
     assert train(quiet, folder / "quiet") == DONE
     (folder / "run").mkdir()
     (folder / "run" / "control.json").write_text('{"stop": true}')
@@ -141,7 +141,7 @@ def test_another_embedding_on_the_way_reads_the_bases_samples_anew(
 def test_other_probes_than_the_bases_are_not_measured(two: tuple[Path, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(two[0], run)
-    assert train(Overrides(sets=("steps=6", "probe.steps=2")), run, resume=Resume()) == DONE
+    assert train(Overrides(sets=("steps=6", "sample_metrics.steps=2")), run, resume=Resume()) == DONE
     assert "no longer those" in of_kind(run, "probe")[-1]["not_measured"]
 
 
@@ -161,7 +161,7 @@ def test_a_probe_that_fails_is_told_and_the_run_goes_on(
 
 def test_a_run_too_short_to_pay_is_not_measured(said: Callable[..., Overrides], tmp_path: Path) -> None:
     """By the default budget, and nothing is drawn."""
-    assert train(said("steps=1", "probe_budget=0.05"), tmp_path / "run") == DONE
+    assert train(said("steps=1", "sample_metrics.budget=0.05"), tmp_path / "run") == DONE
     lines = of_kind(tmp_path / "run", "probe")
     assert [line["step"] for line in lines] == [0, 1]
     assert lines[0]["not_measured"].startswith("budget: two readings would take about")
@@ -174,7 +174,7 @@ def test_the_budget_is_a_share_of_the_time_of_steps() -> None:
     assert not_paid_yet([base], 100.0, 0.05) is None, "2 s and 2 s more are within 5 % of 100 s"
     why = not_paid_yet([base], 78.0, 0.05)
     assert why is not None, "and above 5 % of 78 s"
-    assert "taken 2 s and one more takes about 2 s, above probe_budget 0.05 of 78 s" in why
+    assert "taken 2 s and one more takes about 2 s, above sample_metrics.budget 0.05 of 78 s" in why
     assert not_paid_yet([base, base], 100.0, 0.05) is not None
     assert not_paid_yet([base, {"kind": "probe", "not_measured": "budget"}], 100.0, 0.05) is None
 
@@ -191,7 +191,15 @@ def test_probes_are_the_smallest_that_the_model_draws() -> None:
 def test_what_is_drawn_and_what_it_costs(said: Callable[..., Overrides]) -> None:
     """The captions of clips, the same seeds for each; twice the steps of the run halve the share that a probe is."""
     job = open_job(
-        *resolve_config(said("steps=100", "probe_budget=0.05", "probe.samples=6", "probe.steps=3", "sample.guidance=2"))
+        *resolve_config(
+            said(
+                "steps=100",
+                "sample_metrics.budget=0.05",
+                "sample_metrics.samples=6",
+                "sample_metrics.steps=3",
+                "sample.guidance=2",
+            )
+        )
     )
     plan = sample_metrics_plan(job)
     assert plan is not None
@@ -199,12 +207,12 @@ def test_what_is_drawn_and_what_it_costs(said: Callable[..., Overrides]) -> None
     assert len(plan.prompts) == 2
     assert set(plan.prompts) <= captions
     assert plan.drawn == [(0, 42), (1, 42), (0, 43), (1, 43), (0, 44), (1, 44)]
-    longer = open_job(*resolve_config(said("steps=200", "probe_budget=0.05")))
+    longer = open_job(*resolve_config(said("steps=200", "sample_metrics.budget=0.05")))
     assert share_of_run(plan, longer) == pytest.approx(share_of_run(plan, job) / 2)
     tokens = job.spec.tokens(plan.settings.shape)
     windows = [job.spec.tokens(window.shape) for window in job.training_windows]
     assert share_of_run(plan, job) == pytest.approx(6 * 3 * 2 * tokens / (3 * 100 * sum(windows) / len(windows)))
-    assert metric_prompts(open_job(*resolve_config(said("probe_budget=0")))) == []
+    assert metric_prompts(open_job(*resolve_config(said("sample_metrics.budget=0")))) == []
 
 
 def test_a_model_that_is_told_first_frames_is_told_those_of_held_out_clips(

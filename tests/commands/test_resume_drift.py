@@ -216,7 +216,7 @@ def test_a_key_that_the_run_did_not_know_yet_is_no_change(begun: Callable[..., P
 
 
 def test_a_ruler_that_is_another_one_is_told_and_read_at_once(begun: Callable[..., Path]) -> None:
-    run = begun("ruler_after=2")
+    run = begun("validate_every=2")
     names = [line["ruler"] for line in of_kind(run, "ruler")]
     assert len(set(names)) == 1
     assert going_on(run, "timestep_shift=1.5", "steps=6", override=True) == DONE
@@ -240,7 +240,7 @@ def test_other_held_out_clips_are_another_ruler_in_the_journal_and_on_the_screen
 ) -> None:
     """A clip is held out from now on: nothing read of it compares with what was read before."""
     run, library = tmp_path / "run", shutil.copytree(small_clips, tmp_path / "data")
-    assert train(said("steps=2", "ruler_after=2", data=library), run) == DONE
+    assert train(said("steps=2", "validate_every=2", data=library), run) == DONE
     held, clip = tmp_path / "held", stems(library)[0]
     for folder, ending in (("videos", ".mp4"), ("captions", ".txt")):
         (held / folder).mkdir(parents=True)
@@ -264,7 +264,7 @@ def test_other_held_out_clips_are_another_ruler_in_the_journal_and_on_the_screen
 
 
 def test_a_ruler_that_is_the_same_is_not_told(begun: Callable[..., Path]) -> None:
-    run = begun("ruler_after=2")
+    run = begun("validate_every=2")
     assert going_on(run, "learning_rate=0.02", "steps=6", override=True) == DONE
     assert warnings_of(run) == []
     assert [line["step"] for line in of_kind(run, "ruler")] == [0, 2, 4, 6]

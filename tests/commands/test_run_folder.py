@@ -41,7 +41,7 @@ def test_a_folder_that_holds_something_a_run_would_write_is_refused(name: str, s
 
 
 def test_what_a_run_writes_is_what_a_new_one_refuses(said: Say, tmp_path: Path) -> None:
-    words = said("steps=2", "save_every=1", "ruler_after=2", "sample_after=2", "sample.steps=1", "tensorboard=true")
+    words = said("steps=2", "save_every=1", "validate_every=2", "sample_after=2", "sample.steps=1", "tensorboard=true")
     assert train(words, tmp_path / "run") == DONE
     there = {path.name for path in (tmp_path / "run").iterdir()}
     assert there - {".lock", "heartbeat.json"} <= set(OWN)

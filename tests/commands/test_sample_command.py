@@ -25,7 +25,7 @@ SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=3", "sample.
 def a_run(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sampled")
     sets = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={folder / 'cache'}", "resolution=32x32", "steps=20")
-    quiet = ("sample_after=0", "ruler_after=0", "learning_rate=0.003", "warmup_steps=0", *SIZE)
+    quiet = ("sample_after=0", "validate_every=0", "learning_rate=0.003", "warmup_steps=0", *SIZE)
     assert train(Overrides(data=str(small_clips), sets=(*sets, *quiet)), folder / "run") == DONE
     return folder / "run"
 

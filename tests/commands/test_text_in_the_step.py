@@ -190,7 +190,7 @@ def test_a_run_begins_with_another_one_s_rows(
 
 @pytest.mark.parametrize("sets", [(*ROWS, "ema=0.7"), (*TEXT, "ema=0.7")], ids=["rows", "text encoder"])
 def test_stopped_and_resumed_is_one_run(sets: tuple[str, ...], told: Say, tmp_path: Path) -> None:
-    more = ("steps=4", "save_every=2", "ruler_after=4", "caption_dropout=0.3", "gradient_checkpointing=ON")
+    more = ("steps=4", "save_every=2", "validate_every=4", "caption_dropout=0.3", "gradient_checkpointing=ON")
     assert train(told(*sets, *more), tmp_path / "whole") == DONE
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "control.json").write_text('{"stop": true}')

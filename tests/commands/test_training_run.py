@@ -25,7 +25,7 @@ from videotune.train.resolve_config import Overrides
 from videotune.train.resume import Resume
 from videotune.train.run_dir import only_process, poll_control
 
-QUIET = ("sample_after=0", "ruler_after=0")
+QUIET = ("sample_after=0", "validate_every=0")
 Run = Callable[..., Path]
 
 
@@ -149,7 +149,7 @@ def test_asked_to_stop_it_saves_and_can_go_on(number: int, words: Callable[..., 
 def test_control_json_is_obeyed(words: Callable[..., Overrides], tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(
-        command(words("ruler_after=0", "sample_after=100000", "steps=100000", "save_every=0"), run),
+        command(words("validate_every=0", "sample_after=100000", "steps=100000", "save_every=0"), run),
         stderr=subprocess.DEVNULL,
     )
     wait_for_step(process, run, 2)
@@ -175,7 +175,7 @@ def test_control_json_is_obeyed(words: Callable[..., Overrides], tmp_path: Path)
 def test_previews_and_ruler_change_nothing(words: Callable[..., Overrides], tmp_path: Path) -> None:
     on, off = tmp_path / "on", tmp_path / "off"
     both = ("steps=9", "save_every=0", "lora.dropout=0.2", "sample.steps=2")
-    assert train(words(*both, "sample_after=3", "ruler_after=2"), on) == DONE
+    assert train(words(*both, "sample_after=3", "validate_every=2"), on) == DONE
     assert train(words(*both, *QUIET), off) == DONE
     assert facts_of(on) == facts_of(off)
     assert equal(weights(on, 9), weights(off, 9))
@@ -194,7 +194,7 @@ def test_a_failing_preview_ends_no_run(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(room, "write_video", broken)
-    assert train(words("steps=3", "sample_after=3", "ruler_after=0", "sample.steps=1"), tmp_path / "run") == DONE
+    assert train(words("steps=3", "sample_after=3", "validate_every=0", "sample.steps=1"), tmp_path / "run") == DONE
     warnings = [line["text"] for line in read_journal(tmp_path / "run") if line["kind"] == "warning"]
     assert len(warnings) == 2
     assert "no space left" in warnings[0]
@@ -328,9 +328,9 @@ def test_a_folder_belongs_to_one_process(words: Callable[..., Overrides], tmp_pa
 def test_readings_that_a_kill_prevented_are_made_after_the_resume(
     words: Callable[..., Overrides], tmp_path: Path
 ) -> None:
-    """The last step is read though it is no multiple of ruler_after, and only the preview that is missing is drawn."""
+    """The last step is read though it is no multiple of validate_every, and only the preview that is missing is drawn."""
     run = tmp_path / "run"
-    said = words("steps=6", "ruler_after=4", "sample_after=4", "sample.steps=1", "save_every=0")
+    said = words("steps=6", "validate_every=4", "sample_after=4", "sample.steps=1", "save_every=0")
     assert train(said, run) == DONE
     lines = (run / "journal.jsonl").read_text().splitlines()
     of_them = ('"kind": "ruler"', '"kind": "sample"')

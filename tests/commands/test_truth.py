@@ -36,7 +36,7 @@ def words(said: Say, small_clips: Path, tmp_path: Path) -> Say:
 
     def make(*sets: str) -> Overrides:
         data = [{"path": str(tmp_path / "own")}, {"path": str(tmp_path / "others"), "kind": "validation"}]
-        often = ("steps=4", "ruler_after=1", "save_every=2", "ema.decay=0.5", f"datasets={json.dumps(data)}")
+        often = ("steps=4", "validate_every=1", "save_every=2", "ema.decay=0.5", f"datasets={json.dumps(data)}")
         return Overrides(sets=(*said().sets, *often, *sets))
 
     return make
@@ -121,7 +121,7 @@ def test_the_plan_answers_how_many_steps_so_many_views_take(said: Say, capsys: p
 
 
 def test_without_held_out_clips_the_run_says_that_no_validation_is_possible(said: Say, tmp_path: Path) -> None:
-    assert train(said("steps=3", "ruler_after=1", "early_stopping=1"), tmp_path / "run") == DONE
+    assert train(said("steps=3", "validate_every=1", "early_stopping=1"), tmp_path / "run") == DONE
     every = of_kind(tmp_path / "run", "verdict")
     assert [(line["step"], line["verdict"]) for line in every] == [(step, None) for step in range(4)]
     told = every[-1]

@@ -75,8 +75,8 @@ def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_dataset(folder / "clips", concept_clips=12, reminder_clips=12)
     (folder / "run").mkdir()
     (folder / "run" / "control.json").write_text('{"stop": true}')
-    probed = ("probe_budget=100000", "probe.steps=1", "probe.samples=4")
-    often = (*probed, "save_every=2", "sample_after=2", "ruler_after=1", "video_config.frames=5", "lora.dropout=0.1")
+    probed = ("sample_metrics.budget=100000", "sample_metrics.steps=1", "sample_metrics.samples=4")
+    often = (*probed, "save_every=2", "sample_after=2", "validate_every=1", "video_config.frames=5", "lora.dropout=0.1")
     said = words(
         "steps=3", "batch_size=2", 'output_model_format=["diffusers", "comfyui"]', *often, data=folder / "clips"
     )

@@ -38,9 +38,9 @@ BASE: dict[str, Any] = {
     "gradient_checkpointing": "OFF",
     "dataloader_threads": 0,
     "save_every": 0,
-    "ruler_after": 0,
+    "validate_every": 0,
     "sample_after": 0,
-    "probe_budget": 0,
+    "sample_metrics.budget": 0,
     "sample.steps": 1,
     "sample.guidance": 1,
 }

@@ -60,7 +60,7 @@ def test_a_validation_dataset_is_measured_and_never_trained(lab: Lab) -> None:
     assert trained == {"one", "two"}
 
 
-@pytest.mark.effect("datasets.kind", "datasets.target")
+@pytest.mark.effect("datasets.kind", "datasets.prior_preservation")
 def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> None:
     """Before the first step the adapter is nothing: held to the base the loss is exactly 0, held to the clips it is not."""
     one = folder(lab, "one", 1)
@@ -72,10 +72,10 @@ def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> N
     as_training = first_loss({})
     assert as_training > 0.1
     assert first_loss({"kind": "regularization"}) == 0
-    assert first_loss({"kind": "regularization", "target": "base"}) == 0
-    assert first_loss({"kind": "regularization", "target": "clip"}) == as_training
-    with pytest.raises(VideotuneError, match=r"datasets\.target.*regularization"):
-        first_loss({"target": "base"})
+    assert first_loss({"kind": "regularization", "prior_preservation": True}) == 0
+    assert first_loss({"kind": "regularization", "prior_preservation": False}) == as_training
+    with pytest.raises(VideotuneError, match=r"datasets\.prior_preservation.*regularization"):
+        first_loss({"prior_preservation": True})
 
 
 @pytest.mark.effect("datasets.loss_weight")

@@ -39,11 +39,11 @@ def test_a_checkpoint_lies_there_for_every_so_many_steps_and_the_last(lab: Lab, 
     assert all(torch.equal(last[name], parameter) for name, parameter in trainer.parameters.items())
 
 
-@pytest.mark.effect("ruler_after")
+@pytest.mark.effect("validate_every")
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [0, 2, 4, 5]), (3, [0, 3, 5])])
 def test_the_error_is_measured_every_so_many_steps(lab: Lab, every: int, steps: list[int]) -> None:
     """Each reading calls the network once for each of the 4 clips, small as they are with all 9 noise levels at once."""
-    trainer = trainer_of(lab, {"steps": 5, "ruler_after": every})
+    trainer = trainer_of(lab, {"steps": 5, "validate_every": every})
     with watched(trainer.net) as calls:
         train_loop(trainer)
     assert len(calls) == 5 + 4 * len(steps)

@@ -13,7 +13,7 @@ from runs import probe
 from videotune.train.logging.journal import read_journal
 from videotune.train.loop import train_loop
 
-PROBED = {"probe_budget": 1e6, "probe.steps": 1, "probe.samples": 2}
+PROBED = {"sample_metrics.budget": 1e6, "sample_metrics.steps": 1, "sample_metrics.samples": 2}
 
 
 def probed(lab: Lab, **knobs: Any) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]], Path]:
@@ -26,12 +26,12 @@ def probed(lab: Lab, **knobs: Any) -> tuple[dict[str, Any], list[dict[str, torch
     return line, calls, trainer.run
 
 
-@pytest.mark.effect("probe_budget")
+@pytest.mark.effect("sample_metrics.budget")
 @pytest.mark.parametrize(("budget", "measured", "told"), [(0, [], []), (0.05, [], [0, 3, 4]), (1e6, [0, 3, 4], [])])
 def test_what_the_budget_does_not_allow_is_not_measured(
     lab: Lab, budget: float, measured: list[int], told: list[int]
 ) -> None:
-    trainer = trainer_of(lab, PROBED | {"probe_budget": budget, "steps": 4, "save_every": 3})
+    trainer = trainer_of(lab, PROBED | {"sample_metrics.budget": budget, "steps": 4, "save_every": 3})
     with watched(trainer.net) as calls:
         train_loop(trainer)
     lines = [line for line in read_journal(trainer.run) if line["kind"] == "probe"]
@@ -40,21 +40,21 @@ def test_what_the_budget_does_not_allow_is_not_measured(
     assert len(calls) == 4 + 2 * len(measured)
 
 
-@pytest.mark.effect("probe.samples")
+@pytest.mark.effect("sample_metrics.samples")
 def test_so_many_samples_are_drawn(lab: Lab) -> None:
     for count in (1, 3):
         line, calls, run = probed(lab, samples=count)
         assert len(calls) == len(line["samples"]) == len(list((run / "probe").glob("*.mp4"))) == count
 
 
-@pytest.mark.effect("probe.steps")
+@pytest.mark.effect("sample_metrics.steps")
 def test_so_many_denoising_steps_are_taken(lab: Lab) -> None:
     for steps in (1, 3):
         _, calls, _ = probed(lab, samples=1, steps=steps)
         assert len(calls) == steps
 
 
-@pytest.mark.effect("probe.prompts")
+@pytest.mark.effect("sample_metrics.prompts")
 def test_prompts_are_those_that_are_named_or_captions(lab: Lab) -> None:
     captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
     for prompts, wanted in ((["a cat", "a dog"], ["a cat", "a dog"]), (2, captions[::2])):
@@ -65,7 +65,7 @@ def test_prompts_are_those_that_are_named_or_captions(lab: Lab) -> None:
         )
 
 
-@pytest.mark.effect("probe.encoder")
+@pytest.mark.effect("sample_metrics.encoder")
 def test_samples_are_compared_by_the_encoder_that_is_named(lab: Lab) -> None:
     from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 

@@ -59,7 +59,7 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
     lab: Lab, copying: None, readings: int | None, last: int
 ) -> None:
     """A rise is believed at its second reading, after step 5."""
-    lines = run_of(lab, [{"path": str(lab.clips)}], steps=7, ruler_after=1, early_stopping=readings)
+    lines = run_of(lab, [{"path": str(lab.clips)}], steps=7, validate_every=1, early_stopping=readings)
     run, end = lab.tmp / "run", lines[-1]
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, last + 1))
     assert (end["kind"], end["why"]) == ("end", "done" if readings is None else "early")
@@ -87,7 +87,7 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
 @pytest.mark.parametrize(
     ("sets", "why"),
     [
-        (("ruler_after=0",), "ruler_after is 0, and only readings can say when to stop"),
+        (("validate_every=0",), "validate_every is 0, and only readings can say when to stop"),
         ((), "fewer than two clips are held out"),
     ],
 )
@@ -114,7 +114,7 @@ def test_which_checkpoint_to_take(
     """Where training clips get worse as well it is no copying, but the last state is not the one to take."""
     monkeypatch.setattr(sys.modules[__name__], "HELD", held)
     monkeypatch.setattr(sys.modules[__name__], "TRAIN", train)
-    end = run_of(lab, [{"path": str(lab.clips)}], steps=7, ruler_after=1, save_every=1)[-1]
+    end = run_of(lab, [{"path": str(lab.clips)}], steps=7, validate_every=1, save_every=1)[-1]
     assert end["take"]["step"] == step
     assert why in end["take"]["why"]
 
@@ -123,7 +123,7 @@ def test_which_checkpoint_to_take(
 def test_curves_readings_and_previews_stand_in_tensorboard(lab: Lab) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    knobs = {"steps": 3, "ruler_after": 3, "sample_after": 3, "samples": ["a cat"], "sample.frames": 5}
+    knobs = {"steps": 3, "validate_every": 3, "sample_after": 3, "samples": ["a cat"], "sample.frames": 5}
     for wanted in (False, True):
         shutil.rmtree(lab.tmp / "run", ignore_errors=True)
         lines = run_of(lab, [{"path": str(lab.clips)}], tensorboard=wanted, **knobs)

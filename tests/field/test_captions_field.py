@@ -24,7 +24,7 @@ def test_musubi_tuner_434_the_exact_text_of_every_step_can_be_recovered(
         "video_config.frames=9",
         "lora.rank=2",
     ]
-    sets += ["sample_after=0", "ruler_after=0", "save_every=0", f"base_model_name={tiny_bases('wan')}"]
+    sets += ["sample_after=0", "validate_every=0", "save_every=0", f"base_model_name={tiny_bases('wan')}"]
     assert train(Overrides(data=str(data), sets=tuple(sets)), tmp_path / "run") == 0
     account = json.loads((tmp_path / "run" / "check.json").read_text())
     captions = {clip["id"][:12]: clip["captions"] for clip in account["clips"]}

@@ -28,7 +28,7 @@ def whole(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
     """A run of six steps whose rate rises and falls, saved at the third and the last one."""
     home = tmp_path_factory.mktemp("whole")
     sets = [f"steps={STEPS}", f"save_every={MIDDLE}", "learning_rate=0.01", "warmup_steps=1"]
-    sets += ["learning_rate_scheduler=COSINE", "resolution=32x32", "lora.rank=2", "sample_after=0", "ruler_after=0"]
+    sets += ["learning_rate_scheduler=COSINE", "resolution=32x32", "lora.rank=2", "sample_after=0", "validate_every=0"]
     sets += [f"base_model_name={tiny_bases('wan')}", f"cache_dir={home / 'cache'}"]
     assert train(Overrides(data=str(small_clips), sets=tuple(sets)), home / "run") == DONE
     return home / "run"

@@ -32,7 +32,7 @@ def test_seconds_by_phase_sum_to_the_wall_time(
 
     The promise is 2 % of a run whose steps take a second; here a step is 30 ms and 10 % are allowed.
     """
-    sets = ("steps=12", "batch_size=6", "ruler_after=6", "sample_after=6", "save_every=6", "sample.steps=2")
+    sets = ("steps=12", "batch_size=6", "validate_every=6", "sample_after=6", "save_every=6", "sample.steps=2")
     said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *sets)
     trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
     announce(trainer, None)
@@ -61,7 +61,7 @@ def test_a_run_that_waits_for_data_says_so(
             time.sleep(0.06)
             yield batch
 
-    sets = ("steps=26", "ruler_after=0", "sample_after=0", "save_every=0")
+    sets = ("steps=26", "validate_every=0", "sample_after=0", "save_every=0")
     for run, stream in (("fast", batches), ("slow", slow)):
         monkeypatch.setattr(train, "stream", stream)
         said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", *sets)

@@ -38,7 +38,7 @@ def words(folder: Path, own: int, *sets: str) -> Overrides:
 def test_a_planted_overfit_is_stopped_near_its_minimum_and_the_good_file_is_there(tmp_path: Path) -> None:
     """Two minutes on an idle core: four clips, and a run that would go on ten times longer than it should."""
     run = tmp_path / "run"
-    often = ("steps=600", "ruler_after=15", "save_every=0", "early_stopping=1")
+    often = ("steps=600", "validate_every=15", "save_every=0", "early_stopping=1")
     assert train(words(tmp_path, 4, *often), run) == DONE
     lines = read_journal(run)
     end, readings = lines[-1], [line for line in lines if line["kind"] == "ruler"]

@@ -131,7 +131,8 @@ def run(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: py
     home = tmp_path_factory.mktemp("fuzz")
     sets = (
         f"base_model_name={tiny_bases('wan')}", f"cache_dir={home / 'cache'}", "resolution=32x32", "lora.rank=2", "steps=4",
-        "save_every=2", "ruler_after=2", "sample_after=4", "sample.steps=1", "samples=1", "probe_budget=0", "ema=0.9",
+        "save_every=2", "validate_every=2", "sample_after=4", "sample.steps=1", "samples=1", "sample_metrics.budget=0",
+        "ema=0.9",
         "validation_fraction=0.4", "dataloader_threads=0",
     )  # fmt: skip
     assert train(Overrides(data=str(small_clips), sets=sets), home / "run") == DONE

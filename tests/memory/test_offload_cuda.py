@@ -80,7 +80,7 @@ def test_homes_are_pinned_and_leave_the_device_free(tiny_bases: Bases, tmp_path:
 
 def test_no_step_waits_for_the_host(small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> None:
     """torch raises at any operation that makes the host wait for the device, from the second step on."""
-    fixed = ("resolution=32x32", "sample_after=0", "ruler_after=0", "steps=12", f"cache_dir={tmp_path / 'cache'}")
+    fixed = ("resolution=32x32", "sample_after=0", "validate_every=0", "steps=12", f"cache_dir={tmp_path / 'cache'}")
     streamed = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED")
     base = deepen(tiny_bases("wan"), tmp_path / "deep")
     said = Overrides(data=str(small_clips), sets=(f"base_model_name={base}", *fixed, *streamed))

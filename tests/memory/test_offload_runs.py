@@ -29,7 +29,7 @@ def said(
     bases = {variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")}
     fixed = (
         f"cache_dir={folder / 'cache'}", "resolution=32x32", "steps=4", "save_every=2", "warmup_steps=0", "samples=1",
-        "sample_after=4", "sample.steps=2", "sample.guidance=1", "ruler_after=4",
+        "sample_after=4", "sample.steps=2", "sample.guidance=1", "validate_every=4",
         "dataloader_threads=0", "learning_rate=0.001",
     )  # fmt: skip
 
@@ -60,9 +60,9 @@ def rulers(run: Path) -> list[Any]:
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lora": ("t2v", ("lora.dropout=0.2", "ema.decay=0.9")),
     "full": ("t2v", ("training_method=FINE_TUNE", "ema.decay=0.9")),
-    "full-bf16": ("t2v", ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "sample_after=0", "ruler_after=0")),
-    "two-experts": ("t2v-a14b", ("expert_period=2", "ruler_after=0")),
-    "one-expert-full": ("t2v-a14b", ("training_method=FINE_TUNE", "experts=low", "ruler_after=0")),
+    "full-bf16": ("t2v", ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "sample_after=0", "validate_every=0")),
+    "two-experts": ("t2v-a14b", ("expert_period=2", "validate_every=0")),
+    "one-expert-full": ("t2v-a14b", ("training_method=FINE_TUNE", "experts=low", "validate_every=0")),
 }
 STREAMED = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED")
 
@@ -88,7 +88,7 @@ def test_a_streamed_run_is_the_plain_run(name: str, said: Say, tmp_path: Path, d
 
 def test_new_tokens_learn_through_streamed_blocks(said: Say, tmp_path: Path) -> None:
     """Nothing in the denoiser trains; gradients pass through it to the text encoder's new rows, to the bit."""
-    sets = ("training_method=EMBEDDING", "sample_after=0", "ruler_after=0", "learning_rate=0.01", "steps=3")
+    sets = ("training_method=EMBEDDING", "sample_after=0", "validate_every=0", "learning_rate=0.01", "steps=3")
     assert train(said(*sets, "layer_offload_fraction=0"), tmp_path / "plain") == DONE
     for fraction in (0.5, 1.0):
         run = tmp_path / f"streamed-{fraction}"
@@ -98,7 +98,7 @@ def test_new_tokens_learn_through_streamed_blocks(said: Say, tmp_path: Path) -> 
 
 
 def test_a_resume_turns_streaming_on(said: Say, tmp_path: Path) -> None:
-    sets = ("lora.dropout=0.2", "ema.decay=0.9", "sample_after=0", "ruler_after=0")
+    sets = ("lora.dropout=0.2", "ema.decay=0.9", "sample_after=0", "validate_every=0")
     plain, run = tmp_path / "plain", tmp_path / "run"
     assert train(said(*sets), plain) == DONE
     assert train(said(*sets, "steps=2"), run) == DONE
@@ -108,7 +108,7 @@ def test_a_resume_turns_streaming_on(said: Say, tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_streamed_goes_on_without(said: Say, tmp_path: Path) -> None:
-    sets = ("training_method=FINE_TUNE", "sample_after=0", "ruler_after=0")
+    sets = ("training_method=FINE_TUNE", "sample_after=0", "validate_every=0")
     assert train(said(*sets), tmp_path / "plain") == DONE
     assert train(said(*sets, "steps=2", "layer_offload_fraction=1"), tmp_path / "run") == DONE
     assert train(Overrides(sets=("steps=4", "layer_offload_fraction=0")), tmp_path / "run", resume=Resume()) == DONE

@@ -463,11 +463,11 @@ def test_what_is_switched_off_is_not_awaited(tmp_path: Path) -> None:
     write_journal(tmp_path, [start(), step(1)])
     for settings, validation, samples in (
         (
-            {"ruler_after": 0, "sample_after": 0},
-            "Switched off (ruler_after is 0).",
+            {"validate_every": 0, "sample_after": 0},
+            "Switched off (validate_every is 0).",
             "Switched off (sample_after is 0).",
         ),
-        ({"ruler_after": 250, "sample_after": 250}, "Not there yet", "Not there yet"),
+        ({"validate_every": 250, "sample_after": 250}, "Not there yet", "Not there yet"),
         ({}, "Not there yet", "Not there yet"),
     ):
         put(tmp_path, "config.json", {"settings": settings})

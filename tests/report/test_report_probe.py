@@ -78,7 +78,7 @@ def test_what_was_not_measured_says_why_once(tmp_path: Path) -> None:
     assert "Not measured at step 250, step 500: budget: one takes 500 s." in html
 
 
-@pytest.mark.parametrize(("settings", "told"), [({"probe_budget": 0}, "Switched off"), ({}, "Not there yet")])
+@pytest.mark.parametrize(("settings", "told"), [({"sample_metrics.budget": 0}, "Switched off"), ({}, "Not there yet")])
 def test_without_probes(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
     assert told in shown(tmp_path, settings=settings)
 

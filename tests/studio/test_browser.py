@@ -61,7 +61,7 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
 
 
 SETTINGS = (("steps", "40"), ("batch_size", "1"), ("save_every", "10"), ("sample_after", "20"))
-RARER = (("ruler_after", "0"), ("probe_budget", "0"), ("sample.steps", "4"))
+RARER = (("validate_every", "0"), ("sample_metrics.budget", "0"), ("sample.steps", "4"))
 """Settings that nearly everyone looks at, and some that have to be found."""
 
 

@@ -74,7 +74,14 @@ def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
 def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process with two samples a step."""
     run = tmp_path_factory.mktemp("alone") / "run"
-    sets = (*words.sets, "batch_size=2", "sample_after=0", "ruler_after=0", "probe_budget=0", "save_every=2")
+    sets = (
+        *words.sets,
+        "batch_size=2",
+        "sample_after=0",
+        "validate_every=0",
+        "sample_metrics.budget=0",
+        "save_every=2",
+    )
     assert train(Overrides(data=words.data, sets=sets), run) == DONE
     return run
 
@@ -105,7 +112,13 @@ def test_two_processes_with_one_sample_are_one_with_two(
     """With previews, readings and probes on, which the first process makes alone while the other waits, or both in step."""
     run = tmp_path / "run"
     shared = f"sharding={'FULL' if launcher == 'torchrun' else 'OFF'}"
-    looking = ("sample_after=2", "ruler_after=2", "probe_budget=100000", "probe.steps=1", "probe.samples=2")
+    looking = (
+        "sample_after=2",
+        "validate_every=2",
+        "sample_metrics.budget=100000",
+        "sample_metrics.steps=1",
+        "sample_metrics.samples=2",
+    )
     process = launch(launcher, 2, "--out", str(run), *overrides_from(words, "batch_size=1", *looking, shared))
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
@@ -125,8 +138,8 @@ def test_a_resume_may_have_another_number_of_processes(words: Overrides, alone: 
     quiet = (
         "batch_size=1",
         "sample_after=0",
-        "ruler_after=0",
-        "probe_budget=0",
+        "validate_every=0",
+        "sample_metrics.budget=0",
         "save_every=1",
         "warmup_steps=0",
     )
@@ -151,7 +164,14 @@ def test_a_resume_may_have_another_number_of_processes(words: Overrides, alone: 
 def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: Overrides, tmp_path: Path) -> None:
     """SIGTERM to the launcher, which hands it on to each."""
     run = tmp_path / "run"
-    quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "probe_budget=0", "save_every=0", "steps=100000")
+    quiet = (
+        "batch_size=1",
+        "sample_after=0",
+        "validate_every=0",
+        "sample_metrics.budget=0",
+        "save_every=0",
+        "steps=100000",
+    )
     process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
     while not (run / "journal.jsonl").is_file() or len(steps_of(run)) < 3:
         assert process.poll() is None, process.communicate()[0]
@@ -166,7 +186,7 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: 
 def test_each_window_is_shown_once_a_pass(words: Overrides, tmp_path: Path) -> None:
     """Two buckets of five windows and one, steps of two samples: over N steps each is drawn twice, however many run it."""
     run = tmp_path / "run"
-    quiet = ("batch_size=1", "sample_after=0", "ruler_after=0", "probe_budget=0", "steps=6")
+    quiet = ("batch_size=1", "sample_after=0", "validate_every=0", "sample_metrics.budget=0", "steps=6")
     process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told

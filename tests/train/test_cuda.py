@@ -22,7 +22,7 @@ Bases = Callable[[str], Path]
 
 
 def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
-    fixed = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", "sample_after=0", "ruler_after=0")
+    fixed = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", "sample_after=0", "validate_every=0")
     return Overrides(data=str(small_clips), sets=(*fixed, *sets))
 
 

@@ -28,8 +28,14 @@ from videotune.train.resume import Resume
 from videotune.train.run_dir import read_run_config
 
 STEPS = 4
-QUIET = ("sample_after=0", "ruler_after=0", "probe_budget=0")
-LOOKING = ("sample_after=4", "ruler_after=4", "probe_budget=100000", "probe.steps=1", "probe.samples=2")
+QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0")
+LOOKING = (
+    "sample_after=4",
+    "validate_every=4",
+    "sample_metrics.budget=100000",
+    "sample_metrics.steps=1",
+    "sample_metrics.samples=2",
+)
 """Readings, previews, and probes before the first step and at each checkpoint."""
 
 

@@ -40,8 +40,15 @@ def run_it(
     count: int, run: Path, clips: Path, base: Path, cache: Path, sets: tuple[str, ...], resumed: tuple[str, ...] = ()
 ) -> None:
     own = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", f"steps={STEPS}", "save_every=2")
-    own += ("learning_rate=0.0003", "warmup_steps=0", "sample.steps=1", "samples=1", "sample_after=2", "ruler_after=2")
-    own += ("probe_budget=0", f"batch_size={1 if count > 1 else 2}", "sharding=FULL", "ema=0.5")
+    own += (
+        "learning_rate=0.0003",
+        "warmup_steps=0",
+        "sample.steps=1",
+        "samples=1",
+        "sample_after=2",
+        "validate_every=2",
+    )
+    own += ("sample_metrics.budget=0", f"batch_size={1 if count > 1 else 2}", "sharding=FULL", "ema=0.5")
     words = ["train", "--out", str(run), "--data", str(clips), *(w for text in (*own, *sets) for w in ("--set", text))]
     ended = processes(
         count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), *resumed] if resumed else words

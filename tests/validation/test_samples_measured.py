@@ -225,7 +225,7 @@ def test_two_encoders_have_two_names(encoders: dict[str, Path]) -> None:
 
 def test_an_encoder_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(VideotuneError, match=r"probe.encoder"):
+    with pytest.raises(VideotuneError, match=r"sample_metrics.encoder"):
         open_encoder(str(tmp_path))
 
 
@@ -234,5 +234,5 @@ def test_an_encoder_with_damaged_weights_is_told(encoders: dict[str, Path], tmp_
     shutil.copytree(encoders["clip"], damaged)
     weights = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(VideotuneError, match=r"probe.encoder: transformers finds no image encoder in"):
+    with pytest.raises(VideotuneError, match=r"sample_metrics.encoder: transformers finds no image encoder in"):
         open_encoder(str(damaged))

@@ -107,7 +107,7 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
     return {
         "datasets": [
             {"path": str((out / "clips").absolute()), "repeats": REPEATS},
-            {"path": str((out / "known").absolute()), "kind": "regularization", "target": "base"},
+            {"path": str((out / "known").absolute()), "kind": "regularization", "prior_preservation": True},
         ],
         "steps": STEPS,
         "batch_size": BATCH,
@@ -115,7 +115,9 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
         "sample_after": STEPS,
         "samples": previews,
         "sample": {"steps": SAMPLE_STEPS},
-        "probe_budget": 0,  # a run of minutes could pay the base's probe alone, and 96 samples are measured at the end
+        "sample_metrics": {
+            "budget": 0
+        },  # a run of minutes could pay the base's probe alone, and 96 samples are measured at the end
         "seed": seed,
     }
 

@@ -27,9 +27,9 @@ class Dataset(Section):
     resolution: Resolution | None = data(None, description="its own resolution instead of the run's")
     windows: Layout | None = data(None, description="its own video_config.windows")
     loss_weight: float = data(1.0, ge=0, description="factor of the loss of its samples; 0: the dataset is left out")
-    target: Literal["base", "clip"] | None = data(
+    prior_preservation: bool | None = data(
         None,
-        description="regularization: learn what the base model predicts (base, the default), or the clips themselves",
+        description="regularization: true (default): learn what the base model predicts; false: the clips themselves",
     )
 
 

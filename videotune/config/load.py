@@ -11,8 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from videotune.config.aliases import renamed
 from videotune.config.schema import leaves
 from videotune.config.suggestions import nearest_key, other_trainer
+from videotune.console import echo
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import walk_json
 
@@ -21,6 +23,11 @@ MOST_LETTERS, MOST_TOLD = 100_000, 8
 
 LARGEST, DEEPEST = 1 << 20, 12
 """Bytes of a config file, and how deep its values may be nested: far above what any config needs."""
+
+
+def warn(text: str) -> None:
+    """Print a warning about a config."""
+    echo(f"warning: {text}")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -44,6 +51,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise VideotuneError(f"{path} must hold an object with the config's keys, not a {type(value).__name__}")
     refuse_unreadable(value, str(path))
+    value = renamed(value, str(path), warn)
     check_keys(value, str(path))
     return value
 
@@ -235,6 +243,7 @@ def parse_sets(words: Iterable[str]) -> dict[str, Any]:
                 raise VideotuneError(f"--set {word}: {section} is already a value")
         place[last] = value
     refuse_unreadable(out, "--set")
+    out = renamed(out, "--set", warn)
     check_keys(out, "--set")
     return out
 

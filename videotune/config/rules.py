@@ -32,13 +32,14 @@ def refuse_what_does_not_apply(config: Config) -> None:
     if config.lora.variant == "OFT" and not full:
         refuse_for_rotations(config)
     for dataset in config.datasets:
-        if full and dataset.kind == "regularization" and dataset.target != "clip":
+        if full and dataset.kind == "regularization" and dataset.prior_preservation is not False:
             raise VideotuneError(
-                f'datasets.target: FINE_TUNE keeps no base model beside the one it changes; give {dataset.path} "clip"'
+                "datasets.prior_preservation: FINE_TUNE keeps no base model beside the one it changes; "
+                f"set it to false for {dataset.path}"
             )
         of = f"the {dataset.kind} dataset {dataset.path} does not use"
-        if dataset.target is not None and dataset.kind != "regularization":
-            raise VideotuneError(f'datasets.target: {of} it; it is for kind "regularization"')
+        if dataset.prior_preservation is not None and dataset.kind != "regularization":
+            raise VideotuneError(f'datasets.prior_preservation: {of} it; it is for kind "regularization"')
         for name, default in (("repeats", 1), ("loss_weight", 1.0)):
             if dataset.kind == "validation" and getattr(dataset, name) != default:
                 raise VideotuneError(f"datasets.{name}: {of} it: it is measured, never trained")

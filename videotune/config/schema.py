@@ -147,9 +147,14 @@ class Sample(Section):
     )
 
 
-class Probe(Section):
-    """Small samples that are measured, not looked at: how near they come to the clips, how diverse, how they move."""
+class SampleMetrics(Section):
+    """Small samples that are measured: how near they come to the clips, how diverse they are, how they move."""
 
+    budget: float = safe(
+        0.05,
+        ge=0,
+        description="share of the training time that they may take; what does not fit is not measured; 0: never",
+    )
     samples: int = safe(
         8, ge=1, le=10_000, description="number of samples generated at a checkpoint, evenly over its prompts"
     )
@@ -372,7 +377,7 @@ class Config(Section):
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = data(
         0.1, description="share of source videos held out, from 20 source videos up"
     )
-    ruler_after: int = safe(250, ge=0, description="steps between readings of the ruler; 0: never")
+    validate_every: int = safe(250, ge=0, description="steps between readings of the ruler; 0: never")
     early_stopping: int | None = safe(
         None,
         ge=1,
@@ -396,12 +401,9 @@ class Config(Section):
     tensorboard: bool = safe(
         False, description="curves, readings and previews for TensorBoard too, in RUN/tensorboard (needs its package)"
     )
-    probe_budget: float = safe(
-        0.05,
-        ge=0,
-        description="share of the training time that probes may take; what does not fit is not measured; 0: never",
+    sample_metrics: SampleMetrics = Field(
+        default_factory=SampleMetrics, description="small samples that are measured at checkpoints"
     )
-    probe: Probe = Field(default_factory=Probe, description="small samples that are measured at checkpoints")
 
     output_model_destination: str | None = safe(
         None, min_length=1, description="folder of the exported LoRA (default: RUN/export)"

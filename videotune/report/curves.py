@@ -116,8 +116,8 @@ def ruler_section(run: Run) -> Html:
     title = "Ruler: before and after"
     everything = of_kind(run, "ruler")
     readings = [record for record in everything if record.get("ruler") == everything[-1].get("ruler")]
-    if not readings and number(setting(run, "ruler_after")) == 0:
-        return section("ruler", title, switched_off("ruler_after"))
+    if not readings and number(setting(run, "validate_every")) == 0:
+        return section("ruler", title, switched_off("validate_every"))
     if not readings:
         return section("ruler", title, missing("readings of the ruler appear as the run makes them"))
     sets = [("held_out", "held-out clips", "one"), ("train", "training clips", "two")]

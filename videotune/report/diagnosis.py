@@ -151,7 +151,7 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
         yield Finding(
             "Poor quality: the rate is too high",
             f"the median error of the last {fifth} steps is {after / before:.2f} times that of the first {fifth}",
-            f"lower learning_rate (now {value_text(rate)}); set ruler_after, which measures without single steps' noise",
+            f"lower learning_rate (now {value_text(rate)}); set validate_every, which measures without single steps' noise",
         )
 
 
@@ -250,7 +250,7 @@ def _clipped(run: Run) -> Iterator[Finding]:
 
 def _habits(run: Run) -> Iterator[Finding]:
     said = settings(run)
-    off = [key for key in ("sample_after", "ruler_after") if said.get(key) == 0]
+    off = [key for key in ("sample_after", "validate_every") if said.get(key) == 0]
     if off:
         yield Finding(
             "Performance tips: regular sampling",

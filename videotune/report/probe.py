@@ -31,8 +31,8 @@ COLOURS = ("one", "two", "three")
 def probe_section(run: Run) -> Html:
     """What probes found, the latest in full and all as curves; where nothing was measured, why."""
     everything = of_kind(run, "probe")
-    if not everything and number(setting(run, "probe_budget")) == 0:
-        return section(ANCHOR, TITLE, switched_off("probe_budget"))
+    if not everything and number(setting(run, "sample_metrics.budget")) == 0:
+        return section(ANCHOR, TITLE, switched_off("sample_metrics.budget"))
     if not everything:
         return section(ANCHOR, TITLE, missing("samples are measured at checkpoints"))
     read = [record for record in everything if "not_measured" not in record]

@@ -39,8 +39,8 @@ def verdict_section(run: Run) -> Html:
     latest, title = last_of_kind(run, "verdict"), "How it went"
     readings = readings_of(run)
     if not latest:
-        if not readings and number(setting(run, "ruler_after")) == 0:
-            return section("verdict", title, switched_off("ruler_after"))
+        if not readings and number(setting(run, "validate_every")) == 0:
+            return section("verdict", title, switched_off("validate_every"))
         told = missing("a verdict, which takes three readings of the ruler")
         return section("verdict", title, told, clips_part(run, readings))
     word = str(latest.get("verdict") or "no verdict")

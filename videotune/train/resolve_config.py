@@ -91,9 +91,13 @@ def anchored(layer: dict[str, Any]) -> dict[str, Any]:
     if isinstance(transformer, dict) and (file := transformer.get("file")):
         many = [absolute(one) if isinstance(one, str) else one for one in (file if isinstance(file, list) else [file])]
         out["transformer"] = {**transformer, "file": many if isinstance(file, list) else many[0]}
-    probe = out.get("probe")
-    if isinstance(probe, dict) and isinstance(probe.get("encoder"), str) and expand_user(probe["encoder"]).is_dir():
-        out["probe"] = {**probe, "encoder": absolute(probe["encoder"])}
+    metrics = out.get("sample_metrics")
+    if (
+        isinstance(metrics, dict)
+        and isinstance(metrics.get("encoder"), str)
+        and expand_user(metrics["encoder"]).is_dir()
+    ):
+        out["sample_metrics"] = {**metrics, "encoder": absolute(metrics["encoder"])}
     return out
 
 

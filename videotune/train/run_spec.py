@@ -230,7 +230,7 @@ def source_of(dataset: Dataset) -> Source:
         kind=dataset.kind,
         repeats=dataset.repeats,
         loss_weight=dataset.loss_weight,
-        target=dataset.target or "base",
+        target="clip" if dataset.prior_preservation is False else "base",
         resolution=dataset.resolution,
         windows=dataset.windows,
     )
@@ -302,7 +302,7 @@ def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
         "video_config.variants": not (noisy or any(window.varies for window in windows))
         and "nothing of a window is drawn at random",
         "video_config.windows": video.stretch and "stretch makes one window of each clip",
-        "early_stopping": (not config.ruler_after and "ruler_after is 0, and only readings can say when to stop")
+        "early_stopping": (not config.validate_every and "validate_every is 0, and only readings can say when to stop")
         or (
             len({window.clip_id for window in held_out}) < 2
             and "fewer than two clips are held out, and only such clips tell learning from copying"

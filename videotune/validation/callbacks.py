@@ -47,10 +47,10 @@ def reads_of_run(job: Job) -> Reads:
 
 
 class Validation(Callback):
-    """The validation loss every ``ruler_after`` steps, and the verdict on it."""
+    """The validation loss every ``validate_every`` steps, and the verdict on it."""
 
     def __init__(self, job: Job) -> None:
-        self.every, self._job = job.config.ruler_after, job
+        self.every, self._job = job.config.validate_every, job
         held_out, training = validation_windows(job.library.held_out_windows, job.training_windows)
         self.loss = ValidationLoss(held_out, training, job.config.seed)
         self.verdict: Verdict | None = None

@@ -141,7 +141,7 @@ def open_encoder(place: str) -> Embedding:
         processor, model = pretrained(AutoImageProcessor, place), pretrained(AutoModel, place)
     except VideotuneError as error:
         raise VideotuneError(
-            f"probe.encoder: transformers finds no image encoder in {place!r} ({error}). Give a folder "
+            f"sample_metrics.encoder: transformers finds no image encoder in {place!r} ({error}). Give a folder "
             "with config.json, weights and preprocessor_config.json, or a Hub id; null: the heuristic, which needs none"
         ) from error
     model = model.eval()
@@ -170,7 +170,9 @@ def _features(model: Any, pixels: Tensor, place: str) -> Tensor:
     if pooled is not None:
         return pooled.flatten(1)
     if last is None:
-        raise VideotuneError(f"probe.encoder: {place!r} gives no features of an image; an image encoder is needed")
+        raise VideotuneError(
+            f"sample_metrics.encoder: {place!r} gives no features of an image; an image encoder is needed"
+        )
     return last.flatten(2).mean(2) if last.ndim == 4 else last.mean(1)
 
 

@@ -45,7 +45,7 @@ def beside(job: Job) -> dict[str, Any]:
 
 def readings(job: Job) -> dict[str, Any] | None:
     """Each window at nine noise levels; twice where averages of the weights are kept, which are read beside the weights."""
-    count, twice = times(job.config.ruler_after, job.steps), 1 + (job.config.ema.decay is not None)
+    count, twice = times(job.config.validate_every, job.steps), 1 + (job.config.ema.decay is not None)
     if not count:
         return None
     held_out, training = validation_windows(job.library.held_out_windows, job.training_windows)
@@ -83,7 +83,7 @@ def probes(job: Job) -> dict[str, Any] | None:
     """At most the budget, and no more than one before the first step and at each checkpoint; None: it cannot pay for two."""
     from videotune.validation.sample_plan import sample_metrics_plan, share_of_run
 
-    plan, budget = sample_metrics_plan(job), job.config.probe_budget
+    plan, budget = sample_metrics_plan(job), job.config.sample_metrics.budget
     if plan is None or 2 * (one := share_of_run(plan, job)) > budget:
         return None
     saves = times(job.config.save_every, job.steps, 0) if job.config.save_every else 1
@@ -101,12 +101,12 @@ def in_words(found: Mapping[str, Any]) -> str:
     if one := found["readings"]:
         clips = one["held_out_windows"] + one["training_windows"]
         told.append(
-            f"{one['count']} readings of {clips} windows, about {one['share']:.0%} of the steps' time (ruler_after)"
+            f"{one['count']} readings of {clips} windows, about {one['share']:.0%} of the steps' time (validate_every)"
         )
     if one := found["previews"]:
         told.append(f"{one['count']} × {one['prompts']} previews, about {one['share']:.0%} (sample_after)")
     if one := found["probes"]:
-        told.append(f"probes, at most {one['share_at_most']:.0%} (probe_budget)")
+        told.append(f"probes, at most {one['share_at_most']:.0%} (sample_metrics.budget)")
     return f"beside the steps: {'; '.join(told)}" if told else ""
 
 

@@ -74,7 +74,7 @@ class SampleMetricsCallback(Callback):
     """Samples at checkpoints, measured; ``embedding`` and ``shown`` are made when they are needed first."""
 
     def __init__(self, job: Job, plan: SampleMetricsPlan) -> None:
-        self.job, self.plan, self._budget = job, plan, job.config.probe_budget
+        self.job, self.plan, self._budget = job, plan, job.config.sample_metrics.budget
         self.every = job.config.save_every or job.steps
         self.embedding: Embedding | None = None
         self.shown: Shown | None = None
@@ -90,7 +90,7 @@ class SampleMetricsCallback(Callback):
     def check(self, takes_part: bool) -> None:
         """Raise VideotuneError for an encoder that cannot be read."""
         if takes_part:
-            encoder = self.job.config.probe.encoder
+            encoder = self.job.config.sample_metrics.encoder
             self.embedding = default_embedding() if encoder is None else open_encoder(encoder)
 
     def before(self, trainer: Trainer) -> None:
@@ -144,9 +144,8 @@ class SampleMetricsCallback(Callback):
             share = share_of_run(self.plan, trainer.job)
             if 2 * share <= self._budget:  # the base's samples alone would say nothing
                 return None
-            return (
-                f"budget: two readings would take about {2 * share:.2g} of the run, above probe_budget {self._budget:g}"
-            )
+            return f"two measurements would take about {2 * share:.2g} of the run, above sample_metrics.budget "
+                f"{self._budget:g}"
         kept = trainer.run / FILE
         if not kept.is_file() or not base_file(trainer.run).is_file():
             return "the base's samples were not drawn before step 1, so there is nothing to compare with"

@@ -39,15 +39,15 @@ class SampleMetricsPlan:
 def metric_prompts(job: Job) -> list[str]:
     """The probes' prompts: as given, or so many captions of training clips, evenly; none where nothing is probed."""
     config = job.config
-    if not config.probe_budget:
+    if not config.sample_metrics.budget:
         return []
-    wanted = config.probe.prompts
+    wanted = config.sample_metrics.prompts
     if isinstance(wanted, list):
-        return wanted[: config.probe.samples]
+        return wanted[: config.sample_metrics.samples]
     shown = {window.clip_id for window in job.training_windows}
     clips = [clip for clip in job.library.clips if clip.id in shown and clip.captions[0]]
     captions = list(dict.fromkeys(clip.captions[0] for clip in clips))
-    count = min(wanted, len(captions), config.probe.samples)
+    count = min(wanted, len(captions), config.sample_metrics.samples)
     return [captions[i * len(captions) // count] for i in range(count)]
 
 
@@ -62,13 +62,13 @@ def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
     sample = config.sample
     settings = SampleSettings(
         shape,
-        config.probe.steps,
+        config.sample_metrics.steps,
         job.spec.sample_guidance if sample.guidance is None else sample.guidance,
         sample.shift,
         sample.guidance_2,
         sample.use_temporal_attention,
     )
-    return SampleMetricsPlan(tuple(prompts), config.probe.samples, sample.seed, settings, told)
+    return SampleMetricsPlan(tuple(prompts), config.sample_metrics.samples, sample.seed, settings, told)
 
 
 def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
@@ -143,5 +143,5 @@ def not_paid_yet(probes: Sequence[Mapping[str, Any]], trained: float, budget: fl
         return None
     return (
         f"budget: probes have taken {sum(taken):.3g} s and one more takes about {one:.3g} s, "
-        f"above probe_budget {budget:g} of {trained:.3g} s of steps"
+        f"above sample_metrics.budget {budget:g} of {trained:.3g} s of steps"
     )
