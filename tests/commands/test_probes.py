@@ -164,7 +164,7 @@ def test_a_run_too_short_to_pay_is_not_measured(said: Callable[..., Overrides], 
     assert train(said("steps=1", "sample_metrics.budget=0.05"), tmp_path / "run") == DONE
     lines = of_kind(tmp_path / "run", "probe")
     assert [line["step"] for line in lines] == [0, 1]
-    assert lines[0]["not_measured"].startswith("budget: two readings would take about")
+    assert lines[0]["not_measured"].startswith("budget: two measurements would take about")
     assert "not drawn before step 1" in lines[1]["not_measured"]
     assert not (tmp_path / "run" / "probe").exists()
 

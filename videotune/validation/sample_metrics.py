@@ -145,7 +145,7 @@ class SampleMetricsCallback(Callback):
             if 2 * share <= self._budget:  # the base's samples alone would say nothing
                 return None
             need, most = f"{2 * share:.2g}", f"{self._budget:g}"
-            return f"two measurements would take about {need} of the run, above sample_metrics.budget {most}"
+            return f"budget: two measurements would take about {need} of the run, above sample_metrics.budget {most}"
         kept = trainer.run / FILE
         if not kept.is_file() or not base_file(trainer.run).is_file():
             return "the base's samples were not drawn before step 1, so there is nothing to compare with"
