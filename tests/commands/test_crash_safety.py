@@ -16,7 +16,7 @@ from videotune.commands.open_run import Resume
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, INTERRUPTED
 from videotune.files import LATE, life, read_json
-from videotune.report.html import page
+from videotune.report.build import page
 from videotune.report.read import read_run
 from videotune.train import trainer
 from videotune.train.checkpoint import complete_checkpoints
@@ -378,10 +378,10 @@ def test_the_heartbeat_says_how_far_encoding_is_and_that_the_report_is_written(s
 def slow_encoding_and_report() -> None:
     """Beats at each moment; a caption takes a while, and so does the report."""
     from videotune.cache.store import Store
-    from videotune.report import html
+    from videotune.report import build
     from videotune.train.logging import heartbeat
 
-    heartbeat.EVERY, put, write = 0.02, Store.put, html.write_report
+    heartbeat.EVERY, put, write = 0.02, Store.put, build.write_report
 
     def slowly(work: Callable[..., Any]) -> Callable[..., Any]:
         def late(*given: Any) -> Any:
@@ -390,7 +390,7 @@ def slow_encoding_and_report() -> None:
 
         return late
 
-    Store.put, html.write_report = slowly(put), slowly(write)  # type: ignore[method-assign]
+    Store.put, build.write_report = slowly(put), slowly(write)  # type: ignore[method-assign]
 
 
 def quick_pulse() -> None:

@@ -24,7 +24,7 @@ from videotune.families.find import find, place
 from videotune.families.loading import quietly
 from videotune.files import read_json, write_json, write_whole
 from videotune.records import read_record
-from videotune.report.html import write_report
+from videotune.report.build import write_report
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase

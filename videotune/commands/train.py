@@ -331,7 +331,7 @@ def result_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 def finish(trainer: Trainer, why: str) -> None:
     """Export what was trained, write the report, and say where everything is."""
-    from videotune.report.html import write_report
+    from videotune.report.build import write_report
 
     run, job, history = trainer.run, trainer.job, trainer.journal.history
     flush_or_wait(trainer, job.steps if why == "done" else step_of(trainer))
