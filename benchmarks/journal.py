@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from videotune.report.html import write_report
+from videotune.report.build import write_report
 from videotune.train.logging.journal import History
 
 

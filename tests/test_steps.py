@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from journal_lines import step_line
 
-from videotune.report.html import write_report
+from videotune.report.build import write_report
 from videotune.report.read import read_run
 from videotune.train.logging.journal import History
 from videotune.train.logging.step_sums import RECENT, Steps

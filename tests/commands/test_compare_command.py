@@ -13,9 +13,9 @@ from jsonschema import Draft202012Validator
 from videotune.commands.compare import compare
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
+from videotune.data.film import read_video
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
-from videotune.report.beside import read_video
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
 from videotune.train.resume import Resume

@@ -15,7 +15,7 @@ from safety_kit import Running, equal, facts_of, of_kind, start, state, steps_of
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, INTERRUPTED
 from videotune.files import LATE, life, read_json
-from videotune.report.html import page
+from videotune.report.build import page
 from videotune.report.read import read_run
 from videotune.train import setup as trainer
 from videotune.train.checkpoint import complete_checkpoints
@@ -380,10 +380,10 @@ def test_the_heartbeat_says_how_far_encoding_is_and_that_the_report_is_written(s
 def slow_encoding_and_report() -> None:
     """Beats at each moment; a caption takes a while, and so does the report."""
     from videotune.cache.store import Store
-    from videotune.report import html
+    from videotune.report import build
     from videotune.train.logging import heartbeat
 
-    heartbeat.EVERY, put, write = 0.02, Store.put, html.write_report
+    heartbeat.EVERY, put, write = 0.02, Store.put, build.write_report
 
     def slowly(work: Callable[..., Any]) -> Callable[..., Any]:
         def late(*given: Any) -> Any:
@@ -392,7 +392,7 @@ def slow_encoding_and_report() -> None:
 
         return late
 
-    Store.put, html.write_report = slowly(put), slowly(write)  # type: ignore[method-assign]
+    Store.put, build.write_report = slowly(put), slowly(write)  # type: ignore[method-assign]
 
 
 def quick_pulse() -> None:

@@ -15,8 +15,8 @@ from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest
+from videotune.report.build import write_report
 from videotune.report.diagnosis import diagnose, repair_journal
-from videotune.report.html import write_report
 from videotune.train.logging import journal
 from videotune.train.logging.journal import History, read_journal
 from videotune.train.resolve_config import Overrides

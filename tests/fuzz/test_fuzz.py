@@ -23,8 +23,8 @@ from videotune.errors import DONE
 from videotune.export.read import read_file, read_parts
 from videotune.models.base_model import place, spec_for
 from videotune.models.registry import find
+from videotune.report.build import write_report
 from videotune.report.diagnosis import diagnose
-from videotune.report.html import write_report
 from videotune.train.checkpoint import complete_checkpoints, last_checkpoint
 from videotune.train.components import open_models
 from videotune.train.logging.journal import History

@@ -5,86 +5,73 @@ import pytest
 from report_kit import full_run, put, reading, sample, start, step, write_journal
 
 from videotune.errors import VideotuneError
-from videotune.report.html import write_report
-from videotune.report.read import last_of_kind, number, of_kind, read_run
-
-
-def steps_of(folder: Path) -> list[int]:
-    return list(read_run(folder).steps.at)
+from videotune.report.build import write_report
+from videotune.report.read import number, read_run
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:
     run = read_run(full_run(tmp_path / "run"))
-    assert len(run.steps.at) == 120
-    assert last_of_kind(run, "end")["why"] == "done"
-    assert run.notes == ()
+    assert (len(run.steps.at), run.last("end")["why"], run.notes, run.demo) == (120, "done", (), None)
     assert run.check is not None
-    assert run.check["found"] == 5
     assert run.exports is not None
-    assert run.exports[0]["format"] == "diffusers"
-    assert run.demo is None
+    assert (run.check["found"], run.exports[0]["format"]) == (5, "diffusers")
     assert run.written is not None
 
 
-@pytest.mark.parametrize("tail", ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a', "\x00\x00", "{"])
+@pytest.mark.parametrize("tail", ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a", "\x00\x00', "{", "é"])
 def test_a_torn_last_line_is_left_out_and_noted(tmp_path: Path, tail: str) -> None:
-    write_journal(tmp_path, [start(), step(1), step(2)], tail)
-    assert steps_of(tmp_path) == [1, 2]
-    assert len(read_run(tmp_path).notes) == 1
-    assert "last line (4) is torn" in read_run(tmp_path).notes[0]
-
-
-def test_a_line_torn_in_the_middle_of_a_letter_is_left_out(tmp_path: Path) -> None:
-    write_journal(tmp_path, [start()])
+    write_journal(tmp_path, [start(), step(1), step(2)])
     with (tmp_path / "journal.jsonl").open("ab") as file:
-        file.write('{"kind": "sample", "prompt": "é'.encode()[:-1])
-    assert "torn" in read_run(tmp_path).notes[0]
+        file.write(tail.encode()[:-1] if tail == "é" else tail.encode())
+    run = read_run(tmp_path)
+    assert list(run.steps.at) == [1, 2]
+    assert len(run.notes) == 1
+    assert "last line (4) is torn" in run.notes[0]
 
 
 def test_a_last_line_without_its_line_break_is_kept_where_it_is_whole(tmp_path: Path) -> None:
     write_journal(tmp_path, [start()], '{"kind": "end", "step": 0, "why": "stopped"}')
     run = read_run(tmp_path)
-    assert last_of_kind(run, "end")["why"] == "stopped"
-    assert run.notes == ()
+    assert (run.last("end")["why"], run.notes) == ("stopped", ())
 
 
-def test_a_bad_line_in_the_middle_is_noted_by_its_number(tmp_path: Path) -> None:
-    write_journal(
-        tmp_path,
-        [start()],
-        '{"kind": "step", "st{"kind": "step"}\n[1, 2]\n{"step": 4}\n{"kind": "end", "step": 1, "why": "done"}\n',
-    )
+def test_a_bad_line_in_the_middle_is_noted_by_its_number_and_unknown_kinds_are_kept(tmp_path: Path) -> None:
+    bad = '{"kind": "step", "st{"kind": "step"}\n[1, 2]\n{"step": 4}\n'
+    write_journal(tmp_path, [start()], bad + '{"kind": "other", "x": 6}\n{"kind": "end", "step": 1, "why": "done"}\n')
     run = read_run(tmp_path)
     assert [note.split(" of")[0] for note in run.notes] == ["line 2", "line 3", "line 4"]
-    assert [record["kind"] for record in run.journal] == ["start", "end"]
-
-
-def test_unknown_kinds_are_kept(tmp_path: Path) -> None:
-    write_journal(tmp_path, [start(), {"kind": "heartbeat", "pulse": 60}])
-    assert of_kind(read_run(tmp_path), "heartbeat") == [{"kind": "heartbeat", "pulse": 60}]
+    assert [record["kind"] for record in run.journal] == ["start", "other", "end"]
+    assert run.of_kind("other") == [{"kind": "other", "x": 6}]
 
 
 def test_a_resume_leaves_behind_what_came_after_its_step(tmp_path: Path) -> None:
     records = [start(), reading(0, None, 0.4), *(step(n) for n in range(1, 8)), reading(5, None, 0.2), sample(7, "a")]
     records += [{"kind": "warning", "step": 6, "text": "kept"}, {"kind": "end", "step": 7, "why": "interrupted"}]
-    resume = {"kind": "resume", "from_step": 4}
-    write_journal(tmp_path, [*records, resume, step(5, mse=0.125), step(6)])
+    write_journal(tmp_path, [*records, {"kind": "resume", "from_step": 4}, step(5, mse=0.125), step(6)])
     run = read_run(tmp_path)
-    assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert list(run.steps.at) == [1, 2, 3, 4, 5, 6]
     assert run.steps.mse[1][4] == 0.125
-    assert [record["step"] for record in of_kind(run, "ruler")] == [0]
-    assert not of_kind(run, "sample")
-    assert not of_kind(run, "end")
-    assert [record["text"] for record in of_kind(run, "warning")] == ["kept"]
+    assert [record["step"] for record in run.of_kind("ruler")] == [0]
+    assert not run.of_kind("sample") + run.of_kind("end")
+    assert [record["text"] for record in run.of_kind("warning")] == ["kept"]
     assert run.notes == ("3 steps after step 4 left behind when the run went on from there",)
 
 
-def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+def test_each_step_is_left_behind_by_the_first_resume_that_undoes_it(tmp_path: Path) -> None:
+    """Of two resumes the second goes back further: what the first had kept is undone too."""
+    resumes = [{"kind": "resume", "from_step": start} for start in (3, 1)]
+    write_journal(tmp_path, [*map(step, (1, 2, 3, 4)), resumes[0], step(4), resumes[1], step(2)])
+    run = read_run(tmp_path)
+    assert list(run.steps.at) == [1, 2]
+    assert [note.split(" left")[0] for note in run.notes] == ["3 steps after step 1", "1 step after step 3"]
+
+
+def test_a_folder_without_a_run_is_an_error_and_gets_no_report(tmp_path: Path) -> None:
     (tmp_path / "holiday.mp4").write_bytes(b"")
-    with pytest.raises(VideotuneError, match=r"not a run folder.*journal\.jsonl"):
-        read_run(tmp_path)
-    with pytest.raises(VideotuneError, match="not a run folder"):
-        read_run(tmp_path / "nowhere")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(VideotuneError, match=r"not a run folder.*journal\.jsonl"):
+            write_report(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["holiday.mp4"]
 
 
 def test_a_config_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
@@ -115,10 +102,7 @@ def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(tmp_path: Path,
     run = full_run(tmp_path / "run")
     (run / name).write_text((damage if isinstance(damage, str) else json.dumps(damage)) + "\n")
     assert write_report(run).is_file()
-    if name == "journal.jsonl":
-        assert read_run(run).notes[0].startswith("line 1 of the journal")
-    else:
-        assert name in " ".join(read_run(run).notes)
+    assert ("line 1 of the journal" if name == "journal.jsonl" else name) in " ".join(read_run(run).notes)
 
 
 @pytest.mark.parametrize("when", [1e308, -1, 10**400, "x", None, []])

@@ -244,7 +244,7 @@ def export(
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="a run folder, also of a run that goes on")]) -> None:
     """Write a run's page, RUN/report.html, as it stands now: how it goes, what to take, every clip and setting."""
-    from videotune.report.html import write_report
+    from videotune.report.build import write_report
 
     print(write_report(run))
 

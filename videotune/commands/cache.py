@@ -13,7 +13,7 @@ from videotune.cache.store import Store
 from videotune.console import bar, echo, out, print_table, size
 from videotune.data.untrusted import refuse_linked_folder
 from videotune.errors import DONE, SKIPPED, VideotuneError
-from videotune.report.markup import counted
+from videotune.text import counted
 from videotune.train.cache_filling import fill_distributed
 from videotune.train.components import open_models
 from videotune.train.distributed import join

@@ -14,7 +14,7 @@ from videotune.console import bar, echo, out, print_table, width
 from videotune.data.account import to_json
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.models.registry import find
-from videotune.report.dataset import shape_words, short_path
+from videotune.text import shape_words, short_path
 from videotune.train.resolve_config import Overrides, layers, resolve_config, without_captions_too
 from videotune.train.run_spec import Job, crop_blocker, open_job, refuse_skips, with_views
 

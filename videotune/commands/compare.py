@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from videotune.commands.sample import SampleOptions, open_sampler, render, shape_of
 from videotune.config.resolve import resolve
 from videotune.console import bar, echo
-from videotune.data.film import write_video
+from videotune.data.film import read_video, side_by_side, write_video
 from videotune.errors import DONE, VideotuneError
 from videotune.files import digest, write_json, write_whole
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
-from videotune.report.beside import read_video, side_by_side
-from videotune.report.html import write_report
+from videotune.report.build import write_report
 from videotune.sampling.pipeline import SampleSettings
 from videotune.train.checkpoint import Checkpoint, complete_checkpoints
 from videotune.train.logging.journal import History

@@ -7,7 +7,7 @@ from pathlib import Path
 from videotune.console import bar, echo, out, print_table
 from videotune.errors import DONE, SKIPPED
 from videotune.prepare.split import SplitFile, split
-from videotune.report.markup import counted
+from videotune.text import counted
 
 
 def split_dataset(source: Path, folder: Path, *, min_seconds: float, threshold: float | None, overwrite: bool) -> int:

@@ -24,7 +24,7 @@ from videotune.models.base_model import place
 from videotune.models.loading import quietly
 from videotune.models.registry import find
 from videotune.records import read_record
-from videotune.report.html import write_report
+from videotune.report.build import write_report
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase

@@ -19,7 +19,7 @@ from videotune.export.merge import export_merged
 from videotune.files import hash_path, write_json
 from videotune.models.base_model import part_files, place, spec_for
 from videotune.records import read_record
-from videotune.report.html import write_report
+from videotune.report.build import write_report
 from videotune.train.checkpoint import pick
 from videotune.train.components import open_models
 from videotune.train.experts import of_expert, prefix, trained

@@ -18,7 +18,7 @@ from videotune.console import bar, print_table, size
 from videotune.data.account import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.models.registry import find
-from videotune.report.dataset import shape_words
+from videotune.text import shape_words
 from videotune.train.components import what_trains
 from videotune.train.experts import trained
 from videotune.train.resolve_config import Overrides, resolve_config, without_captions_too

@@ -15,7 +15,7 @@ from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
-from videotune.report.html import write_report
+from videotune.report.build import write_report
 from videotune.report.thumbnails import copy_pictures, keep_pictures
 from videotune.train.checkpoint import Checkpoint, complete_checkpoints, pick
 from videotune.train.deterministic import same_bits

@@ -15,8 +15,8 @@ from videotune.data.windows import take
 from videotune.data.workers import Workers, default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
-from videotune.report.dataset import dataset_page, shape_words, short_path, state_words
-from videotune.report.markup import counted
+from videotune.report.build import contact_sheet_page
+from videotune.text import counted, shape_words, short_path, state_words
 from videotune.train.run_spec import Job
 from videotune.types import PLAIN, Clip, Window
 
@@ -63,7 +63,7 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
     if rows:
         _save_sheet(rows, folder / f"sheet-{sheet + 1:03d}.jpg")
     title = f"Clips of {Path(job.config.datasets[0].path).name}"
-    page = dataset_page(title, account, pictures, job.library.roots, job.notes)
+    page = contact_sheet_page(title, account, pictures, job.library.roots, job.notes)
     write_text(folder / "index.html", page, durable=False)
     return failed
 

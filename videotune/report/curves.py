@@ -1,40 +1,42 @@
-"""The sections with charts: the training loss, and the ruler before and after."""
+"""The chapters on how training went: its loss, the validation loss, how often each clip was seen, and the time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from videotune.report.markup import (
-    NOTHING,
-    Html,
-    bullets,
-    counted,
-    element,
-    join,
-    missing,
-    paragraph,
-    plain,
-    section,
-    switched_off,
-    table,
-    text,
+from videotune.report.charts import Line, line_chart, smooth, smoothing_width, thin
+from videotune.report.read import (
+    Point,
+    Record,
+    Run,
+    at,
+    items,
+    mapping,
+    number,
+    points,
 )
-from videotune.report.read import Record, Run, items, mapping, number, of_kind, setting
-from videotune.report.svg import Line, Point, line_chart, smooth, smoothing_width, thin
-from videotune.train.logging.step_sums import NINTHS
+from videotune.text import counted, plain
+from videotune.train.logging.step_sums import NINTHS, clip_of, regularization
+
+PARTS = (("held_out", "held-out clips", "one"), ("train", "training clips", "two"))
+"""The two sets that validation measures: their key, their name, and the stroke of their curve."""
+
+BANDS = ((0, "conservative", "calm"), (10, "moderate", "good"), (50, "high", "care"), (100, "risky", "bad"))
+"""Times that a window is seen from which each band begins, its name and its colour."""
 
 
-def loss_section(run: Run) -> Html:
+def loss(run: Run) -> dict[str, Any]:
     """The mean squared error of each step, raw and smoothed, as a whole and by noise level.
 
     Steps that showed regularization clips alone are left out: their error says how the model is kept as it is.
     """
-    title = "Loss"
-    steps = run.steps
-    xs, ys = steps.mse
-    left_out, not_applied = _left_out(len(steps.alone)), list(steps.skipped)
+    xs, ys = run.steps.mse
+    told: dict[str, Any] = {"left_out": len(run.steps.alone), "not_applied": list(run.steps.skipped)}
     if not xs:
-        return section("loss", title, missing("the curve appears with the first step"), left_out)
+        return told | {"absent": run.absent("the curve appears with the first step")}
     width = smoothing_width(len(xs))
     lines = [Line("each step", thin(xs, ys), "faint", dots=len(xs) < 60)]
     if width > 1:
@@ -43,32 +45,11 @@ def loss_section(run: Run) -> Html:
         lines = [Line("each step", thin(xs, ys), "one", dots=True)]
     first, last, num = _ends(ys)
     over = f"the first {num} of them {plain(first)}, over the last {num} {plain(last)}"
-    said = f"Mean squared error of the prediction at {counted(len(xs), 'step')}: over {over}."
+    says = f"Mean squared error of the prediction at {counted(len(xs), 'step')}: over {over}."
     if num < 2:
-        said = f"Mean squared error of the prediction: {plain(first)} at the first step, {plain(last)} at the last."
-    return section(
-        "loss",
-        title,
-        paragraph(text(said)),
-        left_out,
-        line_chart(lines, says=said, x_label="step", marks=not_applied),
-        _not_applied(not_applied),
-        _by_noise(run, (xs[0], xs[-1])),
-    )
-
-
-def _left_out(num: int) -> Html:
-    """How many steps the curve does not show."""
-    if not num:
-        return NOTHING
-    line = f"{counted(num, 'step')} of regularization clips alone {'is' if num == 1 else 'are'} left out."
-    return paragraph(text(line), css="soft")
-
-
-def _points(records: Sequence[Record], value: Callable[[Record], float | None]) -> list[Point]:
-    """(step, value) of the records that have both, in order of steps."""
-    pairs = ((number(record.get("step")), value(record)) for record in records)
-    return sorted((x, y) for x, y in pairs if x is not None and y is not None)
+        says = f"Mean squared error of the prediction: {plain(first)} at the first step, {plain(last)} at the last."
+    chart = line_chart(lines, says=says, x_label="step", marks=told["not_applied"])
+    return told | {"absent": "", "says": says, "chart": chart, "by_noise": _by_noise(run, (xs[0], xs[-1]))}
 
 
 def _ends(ys: Sequence[float]) -> tuple[float, float, int]:
@@ -77,16 +58,7 @@ def _ends(ys: Sequence[float]) -> tuple[float, float, int]:
     return sum(ys[:num]) / num, sum(ys[-num:]) / num, num
 
 
-def _not_applied(steps: Sequence[float]) -> Html:
-    """What the red marks at the foot mean."""
-    if not steps:
-        return NOTHING
-    some = ", ".join(plain(step) for step in steps[:12]) + (", …" if len(steps) > 12 else "")
-    line = f"{counted(len(steps), 'step')} not applied, the loss or gradient not being finite (red marks): {some}."
-    return paragraph(text(line), css="bad")
-
-
-def _by_noise(run: Run, span: Point) -> Html:
+def _by_noise(run: Run, span: Point) -> list[dict[str, Any]]:
     """Nine small charts: the samples whose noise level fell into each ninth of [0, 1]."""
     charts = []
     for ninth, (xs, ys) in enumerate(run.steps.by_noise):
@@ -98,108 +70,182 @@ def _by_noise(run: Run, span: Point) -> Html:
         mean = smooth(xs, ys, smoothing_width(len(xs)), 150)
         lines = [Line("", thin(xs, ys, 150), "faint"), Line("", mean, "one")]
         chart = line_chart(lines, says=f"mean squared error, {name}: {change}", height=84, num_ticks=2, span=span)
-        charts.append(element("div", element("h4", text(f"{name} "), element("span", text(change))), chart))
-    if not charts:
-        return NOTHING
-    intro = (
-        "t = 0 is data, 1 is noise. Each chart has its own scale; the numbers are means over its first and last tenth."
-    )
-    return join([element("h3", text("By noise level")), paragraph(text(intro), css="soft"), _multiples(charts)])
+        charts.append({"name": name, "change": change, "chart": chart})
+    return charts
 
 
-def _multiples(charts: Sequence[Html]) -> Html:
-    return element("div", *charts, css="multiples")
-
-
-def ruler_section(run: Run) -> Html:
-    """The fixed measurement: the same clips, noise levels and noise at every reading."""
-    title = "Ruler: before and after"
-    everything = of_kind(run, "ruler")
-    readings = [record for record in everything if record.get("ruler") == everything[-1].get("ruler")]
-    if not readings and number(setting(run, "validate_every")) == 0:
-        return section("ruler", title, switched_off("validate_every"))
-    if not readings:
-        return section("ruler", title, missing("readings of the ruler appear as the run makes them"))
-    sets = [("held_out", "held-out clips", "one"), ("train", "training clips", "two")]
-    lines, rows, after = [], [], []
-    for key, name, css in sets:
-        points = _points(readings, lambda record, key=key: number(mapping(record.get(key)).get("mean")))  # type: ignore[misc]
-        if not points:
-            after.append(text(f"No {name} are measured" + (": none are held out." if key == "held_out" else ".")))
-            continue
-        lines.append(Line(name, points, css, dots=True))
-        rows.append([text(name), *map(text, _change(points))])
-        head = ["clips", f"step {plain(points[0][0])}", f"step {plain(points[-1][0])}", "change", "lowest"]
-    if not rows:
-        return section("ruler", title, missing("no reading has a number yet"))
-    if left := len(everything) - len(readings):
-        other = f"{counted(left, 'reading')} of an earlier ruler, which had other clips or noise levels, left out: "
-        after.append(text(f"{other}they do not compare with these."))
-    return section(
-        "ruler",
-        title,
-        paragraph(text("The same clips, noise levels and noise at every reading: only the model differs."), css="soft"),
-        table(head, rows) if len(readings) > 1 else table(head[:2], [row[:2] for row in rows]),
-        bullets(after),
-        element(
-            "div",
-            element(
-                "div", element("h4", text("Mean squared error by step")), line_chart(lines, says=title, x_label="step")
-            ),
-            _by_quantile(readings),
-            css="pair",
-        ),
-        _parts(readings[-1]),
-    )
-
-
-def _parts(reading: Record) -> Html:
-    """What a reading says of the average and of the weights themselves, and of each of two experts; nothing of neither."""
-    live = mapping(reading.get("live"))
-    whole = "the average of the weights, which is exported" if live else "the model"
-    found = [(whole, {key: mapping(reading.get(key)).get("normalised") for key in ("held_out", "train")})]
-    if live:
-        weights = {key: mapping(live.get(key)).get("normalised") for key in ("held_out", "train")}
-        found.append(("the weights themselves", weights))
-    experts = {key: mapping(mapping(reading.get(key)).get("experts")) for key in ("held_out", "train")}
-    for name in dict.fromkeys(name for own in experts.values() for name in own):
-        found.append((f"expert {name}, at its noise levels", {key: own.get(name) for key, own in experts.items()}))
-    if len(found) < 2:
-        return NOTHING
-    rows = [
-        [text(name), *(text(plain(number(values[key]))) for key in ("held_out", "train"))] for name, values in found
+def validation(run: Run) -> dict[str, Any]:
+    """The fixed measurement: the same clips, noise levels and noise each time."""
+    records = run.validations
+    if not records:
+        return {"absent": run.absent("validation losses appear as the run measures them", "validate_every")}
+    curves = [(name, css, points(records, key, "mean")) for key, name, css in PARTS]
+    found = [(name, css, curve) for name, css, curve in curves if curve]
+    if not found:
+        return {"absent": run.absent("no validation has a number yet")}
+    notes = [
+        f"No {name} are measured{': none are held out' * (css == 'one')}." for name, css, curve in curves if not curve
     ]
-    title = "At the last reading, relative to the base: below 1 is better"
-    return join([element("h4", text(title)), table(["of", "held-out clips", "training clips"], rows)])
+    if left := len(run.of_kind("ruler")) - len(records):
+        other = f"{counted(left, 'validation')} of an earlier set, which had other clips or noise levels, left out: "
+        notes.append(f"{other}they do not compare with these.")
+    first, last = (f"step {plain(found[-1][2][place][0])}" for place in (0, -1))
+    head, rows = ["clips", first, last, "change", "lowest"], [[name, *_change(curve)] for name, _, curve in found]
+    wide = len(head) if len(records) > 1 else 2
+    chart = line_chart([Line(n, p, c, dots=True) for n, c, p in found], says="Validation loss by step", x_label="step")
+    return {
+        "absent": "",
+        "head": head[:wide],
+        "rows": [row[:wide] for row in rows],
+        "notes": notes,
+        "charts": [("Mean squared error by step", chart), *_by_quantile(records)],
+        "averages": _averages(records[-1]),
+    }
 
 
-def _change(points: Sequence[Point]) -> tuple[str, str, str, str]:
+def _averages(record: Record) -> list[list[str]]:
+    """What a validation says of the average and of the weights themselves, and of each of two experts; else nothing."""
+    whole = "the average of the weights, which is exported" if record.get("live") else "the model"
+    found = {whole: [at(record, key, "normalised") for key, _, _ in PARTS]}
+    if record.get("live"):
+        found["the weights themselves"] = [at(record, "live", key, "normalised") for key, _, _ in PARTS]
+    for expert in dict.fromkeys(name for key, _, _ in PARTS for name in mapping(at(record, key, "experts"))):
+        values = [at(record, key, "experts", expert) for key, _, _ in PARTS]
+        found[f"expert {expert}, at its noise levels"] = values
+    rows = [[name, *(plain(number(value)) for value in values)] for name, values in found.items()]
+    return rows if len(rows) > 1 else []
+
+
+def _change(curve: Sequence[Point]) -> list[str]:
     """First and last value, the change between them, and the lowest with its step."""
-    before, now, lowest = points[0][1], points[-1][1], min(points, key=lambda point: point[1])
+    before, now, lowest = curve[0][1], curve[-1][1], min(curve, key=lambda point: point[1])
     change = f"{now / before - 1:+.1%}" if before else "–"
-    return plain(before), plain(now), change, f"{plain(lowest[1])} at step {plain(lowest[0])}"
+    return [plain(before), plain(now), change, f"{plain(lowest[1])} at step {plain(lowest[0])}"]
 
 
-def _by_quantile(readings: Sequence[Record]) -> Html:
-    """First and last reading at each of the nine noise levels."""
+def _by_quantile(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
+    """First and last validation at each of the nine noise levels."""
     lines = []
-    for key, name, css in (("held_out", "held out", "one"), ("train", "training", "two")):
-        curves = [
-            curve
-            for record in readings
-            if (curve := _points(_numbered(mapping(record.get(key))), lambda entry: number(entry.get("value"))))
-        ]
+    for key, name, css in PARTS:
+        levels = [enumerate(map(number, items(at(record, key, "by_quantile"))), 1) for record in records]
+        curves = [curve for each in levels if (curve := [(float(x), y) for x, y in each if y is not None])]
         if len(curves) > 1:
             lines.append(Line(f"{name}, first", curves[0], f"pale {css}"))
         if curves:
             lines.append(Line(f"{name}, last", curves[-1], css, dots=True))
-    if not lines:
-        return NOTHING
-    title = "By noise level: first and last reading"
+    title = "By noise level: first and last validation"
     chart = line_chart(lines, says=title, x_label="noise level, low to high", from_zero=True, num_ticks=5)
-    return element("div", element("h4", text(title)), chart)
+    return [(title, chart)] if lines else []
 
 
-def _numbered(reading: Record) -> list[Record]:
-    """A reading's quantiles as records with a place of their own."""
-    return [{"step": place, "value": value} for place, value in enumerate(items(reading.get("by_quantile")), start=1)]
+@dataclass(frozen=True)
+class TimesSeen:
+    """How often a clip is seen: summed over its ``windows``, so far (None where the journal cannot tell) and by the end."""
+
+    path: str
+    so_far: int | None
+    planned: float | None
+    windows: int
+
+    @property
+    def shown(self) -> float:
+        """What its bar shows: what has been, else what is planned."""
+        return float(self.so_far if self.so_far is not None else self.planned or 0)
+
+    @property
+    def whole(self) -> float:
+        """How long its bar is."""
+        return max(self.shown, self.planned or 0)
+
+    @property
+    def amount(self) -> str:
+        """So far, and by the end where that differs."""
+        differs = self.so_far is not None and self.planned not in (None, self.so_far)
+        return plain(self.shown) + (f" of {plain(self.planned)}" if differs else "")
+
+    @property
+    def band(self) -> tuple[str, str]:
+        """Name and colour of the band of its windows."""
+        return band(self.shown / self.windows)
+
+
+def band(times: float) -> tuple[str, str]:
+    """Name and colour of the band of a number of times that one window was seen."""
+    return next(((name, css) for start, name, css in reversed(BANDS) if times >= start), BANDS[0][1:])
+
+
+def times_seen(run: Run) -> list[TimesSeen]:
+    """Every training clip with how often it is seen, the most seen first; regularization clips are not among them.
+
+    The account of clips names them by path. Where it gives their ids too, the times so far are the journal's; where it
+    gives none, only the planned ones can be told by path. Without an account clips go by the id in the journal's windows.
+    """
+    seen, kept, used = run.steps.windows, regularization(run.check), [clip for clip in run.clips if clip["used"]]
+    so_far, windows = run.steps.clips, Counter(map(clip_of, seen))
+    found = []
+    for clip in used:
+        if (key := str(clip["id"])[:12]) not in kept:
+            times = so_far[key] if clip["id"] and seen else None
+            num = max(1, int(number(clip["windows"]) or 1))
+            found.append(TimesSeen(str(clip["path"]), times, number(clip["views"]), num))
+    if not used:
+        planned = {str(key)[:12]: number(value) for key, value in mapping(at(run.plan, "views", "clips")).items()}
+        for key in sorted(planned | so_far):
+            found.append(TimesSeen(key, so_far[key] if seen else None, planned.get(key), windows[key] or 1))
+    return sorted(found, key=lambda clip: (-clip.shown, clip.path))
+
+
+def exposure(run: Run) -> dict[str, Any]:
+    """How often every clip is seen as a sorted list of bars, and which band they fall into."""
+    clips = [clip for clip in times_seen(run) if clip.so_far is not None or clip.planned is not None]
+    counts, seen, kept = Counter(clip.band[0] for clip in clips), run.steps.clips, regularization(run.check)
+    empty = not clips and not kept
+    return {
+        "absent": run.absent("counts appear with the first step, or with the plan") if empty else "",
+        "so_far": _so_far(run),
+        "planned": mapping(at(run.plan, "views", "per_window")),
+        "advice": at(run.plan, "views", "advice"),
+        "regularization": {
+            "num": len(kept),
+            "seen": sum(seen[clip] for clip in kept),
+            "planned": sum(number(clip.get("views")) or 0 for clip in kept.values()),
+        },
+        "only_planned": all(clip.so_far is None for clip in clips),
+        "bands": [(start, name, css, counts[name]) for start, name, css in BANDS],
+        "clips": clips,
+        "most": max((clip.whole for clip in clips), default=0) or 1,
+    }
+
+
+def _so_far(run: Run) -> dict[str, Any] | None:
+    """How many samples of training clips the steps had, of how many windows, and how often each was seen.
+
+    Of clips that are trained on now, not of those that were taken out or are held out since.
+    """
+    kept = regularization(run.check)
+    here = {str(clip["id"])[:12] for clip in run.clips if clip["used"] and clip["id"]}
+    counts = ((clip_of(window), count) for window, count in run.steps.windows.items())
+    times = [count for clip, count in counts if clip not in kept and (not here or clip in here)]
+    if not times:
+        return None
+    whole = number(at(run.plan, "windows")) or number(run.last("start").get("windows")) or 0
+    windows = whole - sum(number(clip.get("windows")) or 0 for clip in kept.values())
+    windows = windows if windows > 0 else len(times)
+    least = min(times) if len(times) >= windows else 0
+    return {"band": band(max(times)), "samples": sum(times), "windows": windows, "least": least, "most": max(times)}
+
+
+def time_spent(run: Run) -> dict[str, Any]:
+    """The wall time by phase, over all processes of the run; the parts of a step are the journal's."""
+    end = run.last("end") if run.journal and run.journal[-1]["kind"] == "end" else {}
+    told = mapping(end.get("seconds")) or mapping(at(run.life, "seconds"))
+    spent = {str(key): n for key, value in told.items() if (n := number(value)) is not None and n > 0}
+    whole = sum((spent or run.steps.seconds).values())
+    return {
+        "absent": "" if whole else run.absent("the time of each phase appears with the first steps"),
+        "spent": sorted(spent.items(), key=lambda pair: -pair[1]),
+        "steps": run.steps.seconds,
+        "between": max(0.0, spent.get("training", 0.0) - sum(run.steps.seconds.values())),
+        "resumed": bool(run.of_kind("resume")),
+        "whole": whole or 1,
+    }

@@ -13,8 +13,8 @@ from videotune.config.load import flatten
 from videotune.config.resolve import parse
 from videotune.errors import DONE
 from videotune.records import read_record
-from videotune.report.markup import value_text
 from videotune.report.read import Record, Run, read_run
+from videotune.text import value_text
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.logging.journal import repair
 from videotune.train.logging.speed import WAITING

@@ -1,4 +1,4 @@
-"""Reads a run folder as it lies: a finished run, one still going, or one that died in the middle of a line."""
+"""Reads a run directory as it lies: a finished run, one still going, or one that died in the middle of a line."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import life
 from videotune.records import parse_line, read_record
+from videotune.text import counted
 from videotune.train.logging.step_sums import Steps, regularization
 
 Record = Mapping[str, Any]
+Point = tuple[float, float]
 
 MOST = 1e300
 """A larger number is taken for none: sums of such are not finite."""
@@ -22,15 +25,19 @@ MOST = 1e300
 OF_A_STEP = ("step", "ruler", "verdict", "sample", "probe")
 """Kinds that a resume from an earlier step supersedes; saves and warnings stay, since their files and causes do."""
 
+FILES = {name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")}
+FILES["compared"] = "compare/compare.json"
+"""The JSON files of a run directory by their field of ``Run``."""
+
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says. A file that is not there (yet) is None.
+    """What a run directory says. A file that is not there (yet) is None.
 
-    ``journal`` holds its events, the records that are no step's, in order, and ``steps`` what the others say together, both
-    without those that a resume left behind; ``notes`` says in words what could
-    not be read or was left out; ``written`` is when the journal last grew and ``read`` when all this was read, in seconds
-    since 1970; ``life`` is the last heartbeat (``videotune.files.life``).
+    ``journal``: its events, the records that are no step's, in order; ``steps``: what the others say together; both without
+    those that a resume left behind. ``notes``: what could not be read or was left out, in words. ``written``: when the
+    journal last grew, ``read``: when all this was read, in seconds since 1970. ``life``: the last heartbeat
+    (``videotune.files.life``).
     """
 
     folder: Path
@@ -44,54 +51,66 @@ class Run:
     check: Record | None
     plan: Record | None
     demo: Record | None
-    exports: tuple[Record, ...] | None
-    compared: tuple[Record, ...] = ()
+    exports: Sequence[Record] | None
+    compared: Sequence[Record] | None = None
+
+    def of_kind(self, kind: str) -> list[Record]:
+        """The journal's records of a kind, in order."""
+        return [record for record in self.journal if record["kind"] == kind]
+
+    def last(self, kind: str) -> Fields:
+        """The latest record of a kind, or an empty one."""
+        return mapping(next((record for record in reversed(self.journal) if record["kind"] == kind), None))
+
+    def setting(self, *keys: str) -> Any:
+        """A resolved setting, or None where config.json does not say it."""
+        return at(self.config, "settings", *keys)
+
+    @cached_property
+    def clips(self) -> list[Fields]:
+        """The rows of the account of clips."""
+        return [mapping(clip) for clip in items(at(self.check, "clips"))]
+
+    @cached_property
+    def validations(self) -> list[Record]:
+        """The validations that compare with the latest: over the same clips, noise levels and noise."""
+        found = self.of_kind("ruler")
+        return [record for record in found if record.get("ruler") == found[-1].get("ruler")]
+
+    def absent(self, what: str, key: str = "") -> str:
+        """Why a chapter is empty: its key switches it off, or it is not there yet."""
+        off = key and number(self.setting(key)) == 0
+        return f"Switched off ({key} is 0)." if off else f"Not there yet: {what}."
 
 
 def read_run(folder: Path, known: tuple[Sequence[Record], Steps] | None = None) -> Run:
-    """Read a run folder. ``known``: the journal's events and steps, where they were read already.
+    """Read a run directory. ``known``: the journal's events and steps, where they were read already.
 
     What is damaged, a line of the journal or a whole file, is left out and noted. Raises VideotuneError where the folder is
     not a run's.
     """
-    journal_file = folder / "journal.jsonl"
-    if not journal_file.is_file() and not (folder / "config.json").is_file():
+    journal = folder / "journal.jsonl"
+    there = journal.is_file()
+    if not there and not (folder / FILES["config"]).is_file():
         raise VideotuneError(
             f"{folder} is not a run folder: it holds neither config.json nor journal.jsonl; "
             "name the folder that a training run wrote"
         )
-    now, notes = time.time(), list[str]()
-    names = ("config", "check", "plan", "demo", "exports", "compare/compare")
-    config, check, plan, demo, exports, compared = (_read_json(folder / f"{name}.json", notes) for name in names)
-    events, steps = known or ((), Steps(regularization(check)))
-    if known is None and journal_file.is_file():
-        events, damaged = _parse(journal_file, steps)
-        notes = [*damaged, *notes]
+    now, notes, damaged = time.time(), list[str](), list[str]()
+    found = {field: _read_json(folder / name, notes) for field, name in FILES.items()}
+    events, steps = known or ((), Steps(regularization(found["check"])))
+    if known is None and there:
+        events, damaged = _parse(journal, steps)
     return Run(
         folder=folder,
         journal=tuple(events),
         steps=steps,
-        written=journal_file.stat().st_mtime if journal_file.is_file() else None,
+        notes=(*damaged, *notes),
+        written=journal.stat().st_mtime if there else None,
         read=now,
         life=life(folder, now),
-        config=config,
-        check=check,
-        plan=plan,
-        demo=demo,
-        exports=None if exports is None else tuple(exports),
-        compared=tuple(compared or ()),
-        notes=tuple(notes),
+        **found,
     )
-
-
-def of_kind(run: Run, kind: str) -> list[Record]:
-    """The journal's records of a kind, in order."""
-    return [record for record in run.journal if record["kind"] == kind]
-
-
-def last_of_kind(run: Run, kind: str) -> Record:
-    """The latest record of a kind, or an empty one."""
-    return next((record for record in reversed(run.journal) if record["kind"] == kind), {})
 
 
 def number(value: Any) -> float | None:
@@ -101,9 +120,16 @@ def number(value: Any) -> float | None:
     return value if abs(value) <= MOST else None
 
 
-def mapping(value: Any) -> Record:
+class Fields(dict[str, Any]):
+    """An object whose missing keys read as None."""
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def mapping(value: Any) -> Fields:
     """The value if it is an object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
+    return Fields(value if isinstance(value, Mapping) else {})
 
 
 def items(value: Any) -> list[Any]:
@@ -111,14 +137,17 @@ def items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def setting(run: Run, key: str) -> Any:
-    """A resolved setting of the run, or None where config.json does not say it."""
-    return mapping(mapping(run.config).get("settings")).get(key)
+def at(value: Any, *keys: str) -> Any:
+    """What lies in nested objects under the keys, or None."""
+    for key in keys:
+        value = mapping(value).get(key)
+    return value
 
 
-def regularization_clips(run: Run) -> dict[str, Record]:
-    """The account's rows of regularization clips that are used, by the beginning of the clip's id, as windows name it."""
-    return regularization(run.check)
+def points(records: Sequence[Record], *keys: str) -> list[Point]:
+    """(step, number under the keys) of the records that have both, in order of steps."""
+    pairs = ((number(record.get("step")), number(at(record, *keys))) for record in records)
+    return sorted((x, y) for x, y in pairs if x is not None and y is not None)
 
 
 def _parse(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
@@ -128,9 +157,9 @@ def _parse(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
     """
     events: list[Record] = []
     notes: list[str] = []
-    resumes = _resumes(journal)
-    least = [min((start for _, start in resumes[i:]), default=None) for i in range(len(resumes) + 1)]
     left = Counter[int]()
+    resumes = _resumes(journal)
+    ahead = list(resumes.values())
     with journal.open("rb") as file:
         for place, line in enumerate(file, start=1):
             if not line.strip():
@@ -142,25 +171,25 @@ def _parse(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
                 torn = f"the journal's last line ({place}) is torn and was left out: the run ended while writing it"
                 notes.append(note if line.endswith(b"\n") else torn)
                 continue
+            if place in resumes:
+                del ahead[0]
             kind, step = record["kind"], record.get("step", 0)
-            later = sum(at <= place for at, _ in resumes) if resumes else 0
-            start = least[later]
-            if start is not None and (kind == "end" or (kind in OF_A_STEP and step > start)):
+            undone = [start for start in ahead if step > start]
+            if (ahead and kind == "end") or (undone and kind in OF_A_STEP):
                 if kind == "step":
-                    left[next(start for _, start in resumes[later:] if step > start)] += 1
+                    left[undone[0]] += 1
             elif kind == "step":
                 steps.add(record)
             else:
                 events.append(record)
     for start, num in sorted(left.items()):
-        count = "1 step" if num == 1 else f"{num} steps"
-        notes.append(f"{count} after step {start} left behind when the run went on from there")
+        notes.append(f"{counted(num, 'step')} after step {start} left behind when the run went on from there")
     return events, notes
 
 
-def _resumes(journal: Path) -> list[tuple[int, int]]:
+def _resumes(journal: Path) -> dict[int, int]:
     """The line of each resume, and the step from which it went on."""
-    found = []
+    found = {}
     with journal.open("rb") as file:
         for place, line in enumerate(file, start=1):
             if b'"resume"' in line:
@@ -169,7 +198,7 @@ def _resumes(journal: Path) -> list[tuple[int, int]]:
                 except ValueError:
                     continue
                 if record["kind"] == "resume":
-                    found.append((place, record["from_step"]))
+                    found[place] = record["from_step"]
     return found
 
 

@@ -14,11 +14,11 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from videotune.errors import VideotuneError
-from videotune.report.markup import Html, element, join, text
 from videotune.studio import clips
 from videotune.studio.actions import ACTIONS
 from videotune.studio.downloads import is_exported, zipped
 from videotune.studio.jobs import all_jobs
+from videotune.studio.markup import Html, element, join, text
 from videotune.studio.pages import data, export, project, samples, setup, train
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside, named
 

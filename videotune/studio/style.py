@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from videotune.report.style import CSS as REPORT
+import videotune.report
 
 OF_A_PAGE = (":root", "--", "@media (prefers", "*{", "body{", "main{", '"DejaVu Sans"')
 """What the report's rules for a page of its own begin with: the studio's page has others."""
@@ -21,6 +21,7 @@ def theme() -> Any:
 
 def css() -> str:
     """Our rules, and those of the report's sections, both within our own parts of the page alone."""
-    inside = "\n".join(line for line in REPORT.splitlines() if not line.startswith(OF_A_PAGE))
+    report = (Path(videotune.report.__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")
+    inside = "\n".join(line for line in report.splitlines() if not line.startswith(OF_A_PAGE))
     own = (Path(__file__).parent / "static" / "studio.css").read_text(encoding="utf-8")
     return f".vt{{{inside.strip()}}}\n{own}"

@@ -8,25 +8,12 @@ from typing import Any
 
 import gradio as gr
 
-from videotune.report.dataset import shape_words
-from videotune.report.markup import (
-    NOTHING,
-    Html,
-    badge,
-    bullets,
-    counted,
-    details,
-    element,
-    join,
-    paragraph,
-    plain,
-    table,
-    text,
-)
 from videotune.studio import actions, clips, uploads
 from videotune.studio.jobs import latest
+from videotune.studio.markup import NOTHING, Html, badge, bullets, details, element, join, paragraph, table, text
 from videotune.studio.pages.kit import FIRST, THEN, asking, at_work, button, empty, live, said, tip
 from videotune.studio.projects import Project, datasets, named
+from videotune.text import counted, plain, shape_words
 
 FIRST_WORDS = (
     "Put in your clips: some ten to a hundred, of a few seconds each, and with each one a text file of the same name that "

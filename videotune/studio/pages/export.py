@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from videotune.report.markup import NOTHING, Html, badge, element, join, paragraph, table, text
-from videotune.report.read import Run, mapping, number, of_kind, setting
+from videotune.report.read import Run, mapping, number
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import latest
+from videotune.studio.markup import NOTHING, Html, badge, element, join, paragraph, table, text
 from videotune.studio.pages.data import choose
 from videotune.studio.pages.kit import at_work, button, empty, live
 from videotune.studio.pages.train import chosen, tabs
@@ -31,10 +31,10 @@ OFFERED = {"DORA": ("diffusers",), "LOHA": ("comfyui", "peft"), "LOKR": ("comfyu
 
 def offered(run: Run) -> tuple[str, ...]:
     """The formats that can be written of what the run trained."""
-    method = setting(run, "training_method")
+    method = run.setting("training_method")
     if method == "FINE_TUNE":
         return ("diffusers",)
-    variant = mapping(setting(run, "lora")).get("variant") if method == "LORA" else None
+    variant = mapping(run.setting("lora")).get("variant") if method == "LORA" else None
     return OFFERED.get(str(variant), ("comfyui", "diffusers"))
 
 
@@ -49,7 +49,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
         return choose()
     name = chosen(project, query)
     run = read_live(run_folder(project, name)) if name else None
-    saves = [str(record.get("step")) for record in of_kind(run, "save")] if run else []
+    saves = [str(record.get("step")) for record in run.of_kind("save")] if run else []
     if name is None or run is None or not saves:
         return join(
             [

@@ -11,9 +11,9 @@ from urllib.parse import quote
 import gradio as gr
 
 from videotune.errors import VideotuneError
-from videotune.report.markup import NOTHING, Html, element, join, paragraph, text
 from videotune.studio.actions import ACTIONS
 from videotune.studio.jobs import Job, log_tail, why
+from videotune.studio.markup import NOTHING, Html, element, join, paragraph, text
 
 FIRST = "(...values) => videotune.first(...values)"
 """Puts the project of the address into the first input of an event."""

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import gradio as gr
 
-from videotune.report.markup import NOTHING, Html, badge, counted, details, element, join, moment, paragraph, text
 from videotune.studio.jobs import all_jobs
+from videotune.studio.markup import NOTHING, Html, badge, details, element, join, paragraph, text
 from videotune.studio.pages.kit import FIRST, THEN, asking, button, empty, entry, link, live
 from videotune.studio.projects import CLIPS, Project, projects, seen_files
+from videotune.text import counted, moment
 
 
 def build(root: Path, project: gr.Textbox) -> None:

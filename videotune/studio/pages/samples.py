@@ -10,15 +10,16 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from videotune.report.markup import NOTHING, Html, details, element, join, paragraph, plain, text
-from videotune.report.read import Run, items, mapping, number, of_kind
+from videotune.report.read import Run, items, mapping, number
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest
+from videotune.studio.markup import NOTHING, Html, details, element, join, paragraph, text
 from videotune.studio.pages.data import choose
 from videotune.studio.pages.kit import THEN, asking, at_work, empty, live
 from videotune.studio.pages.train import chosen, tabs
 from videotune.studio.projects import Project
 from videotune.studio.status import read_live
+from videotune.text import plain
 
 TRIES = 24
 """So many of the latest tries are shown."""
@@ -60,7 +61,7 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
         return empty(paragraph(text("Samples appear here as a run draws them.")))
     run = read_live(run_folder(project, name))
     rows: dict[tuple[str, int], dict[int, str]] = {}
-    for record in of_kind(run, "sample"):
+    for record in run.of_kind("sample"):
         rows.setdefault((str(record.get("prompt", "")), int(record.get("seed") or 0)), {})[
             int(record.get("step") or 0)
         ] = str(record.get("path", ""))
@@ -139,7 +140,7 @@ def _clip(project: Project, clip: Mapping[str, Any], caption: str) -> Html:
 
 def measured(project: Project, name: str, run: Run) -> Html:
     """The samples that the latest probe drew, each beside the training clip that it is nearest to in pictures."""
-    found = [record for record in of_kind(run, "probe") if items(record.get("samples"))]
+    found = [record for record in run.of_kind("probe") if items(record.get("samples"))]
     if not found:
         return NOTHING
     clips = {str(clip.get("path")): clip for clip in map(mapping, items((run.check or {}).get("clips")))}

@@ -11,26 +11,14 @@ from typing import Any
 import gradio as gr
 
 from videotune.config.load import flatten, preset_about, preset_names
-from videotune.report.markup import (
-    NOTHING,
-    Html,
-    badge,
-    bullets,
-    counted,
-    details,
-    duration,
-    element,
-    join,
-    paragraph,
-    plain,
-    text,
-)
 from videotune.studio import form
 from videotune.studio.clips import last_account
 from videotune.studio.jobs import Job, latest, result, why
+from videotune.studio.markup import NOTHING, Html, badge, bullets, details, element, join, paragraph, text
 from videotune.studio.pages.data import choose
 from videotune.studio.pages.kit import at_work, bar, button, facts, live, log, tip
 from videotune.studio.projects import BOOK, Project, draft
+from videotune.text import counted, duration, plain
 
 COLOURS = {"conservative": "calm", "moderate": "good", "high": "care", "risky": "bad"}
 

@@ -9,28 +9,13 @@ from typing import Any
 
 import gradio as gr
 
-from videotune.report.curves import loss_section, ruler_section
-from videotune.report.exposure import exposure_section
-from videotune.report.html import warnings_section
-from videotune.report.markup import (
-    NOTHING,
-    Html,
-    badge,
-    bullets,
-    details,
-    duration,
-    element,
-    join,
-    moment,
-    paragraph,
-    plain,
-    text,
-)
-from videotune.report.read import Run, last_of_kind, of_kind
-from videotune.report.state import standing
-from videotune.report.verdict import COLOURS, clips_part, curve, history, in_words, readings_of, to_take
+from videotune.report.build import chapter, render, warnings
+from videotune.report.curves import exposure, loss, validation
+from videotune.report.outcome import COLOURS, grounds, recommended_checkpoint, standing, verdict_sentence
+from videotune.report.read import Run
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, log_tail, result, why
+from videotune.studio.markup import NOTHING, Html, badge, bullets, details, element, join, paragraph, text
 from videotune.studio.pages.data import choose
 from videotune.studio.pages.kit import (
     FIRST,
@@ -49,13 +34,14 @@ from videotune.studio.pages.kit import (
 )
 from videotune.studio.projects import Project
 from videotune.studio.status import Progress, progress, read_live
+from videotune.text import duration, moment, plain
 
 DOING = {
     "starting": "beginning: the model is loaded",
     "encoding": "encoding the clips",
     "training": "training",
     "saving": "saving",
-    "measuring": "measuring itself",
+    "measuring": "measuring the validation loss",
     "probing": "measuring small samples",
     "sampling": "drawing previews",
     "paused": "waiting for room on the disk",
@@ -66,9 +52,9 @@ DOING = {
 """What a run's heartbeat says, in words."""
 
 HOW_TO_READ = (
-    "The error of single steps jumps, since each has other clips and other noise. The ruler below measures the same clips "
-    "with the same noise each time: falling means learning; where held-out clips rise while training clips fall, it "
-    "copies."
+    "The error of single steps jumps, since each has other clips and other noise. The validation loss below measures the "
+    "same clips with the same noise each time: falling means learning; where held-out clips rise while training clips fall, "
+    "it copies."
 )
 
 _charts: dict[Path, tuple[object, float, float, Html]] = {}
@@ -181,8 +167,8 @@ def _standing(run: Run, job: Job | None, far: Progress) -> Html:
             ),
         )
     told_word, css, told = standing(run, whole)
-    if told_word in ("dead", "no end") or (job is not None and job.state == "dead" and not last_of_kind(run, "end")):
-        saves = [record.get("step") for record in of_kind(run, "save")]
+    if told_word in ("dead", "no end") or (job is not None and job.state == "dead" and not run.last("end")):
+        saves = [record.get("step") for record in run.of_kind("save")]
         kept = (
             f"Nothing later than step {plain(saves[-1])} is saved; it can go on from there."
             if saves
@@ -225,7 +211,7 @@ def _bar(far: Progress, run: Run) -> Html:
         "error, mean of the last steps": None if far.loss is None else plain(far.loss),
         "memory": f"{memory / 1e9:.1f} GB" if isinstance(memory, (int, float)) else None,
         "samples a step": plan.get("effective_batch"),
-        "device": last_of_kind(run, "start").get("device"),
+        "device": run.last("start").get("device"),
     }
     return join([bar(far.done / far.total, "calm", f"{far.done} of {far.total} steps"), facts(shown)])
 
@@ -249,7 +235,7 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
             text("asked; it answers after its step") if asked else NOTHING,
             css="row",
         )
-    saves = [str(record.get("step")) for record in of_kind(run, "save")]
+    saves = [str(record.get("step")) for record in run.of_kind("save")]
     steps = (run.config or {}).get("steps")
     if steps is None:
         return element("div", button("Look for what is wrong", "doctor", body), css="row") if run.journal else NOTHING
@@ -285,7 +271,7 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
         ),
         attributes={"id": "branch"},
     )
-    done = any(record.get("why") == "done" for record in of_kind(run, "end"))
+    done = any(record.get("why") == "done" for record in run.of_kind("end"))
     go_on = (
         NOTHING
         if done
@@ -298,26 +284,25 @@ def _asked(run: Run, job: Job | None, name: str) -> Html:
 
 def _verdict(run: Run) -> Html:
     """How it went, in words, with the state that is best taken; the export is a page of its own."""
-    latest = last_of_kind(run, "verdict")
+    latest = run.last("verdict")
     if not latest:
         return NOTHING
     word = str(latest.get("verdict") or "no verdict")
-    best, _ = to_take(run, latest) if latest.get("turned") or last_of_kind(run, "end") else (None, "")
+    best, _ = recommended_checkpoint(run, latest) if latest.get("turned") or run.last("end") else (None, "")
     take = (
-        NOTHING if best is None else paragraph(text(f"Best taken: the state after step {plain(best)} (page Export)."))
+        NOTHING
+        if best is None
+        else paragraph(text(f"Recommended: the checkpoint of step {plain(best)} (page Export)."))
     )
-    told = text(in_words(latest))
+    told = text(verdict_sentence(latest))
     return join([paragraph(badge(word, COLOURS.get(word, "quiet")), told, css="state"), take])
 
 
 def _grounds(run: Run) -> Html:
     """What the verdict rests on: the curve of clips that were held out, when it changed, and the clips one by one."""
-    readings = readings_of(run)
-    if not readings:
+    if not run.validations:
         return NOTHING
-    latest = last_of_kind(run, "verdict")
-    told = join([curve(readings, latest), history(run), clips_part(run, readings)])
-    return details("What the verdict rests on", told)
+    return details("What the verdict rests on", Html(render("grounds.html.j2", grounds=grounds(run))))
 
 
 def _doctor(project: Project, name: str, run: Run) -> Html:
@@ -366,12 +351,12 @@ def charts_part(root: Path, project: Project | None, query: Mapping[str, str]) -
     begun = time.process_time()
     drawn = join(
         [
-            loss_section(run),
+            Html(chapter("loss", loss(run))),
             paragraph(tip("How to read this", HOW_TO_READ), css="soft"),
-            ruler_section(run),
+            Html(chapter("validation", validation(run))),
             _grounds(run),
-            exposure_section(run),
-            warnings_section(run),
+            Html(chapter("exposure", exposure(run))),
+            Html(chapter("warnings", warnings(run))),
         ]
     )
     _charts[folder] = mark, now, time.process_time() - begun, drawn

@@ -59,6 +59,14 @@ class Steps:
         """The last step; 0 where there is none."""
         return self.at[-1] if self.at else 0
 
+    @property
+    def clips(self) -> Counter[str]:
+        """How often each clip was shown, over all of its windows."""
+        seen = Counter[str]()
+        for window, count in self.windows.items():
+            seen[clip_of(window)] += count
+        return seen
+
     def add(self, line: Mapping[str, Any]) -> None:
         """Take in a step's line of the journal, as ``records.parse_line`` checks it."""
         step, windows, shown, seconds = line["step"], line["window_ids"], self.windows, self.seconds
