@@ -256,7 +256,11 @@ def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
         ((1.0, 0.5, 0.5, 0.5), "PLATEAU It has come to rest.", 30),
         ((1.0, 0.5, 0.9, 1.5), "PLATEAU It has got worse since step 10.", 10),
         ((1.0, 1.1, 1.3, 1.5), "PLATEAU It is worse than the base model itself.", 10),
-        ((1.0, 0.5, 0.9, 0.8, 0.7), "LEARNING It was still learning at step 40, but held-out clips were better at step 10.", 10),
+        (
+            (1.0, 0.5, 0.9, 0.8, 0.7),
+            "LEARNING It was still learning at step 40, but held-out clips were better at step 10.",
+            10,
+        ),
     ],
 )  # fmt: skip
 def test_a_run_that_learns_or_rests_is_told_so(

@@ -137,7 +137,8 @@ def test_what_is_switched_off_is_not_awaited(tmp_path: Path, value: int) -> None
         "samples": "sample_after",
         "metrics": "sample_metrics.budget",
     }
-    put(tmp_path, "config.json", {"settings": dict.fromkeys(keys.values(), value)})
+    own = {"validate_every": value, "sample_after": value, "sample_metrics": {"budget": value}}
+    put(tmp_path, "config.json", {"settings": own})
     found = chapters(tmp_path)
     for anchor, key in keys.items():
         expected = "Not there yet" if value else f"Switched off ({key} is 0)."

@@ -79,7 +79,7 @@ class Run:
 
     def absent(self, what: str, key: str = "") -> str:
         """Why a chapter is empty: its key switches it off, or it is not there yet."""
-        off = key and number(self.setting(key)) == 0
+        off = key and number(self.setting(*key.split("."))) == 0
         return f"Switched off ({key} is 0)." if off else f"Not there yet: {what}."
 
 
