@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent / "videotune"
 FLOORS = {
     "types": 0, "errors": 0, "files": 0, "randomness": 0,
-    "records": 1, "config": 1, "data": 1, "diffusion": 1, "memory": 1,
-    "steps": 2, "families": 2, "adapters": 2,
-    "cache": 3, "prepare": 3, "importers": 3, "toy": 3,
+    "records": 1, "config": 1, "diffusion": 1, "memory": 1,
+    "data": 2, "steps": 2, "families": 2, "adapters": 2,
+    "cache": 3, "importers": 3, "toy": 3,
     "train": 4, "monitor": 4, "sampling": 4, "export": 4, "report": 4,
     "run": 5, "studio": 6, "cli": 7,
 }  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from report_kit import CLIPS, account, config, full_run, put, sample, start, write_journal
 from test_report_html import elements, part, report
 
-from videotune.data.film import write_video
+from videotune.data.video_writer import write_video
 from videotune.report import media
 from videotune.report.beside import read_video, side_by_side
 

@@ -13,7 +13,7 @@ from videotune.config.drift import Change, drift, of_class
 from videotune.config.load import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import bar, echo
-from videotune.data.library import buckets
+from videotune.data.dataset import buckets
 from videotune.errors import VideotuneError
 from videotune.families.find import place, spec_for
 from videotune.files import digest, write_bytes, write_json
@@ -363,7 +363,7 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 def _write_anew(trainer: Trainer) -> None:
     """config.json, check.json and plan.json say what the run is from now on; the old ones stay beside them."""
-    from videotune.data.account import to_json
+    from videotune.data.dataset import to_json
     from videotune.train.run_spec import with_views
 
     run, job = trainer.run, trainer.job

@@ -13,7 +13,7 @@ from videotune.adapters.patterns import grouped
 from videotune.cache.sampler import steps_a_pass
 from videotune.config.schema import Config
 from videotune.console import bar, print_table, size
-from videotune.data.account import totals
+from videotune.data.dataset import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.families.find import find
 from videotune.report.dataset import shape_words

@@ -114,7 +114,7 @@ def data_uri(content: bytes, kind: str) -> str:
 
 
 def _composed(run: Run, row: Row, steps: tuple[float, ...], paths: tuple[str, ...]) -> Compared:
-    from videotune.data.film import video_bytes
+    from videotune.data.video_writer import video_bytes
     from videotune.report.beside import read_video, side_by_side
 
     if any(local_link(path) is None for path in paths):

@@ -18,7 +18,7 @@ from videotune.cache.batches import Source
 from videotune.commands.export import check_formats
 from videotune.commands.plan import make_plan, what_trains
 from videotune.console import echo, warn
-from videotune.data.account import totals
+from videotune.data.dataset import totals
 from videotune.errors import VideotuneError
 from videotune.memory.host_memory import keep_freed_memory
 from videotune.records import read_record

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from videotune.console import bar, echo, warn
-from videotune.data.film import write_video
+from videotune.data.video_writer import write_video
 from videotune.sampling.pipeline import decode, draw, file_name
 from videotune.train.components import plain_batch
 from videotune.train.distributed import RankMismatch
