@@ -29,8 +29,7 @@ from typing import Any
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from videotune.data.decode import Reader, decode
-from videotune.data.facts import Facts
-from videotune.data.probe import probe
+from videotune.data.media_info import MediaInfo, probe
 
 SECONDS, FPS, WINDOW = 60, 16, 81
 
@@ -76,7 +75,7 @@ def make(folder: Path, name: str, seconds: int = SECONDS) -> Path:
     return path
 
 
-def ours(facts: Facts, height: int, width: int, threads: int) -> int:
+def ours(facts: MediaInfo, height: int, width: int, threads: int) -> int:
     """Every frame by the product's own reader; how many."""
     count = int(facts.seconds * FPS + 1e-6)
     reader = Reader(facts, threads)
@@ -176,8 +175,8 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
 
     from videotune.cache.encode import fill, missing
     from videotune.cache.store import Store
-    from videotune.data.library import LibrarySettings, Source, scan
-    from videotune.data.windows import WindowSettings
+    from videotune.config.resolve import parse
+    from videotune.data.dataset import scan
     from videotune.data.workers import Workers
     from videotune.models.base_model import of_base, place
     from videotune.models.registry import find
@@ -192,8 +191,11 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
             with path.open("ab") as file:  # other bytes, so that it is another clip
                 file.write(b"\x00\x00\x00\x08free" * (number + 1))
         spec = of_base(folder).read_spec(folder)
-        settings = LibrarySettings(WindowSettings(max_duration=20.0), 64, validation_fraction=0)
-        library = scan([Source(name)], spec.rules, settings, Path(name) / "index.json")
+        video = {"max_duration": 20.0}
+        config = parse(
+            {"datasets": [{"path": name}], "video_config": video, "resolution": 64, "validation_fraction": 0.0}
+        )
+        library = scan(config, spec.rules, Path(name) / "index.json")
         takes = [(window, 0) for window in library.windows]
         for count in (0, 1, 2):
             rounds = []
@@ -202,7 +204,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
                 store = Store(Path(name) / f"cache-{count}-{index}")
                 todo = missing(store, family.fingerprints(), spec.text_tokens, (), takes, 0)
                 workers = Workers(count) if count else None
-                report = fill(family, store, todo, library.facts, 0, workers, lambda what, done, total: None)
+                report = fill(family, store, todo, library.media, 0, workers, lambda what, done, total: None)
                 if workers is not None:
                     workers.close()
                 rounds.append((report.seconds, report.waited / report.seconds))

@@ -21,7 +21,7 @@ import av
 import numpy as np
 import torch
 
-from videotune.data.film import video_bytes
+from videotune.data.video_writer import video_bytes
 from videotune.files import write_json
 from videotune.rng import draws
 from videotune.toy.shapes import COMBINATIONS, draw_clip

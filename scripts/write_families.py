@@ -5,7 +5,7 @@ python scripts/write_families.py
 
 from __future__ import annotations
 
-from videotune.data.windows import frame_rule
+from videotune.data.frame_sampling import frame_rule
 from videotune.models.registry import find, names
 from videotune.types import ModelSpec
 

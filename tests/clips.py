@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from videotune.data.film import SAME_BITS
+from videotune.data.video_writer import SAME_BITS
 
 CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9", ".avi": "mpeg4"}
 RATES = {23.976: Fraction(24000, 1001), 29.97: Fraction(30000, 1001), 59.94: Fraction(60000, 1001)}

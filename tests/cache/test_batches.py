@@ -21,8 +21,8 @@ from videotune.cache.sampler import Schedule, picks, visit
 from videotune.cache.store import Store
 from videotune.data.buckets import padded_box
 from videotune.data.decode import decode
-from videotune.data.probe import probe
-from videotune.data.windows import take
+from videotune.data.frame_sampling import sample_window
+from videotune.data.media_info import probe
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.train.components import make_objective, make_source
@@ -142,7 +142,7 @@ def test_caption_variants_take_turns(source: Source) -> None:
 
 def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
     """x0 = mean + exp(logvar / 2) ε, a new ε for each view, the same one when asked again."""
-    shown = take(source.buckets[0][0], 0, 5)
+    shown = sample_window(source.buckets[0][0], 0, 5)
     key = latent_key(shown, source.prints["vae"])
     mean = source.store.get("latents", key)["mean"]
     source.store.put("latents", key, {"mean": mean, "logvar": torch.full_like(mean, 2 * 0.693147)}, {})
@@ -161,7 +161,7 @@ def made(folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip
     store = Store(folder)
     for window in {window for bucket in buckets for window in bucket}:
         for variant in (PLAIN, *range(3)):
-            shown = take(window, variant, 0)
+            shown = sample_window(window, variant, 0)
             frames = (window.shape.frames - 1) // 4 + 1
             latents = torch.full((4, frames, window.shape.height // 8, window.shape.width // 8), number_of(shown))
             store.put("latents", latent_key(shown, "v"), {"mean": latents}, {})
@@ -241,7 +241,7 @@ def test_the_plain_view_draws_nothing(tmp_path: Path) -> None:
     clips = some_clips(1, 1)
     source = made(tmp_path, [entries(clips, sampling="start")], clips)
     for window in source.buckets[0]:
-        assert source.plain(window).mean.unique().item() == number_of(take(window, PLAIN, 0))
+        assert source.plain(window).mean.unique().item() == number_of(sample_window(window, PLAIN, 0))
         from_store = replace(source, variants=0).plain(window).mean
         assert torch.equal(source.plain(window).mean, from_store), "from the store, always"
 
@@ -265,9 +265,9 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
     wanted = {(clips[0].id, view) for view in range(20)} | {(clips[2].id, view) for view in range(10)}
     assert {(shown.window.clip_id, shown.variant) for shown in asked} == wanted
     assert len(asked) == len(wanted)
-    assert all(shown == take(shown.window, shown.variant, 0) for shown in asked)
+    assert all(shown == sample_window(shown.window, shown.variant, 0) for shown in asked)
     numbers = Counter(number for batch in batches for number in batch.x0[:, 0, 0, 0, 0].tolist())
-    assert numbers == Counter([number_of(shown) for shown in asked] + [number_of(take(windows[1], 0, 0))] * 10)
+    assert numbers == Counter([number_of(shown) for shown in asked] + [number_of(sample_window(windows[1], 0, 0))] * 10)
 
 
 def test_encoding_in_the_loop_gives_what_the_cache_holds(
@@ -361,7 +361,7 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     shape = ClipShape(5, 32, 32, 16.0)
     clips = some_clips(1)
     window = Window(clips[0].id, 0.0, 5 / 16, shape, resize="pad")
-    shown = take(window, 0, 0)
+    shown = sample_window(window, 0, 0)
     frames = decode(facts, shown.times, 32, 32, "pad", shown.place)
     source = made(
         tmp_path, [[window]], clips, sizes={clips[0].id: (facts.width, facts.height)}, schedule=Schedule(0, (1,), (1,))

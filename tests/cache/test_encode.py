@@ -22,9 +22,8 @@ from videotune.cache.encode import FillReport, Todo, cut_captions, fill, missing
 from videotune.cache.keys import latent_key, text_key
 from videotune.cache.store import Store
 from videotune.data.decode import decode
-from videotune.data.facts import Facts
-from videotune.data.probe import probe
-from videotune.data.windows import take
+from videotune.data.frame_sampling import sample_window
+from videotune.data.media_info import MediaInfo, probe
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
@@ -38,7 +37,7 @@ LENGTH = 9 / 16
 class Data:
     """A small dataset: facts by id of content, takes, captions."""
 
-    facts: dict[str, Facts]
+    facts: dict[str, MediaInfo]
     takes: list[tuple[Window, int]]
     captions: list[str]
     seed: int = 3
@@ -118,8 +117,8 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     family, data = tiny_family("wan"), data_of(clips)
     window = data.takes[0][0]
     whole, swapping = replace(window, end=1.2), replace(window, swaps=True)
-    plain = take(window, 0, data.seed).times
-    swapped = next(variant for variant in range(99) if take(swapping, variant, data.seed).times != plain)
+    plain = sample_window(window, 0, data.seed).times
+    swapped = next(variant for variant in range(99) if sample_window(swapping, variant, data.seed).times != plain)
     data.takes += [
         (replace(window, resize="random"), 2),
         (swapping, swapped),
@@ -130,7 +129,7 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     filled(family, tmp_path / "there", data, workers)
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     for window, variant in data.takes:
-        shown = take(window, variant, data.seed)
+        shown = sample_window(window, variant, data.seed)
         key = latent_key(shown, family.fingerprints()["vae"])
         frames = decode(data.facts[window.clip_id], shown.times, 32, 32, shown.window.resize, shown.place)
         truth = family.encode_video(to_model(frames)).mean
@@ -476,10 +475,10 @@ class Slow:
 
 
 def many(count: int, shape: ClipShape = SHAPE) -> list[Any]:
-    return [take(Window("c" * 32, float(i), i + LENGTH, shape), 0, 0) for i in range(count)]
+    return [sample_window(Window("c" * 32, float(i), i + LENGTH, shape), 0, 0) for i in range(count)]
 
 
-def facts_of_one(clips: Path) -> dict[str, Facts]:
+def facts_of_one(clips: Path) -> dict[str, MediaInfo]:
     return {"c" * 32: probe(next(clips.rglob("*.mp4")))}
 
 

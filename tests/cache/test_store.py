@@ -19,7 +19,7 @@ from kills import kill_points, killed_at
 from videotune.cache import store as store_module
 from videotune.cache.keys import latent_key, text_key
 from videotune.cache.store import Store
-from videotune.data.windows import take
+from videotune.data.frame_sampling import sample_window
 from videotune.errors import VideotuneError
 from videotune.types import PLAIN, ClipShape, Take, Window
 
@@ -87,25 +87,25 @@ def is_sound(folder: Path, count: int) -> None:
     ],
 )
 def test_whatever_decides_the_latents_is_in_their_name(other: Window) -> None:
-    key = latent_key(take(WINDOW, 0, 1), "vae")
-    assert latent_key(take(replace(WINDOW), 0, 2), "vae") == key, "nothing of it is drawn"
-    assert latent_key(take(other, 0, 1), "vae") != key
-    assert latent_key(take(WINDOW, 0, 1), "another vae") != key
+    key = latent_key(sample_window(WINDOW, 0, 1), "vae")
+    assert latent_key(sample_window(replace(WINDOW), 0, 2), "vae") == key, "nothing of it is drawn"
+    assert latent_key(sample_window(other, 0, 1), "vae") != key
+    assert latent_key(sample_window(WINDOW, 0, 1), "another vae") != key
 
 
 def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> None:
     for varying in (replace(WINDOW, resize="random"), replace(WINDOW, swaps=True), replace(WINDOW, sampling="frames")):
-        keys = {latent_key(take(varying, variant, 7), "vae") for variant in range(4)}
+        keys = {latent_key(sample_window(varying, variant, 7), "vae") for variant in range(4)}
         assert len(keys) == 4, varying
-        plain = latent_key(take(varying, PLAIN, 7), "vae")
+        plain = latent_key(sample_window(varying, PLAIN, 7), "vae")
         assert plain not in keys
-        assert plain == latent_key(take(WINDOW, 0, 0), "vae"), "the same pixels have the same name"
-    assert len({latent_key(take(WINDOW, variant, 7), "vae") for variant in (PLAIN, 0, 1, 5)}) == 1
+        assert plain == latent_key(sample_window(WINDOW, 0, 0), "vae"), "the same pixels have the same name"
+    assert len({latent_key(sample_window(WINDOW, variant, 7), "vae") for variant in (PLAIN, 0, 1, 5)}) == 1
 
 
 def test_where_nothing_is_cropped_the_place_does_not_matter() -> None:
     padded = replace(WINDOW, resize="pad")
-    times = take(padded, 0, 0).times
+    times = sample_window(padded, 0, 0).times
     assert latent_key(Take(padded, 0, times, (0.1, 0.2)), "v") == latent_key(Take(padded, 0, times), "v")
     assert latent_key(Take(WINDOW, 0, times, (0.1, 0.2)), "v") != latent_key(Take(WINDOW, 0, times), "v")
 

@@ -15,8 +15,8 @@ from videotune.cache import manifest, shards
 from videotune.cache.encode import cut_captions, fits_of
 from videotune.cache.maintenance import listing, prune, verify
 from videotune.cache.store import Store
-from videotune.data.index import identify, recall
-from videotune.data.untrusted import refuse_linked_folder
+from videotune.data.file_checks import ClipProblem, refuse_linked_folder
+from videotune.data.media_index import MediaIndex
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import write_json
@@ -221,9 +221,13 @@ ODD = [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}, "9" * 4000, "0 1x
 def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path: Path, workers: Workers) -> None:
     clip = write_clip(tmp_path / "a.mp4", noise(5, 32, 48))
     index = tmp_path / ".videotune-cache" / "index.json"
-    good, _ = identify([clip], [tmp_path], index, None, workers)
-    look = recall("look", good, {"until": 10.0}, index, None, workers)
-    recall("scenes", good, {"until": 10.0}, index, None, workers)
+
+    def read() -> tuple[Any, Any]:
+        media = MediaIndex(index, None, workers)
+        known = media.identify([clip], [tmp_path])
+        return known, media.content_scans(known, 10.0)
+
+    good = read()
     text = index.read_text()
 
     def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -240,20 +244,17 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
                 continue
             node[place[-1]] = odd
             index.write_text(json.dumps(value))
-            known, _ = identify([clip], [tmp_path], index, None, workers)
-            assert known[0].facts is None or known[0].facts.path == str(clip)
-            recall("look", known, {"until": 10.0}, index, None, workers)
-            recall("scenes", known, {"until": 10.0}, index, None, workers)
+            ((_, info),), _ = read()
+            assert isinstance(info, ClipProblem) or info.path == str(clip)
     for odd in ["../../../../tmp/x", "", *ODD]:
         value = json.loads(text)
         next(iter(value["files"].values()))["id"] = odd
         index.write_text(json.dumps(value))
-        assert identify([clip], [tmp_path], index, None, workers)[0] == good
+        assert read() == good
     value = json.loads(text)
-    next(iter(value["contents"].values()))["facts"]["path"] = "/etc/hostname"
+    next(iter(value["contents"].values()))["info"]["path"] = "/etc/hostname"
     index.write_text(json.dumps(value))
-    assert identify([clip], [tmp_path], index, None, workers)[0] == good
-    assert recall("look", good, {"until": 10.0}, index, None, workers) == look
+    assert read() == good
 
 
 def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from videotune.commands.compare import compare
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
-from videotune.data.film import read_video
+from videotune.data.video_writer import read_video
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.train.logging.journal import read_journal

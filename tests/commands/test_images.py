@@ -13,7 +13,7 @@ from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
 from videotune.config.schema import Lora
 from videotune.data.decode import decode
-from videotune.data.probe import probe
+from videotune.data.media_info import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.models.registry import find
 from videotune.train.logging.journal import read_journal
@@ -97,7 +97,7 @@ def test_a_run_draws_its_previews_from_its_clips_first_frames(
     last = lines[-1]
     job = open_job(*resolve_config(words))
     window = first_frames_of(job)[last["prompt"]]
-    facts = job.library.facts[window.clip_id]
+    facts = job.library.media[window.clip_id]
     Image.fromarray(decode(facts, [window.start], 32, 32)[0]).save(tmp_path / "first.png")
     again = SampleOptions((last["prompt"],), last["seed"], tmp_path / "run", images=(tmp_path / "first.png",))
     assert sample(again, tmp_path / "again") == DONE

@@ -11,7 +11,7 @@ from videotune.commands.export import export
 from videotune.commands.sample import SampleOptions, named_by, sample
 from videotune.commands.train import train
 from videotune.data.decode import decode
-from videotune.data.probe import probe
+from videotune.data.media_info import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.export.lora import export_lora
 from videotune.models.registry import find

@@ -150,8 +150,8 @@ def write_seeds(folder: Path) -> Path:
 def perform(seeds: Path, first: int, last: int) -> None:
     """The child's work: a line before each case and one after it."""
     from videotune.data.decode import decode
-    from videotune.data.facts import REASONS, ClipProblem
-    from videotune.data.probe import probe
+    from videotune.data.file_checks import REASONS, ClipProblem
+    from videotune.data.media_info import probe
     from videotune.rng import draws
 
     resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))  # an allocation beyond all reason is an error, too

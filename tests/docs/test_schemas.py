@@ -15,7 +15,7 @@ from videotune.commands.check import check
 from videotune.commands.plan import plan
 from videotune.commands.train import train
 from videotune.config.resolve import Resolved
-from videotune.data.facts import REASONS
+from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED
 from videotune.files import read_json
 from videotune.toy.dataset import write_dataset

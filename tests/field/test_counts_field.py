@@ -2,27 +2,26 @@
 
 from pathlib import Path
 
+import data_kit
 import pytest
 from clips import numbered, read_numbers, write_clip
 
+from videotune.data.dataset import Library
 from videotune.data.decode import decode
-from videotune.data.library import Library, LibrarySettings, Source, scan
-from videotune.data.windows import WindowSettings, take
-from videotune.types import PLAIN, VideoRules
-
-RULES = VideoRules(4, 1, 16, 16.0, 8, 4)
+from videotune.data.frame_sampling import sample_window
+from videotune.types import PLAIN
 
 
 def scanned(folder: Path, count: int, fps: float, frames: int) -> Library:
     path = write_clip(folder / "a.mp4", numbered(count, 48, 48), fps)
     path.with_suffix(".txt").write_text("a clip")
-    return scan([Source(str(folder))], RULES, LibrarySettings(WindowSettings(frames=frames), "48x48"))
+    return data_kit.scanned(folder, video={"frames": frames}, resolution="48x48")
 
 
 def shown(library: Library) -> list[list[int]]:
     """The numbers painted into the frames of each window."""
-    clip = library.facts[library.windows[0].clip_id]
-    return [read_numbers(decode(clip, take(window, PLAIN, 0).times, 48, 48)) for window in library.windows]
+    clip = library.media[library.windows[0].clip_id]
+    return [read_numbers(decode(clip, sample_window(window, PLAIN, 0).times, 48, 48)) for window in library.windows]
 
 
 @pytest.mark.parametrize("frames", [45, 61, 65])

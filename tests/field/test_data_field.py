@@ -6,16 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clips import dot_places, moving_dot, noise, numbered, read_numbers, write_clip
+from data_kit import RULES, scanned
 
-from videotune.data.account import totals
+from videotune.config.data_schema import VideoConfig
+from videotune.data.dataset import totals
 from videotune.data.decode import decode
-from videotune.data.laying import lay
-from videotune.data.library import LibrarySettings, Source, scan
-from videotune.data.probe import probe
-from videotune.data.windows import WindowSettings, frames_at, take
-from videotune.types import PLAIN, VideoRules
+from videotune.data.frame_sampling import frames_in, sample_frames, sample_window
+from videotune.data.media_info import probe
+from videotune.types import PLAIN
 
-RULES = VideoRules(4, 1, 16, 16.0, 8, 4)
 RATES = {23.976: Fraction(24000, 1001)}
 SPEED = 100.0  # pixels a second
 
@@ -43,13 +42,14 @@ def test_ai_toolkit_421_motion_keeps_its_speed(tmp_path: Path, source: float | s
         longest = 1 / float(rate)
     facts = probe(path)
     frames = int(1.9 * target) // 4 * 4 + 1
-    laid = lay(facts, WindowSettings(frames=frames, target_fps=target), RULES)
-    seen = dot_places(decode(facts, laid.windows[0].times, 48, 256))
-    true = 12 + SPEED * np.array(laid.windows[0].times)
+    video = VideoConfig(frames=frames, target_fps=target)
+    times = list(sample_window(sample_frames(facts, video, RULES).windows[0], PLAIN, 0).times)
+    seen = dot_places(decode(facts, times, 48, 256))
+    true = 12 + SPEED * np.array(times)
     lag = true - seen
     assert lag.min() > -0.1 * longest * SPEED - 1  # never ahead of time by more than the tolerance
     assert lag.max() < longest * SPEED + 1  # never behind by more than a source frame
-    slope = np.polyfit(laid.windows[0].times, seen, 1)[0]
+    slope = np.polyfit(times, seen, 1)[0]
     assert slope == pytest.approx(SPEED, rel=0.03)
 
 
@@ -57,7 +57,7 @@ def test_diffusion_pipe_391_fps_retiming(tmp_path: Path) -> None:
     """113 frames at 23.976 fps are 75 at 16 fps, 101 are 67, 60 at 24 are 40: said beforehand, and decoded so."""
     for count, fps, expected in [(113, 23.976, 75), (101, 23.976, 67), (60, 24, 40)]:
         facts = probe(write_clip(tmp_path / f"{count}.mp4", numbered(count, 32, 48), fps))
-        assert frames_at(facts, 16, 10) == expected
+        assert frames_in(facts.seconds, 16) == expected
         rate = float(RATES.get(fps, fps))
         times = [i / 16 for i in range(expected)]
         shown = read_numbers(decode(facts, times, 32, 48))
@@ -70,13 +70,12 @@ def test_diffusion_pipe_113_no_clip_vanishes(tmp_path: Path) -> None:
     for i, count in enumerate([5, 8, 17, 33, 80]):
         write_clip(tmp_path / f"n{i}.mp4", noise(count, 64 + 2 * i, 96, seed=i), 16)
     (tmp_path / "broken.mp4").write_bytes((tmp_path / "n4.mp4").read_bytes()[:200])
-    settings = LibrarySettings(WindowSettings(), 64, missing_caption="empty")
-    library = scan([Source(str(tmp_path))], RULES, settings)
+    library = scanned(tmp_path)
     assert totals(library) == {"found": 6, "used": 5, "held_out": 0, "skipped": 1}
     planned = sum(account.frames for account in library.accounts)
     shapes = [(w.shape.height, w.shape.width) for w in library.windows]
     decoded = [
-        decode(library.facts[w.clip_id], take(w, PLAIN, 0).times, *shape)
+        decode(library.media[w.clip_id], sample_window(w, PLAIN, 0).times, *shape)
         for w, shape in zip(library.windows, shapes, strict=True)
     ]
     assert sum(len(frames) for frames in decoded) == planned == 5 + 5 + 17 + 17 + 68
@@ -87,10 +86,10 @@ def test_decord_99_rotation_metadata(tmp_path: Path) -> None:
     upright = numbered(20, 96, 64)
     lying = np.rot90(upright, -1, axes=(1, 2))
     write_clip(tmp_path / "a.mp4", lying, 16, rotation=90)
-    library = scan([Source(str(tmp_path))], RULES, LibrarySettings(WindowSettings(), "96x64", missing_caption="empty"))
+    library = scanned(tmp_path, resolution="96x64")
     window = library.windows[0]
     assert (window.shape.height, window.shape.width) == (96, 64)
-    frames = decode(library.facts[window.clip_id], take(window, PLAIN, 0).times, 96, 64)
+    frames = decode(library.media[window.clip_id], sample_window(window, PLAIN, 0).times, 96, 64)
     assert read_numbers(frames) == list(range(17))
 
 
@@ -104,6 +103,6 @@ def test_simpletuner_2537_broken_files_have_reasons(tmp_path: Path) -> None:
             data[place] = rng.integers(256)
         (tmp_path / f"bad{i}.mp4").write_bytes(bytes(data[: rng.integers(1, len(data))]))
     (tmp_path / "random.mp4").write_bytes(rng.bytes(5000))
-    library = scan([Source(str(tmp_path))], RULES, LibrarySettings(WindowSettings(), 64, missing_caption="empty"))
+    library = scanned(tmp_path)
     assert totals(library)["found"] == 14
     assert [clip.path for clip in library.clips][-1].endswith("good.mp4")

@@ -9,9 +9,8 @@ import pytest
 from clips import RATES, dot_places, moving_dot, numbered, read_numbers, write_clip
 
 from videotune.data.decode import decode
-from videotune.data.facts import Facts, shown_at
-from videotune.data.probe import probe
-from videotune.data.windows import frame_times, frames_at
+from videotune.data.frame_sampling import frame_times, frames_in
+from videotune.data.media_info import MediaInfo, probe
 
 SPEED = 100.0  # pixels a second
 SECONDS = 2.4
@@ -37,9 +36,9 @@ CONSTANT = list(zip([8, 12, 15, 23.976, 24, 25, 29.97, 30, 50, 59.94, 60], FILES
 TURNED = [(fps, name) for (fps, _), (_, name) in zip(CONSTANT, CONSTANT[5:] + CONSTANT[:5], strict=True)]
 
 
-def check_speed(facts: Facts, target: float, longest: float) -> None:
+def check_speed(facts: MediaInfo, target: float, longest: float) -> None:
     """The dot's place in each frame shown at ``target`` fps is that of its time, but for the wait for a source frame."""
-    times = frame_times(0.0, frames_at(facts, target, 10), target)
+    times = frame_times(0.0, frames_in(facts.seconds, target), target)
     assert len(times) == int(facts.seconds * target + 1e-6)
     seen = dot_places(decode(facts, times, 48, 288))
     lag = 12 + SPEED * np.array(times) - seen
@@ -92,7 +91,7 @@ def test_ai_toolkit_421_variable_rates_too(tmp_path: Path, filmed: Any, name: st
 def test_diffusion_pipe_513_49_frames_at_16_fps_are_49(tmp_path: Path, name: str) -> None:
     """Counts estimated as rate × duration come out one short; here each frame is counted, and each is shown once."""
     facts = probe(write_clip(tmp_path / name, numbered(49, 64, 96), 16, **FILES[name]))
-    assert frames_at(facts, 16, 10) == 49
+    assert frames_in(facts.seconds, 16) == 49
     assert read_numbers(decode(facts, frame_times(0.0, 49, 16), 64, 96)) == list(range(49))
 
 
@@ -114,8 +113,8 @@ def test_diffusion_pipe_391_the_count_is_the_same_in_every_container(
     """Rounded timestamps (Matroska) and missing ones (AVI) change no count; every frame planned is one of the file."""
     facts = probe(write_clip(tmp_path / name, numbered(count, 32, 48), fps, **FILES[name]))
     assert len(facts.timestamps) == count
-    assert frames_at(facts, target, 10) == expected
-    shown = shown_at(facts, frame_times(0.0, expected, target))
+    assert frames_in(facts.seconds, target) == expected
+    shown = facts.frames_at(frame_times(0.0, expected, target))
     rate = float(RATES.get(fps, Fraction(fps)))
     exact = np.arange(expected) / target * rate + 0.1 + 1e-6  # the frame that has begun, or begins within a tenth
     rounded = 0.0011 * rate if name.endswith(("mkv", "webm")) else 0.0

@@ -69,11 +69,11 @@ def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: Callable[..
 
 @pytest.mark.parametrize("name", OURS)
 def test_presets_ask_for_what_the_model_takes(name: str) -> None:
-    from videotune.data.buckets import check_resolution, parse_resolution
+    from videotune.data.buckets import parse_resolution
 
     preset = read_preset(name)
     config = resolve({}, preset, HiDream.spec).config
-    check_resolution(parse_resolution(preset["resolution"]), HiDream.spec.rules)
+    parse_resolution(preset["resolution"], HiDream.spec.rules)
     assert (config.lora.targets, config.timestep_shift, config.training_method) == ("attention", 3.0, "LORA")
     assert not set(OPEN) & set(preset), "memory is left to the plan"
     assert "docs/hidream.md" in preset_reasons(name)["base_model_name"]

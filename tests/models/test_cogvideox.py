@@ -368,8 +368,8 @@ def test_presets_ask_for_what_their_checkpoint_takes(variant: str, cog_bases: Ba
     """Frames need no change, sides are multiples, and the targets are there."""
     from videotune.adapters.lora import matching
     from videotune.config.load import preset_names, read_preset
-    from videotune.data.buckets import check_resolution, parse_resolution
-    from videotune.data.windows import snap_frames
+    from videotune.data.buckets import parse_resolution
+    from videotune.data.frame_sampling import snap_frames
 
     titles = {name.partition(" LoRA")[0].lower().replace(" ", "-"): name for name in preset_names()}
     family, preset = opened(cog_bases(variant)), read_preset(titles[f"cogvideox-{variant}"])
@@ -378,5 +378,5 @@ def test_presets_ask_for_what_their_checkpoint_takes(variant: str, cog_bases: Ba
     own = {"1.5": (None, 2400)}.get(
         variant[:3], ((480, 720) if variant == "5b-i2v" else None, None)
     )  # not the tiny one's
-    check_resolution(parse_resolution(preset["resolution"]), replace(rules, size=own[0], most_side=own[1]))
+    parse_resolution(preset["resolution"], replace(rules, size=own[0], most_side=own[1]))
     assert len(matching(family.skeleton(), family.spec, preset["lora"]["targets"])) == 2 * 4

@@ -139,7 +139,7 @@ def test_positions_of_1_5_have_an_end(cog_bases: Bases) -> None:
 
 
 def test_only_one_count_of_frames_is_planned_for_a_learned_table(cog_bases: Bases) -> None:
-    from videotune.data.windows import frame_rule, snap_frames
+    from videotune.data.frame_sampling import frame_rule, snap_frames
 
     rules = CogVideoX.read_spec(cog_bases("5b-i2v")).rules
     assert frame_rule(rules) == "exactly 49 frames"

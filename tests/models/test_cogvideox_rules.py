@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from videotune.commands.sample import shape_of
+from videotune.config.data_schema import VideoConfig
 from videotune.config.resolve import resolve
 from videotune.data.buckets import choose_size, parse_resolution
-from videotune.data.windows import WindowSettings, frame_rule, planned_frames, snap_frames, valid_at_least
+from videotune.data.frame_sampling import frame_rule, planned_frames, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
 from videotune.models.cogvideox import CogVideoX
 from videotune.train.resolve_config import Overrides, resolve_config
@@ -23,11 +24,11 @@ def test_no_window_is_longer_than_the_model_takes(variant: str, most: int, cog_b
     rules = CogVideoX.read_spec(cog_bases(variant)).rules
     assert snap_frames(400, rules) == snap_frames(most, rules) == most
     assert valid_at_least(most + 1, rules) is None
-    frames, note = planned_frames(WindowSettings(frames=400), rules)
+    frames, note = planned_frames(VideoConfig(frames=400), rules)
     assert (frames, note) == (most, f"frames 400 becomes {most}: this model takes {frame_rule(rules)}")
     assert frame_rule(rules).endswith(f"n+1 frames, at most {most}")
     with pytest.raises(VideotuneError, match=f"Set it to {most}"):
-        planned_frames(WindowSettings(frames=400, strict_frames=True), rules)
+        planned_frames(VideoConfig(frames=400, strict_frames=True), rules)
 
 
 def test_5b_i2v_takes_one_size_alone(cog_bases: Bases, small_clips: Path, tmp_path: Path) -> None:
@@ -52,10 +53,10 @@ def test_sides_of_1_5_have_an_end(cog_bases: Bases) -> None:
     rules = CogVideoX.read_spec(cog_bases("1.5-5b")).rules
     assert rules.most_side == 320
     with pytest.raises(VideotuneError, match="at most 320 pixels"):
-        choose_size(1920, 1080, parse_resolution("64x336"), rules)
+        choose_size(1920, 1080, parse_resolution("64x336", rules), rules)
     for width, height in ((4000, 400), (400, 4000), (1920, 1080)):
-        assert max(choose_size(width, height, parse_resolution(300), rules)) == 320
-    assert choose_size(1920, 1080, parse_resolution(64), rules) == (48, 80)
+        assert max(choose_size(width, height, parse_resolution(300, rules), rules)) == 320
+    assert choose_size(1920, 1080, parse_resolution(64, rules), rules) == (48, 80)
 
 
 @pytest.mark.parametrize(

@@ -272,8 +272,9 @@ def test_latents_are_those_of_the_pipeline(tiny_bases: Bases, tiny_family: Open)
 
 
 def test_more_than_one_frame_and_more_than_its_area_are_refused(tiny_family: Open) -> None:
-    from videotune.data.buckets import check_resolution, choose_size, parse_resolution
-    from videotune.data.windows import WindowSettings, planned_frames
+    from videotune.config.data_schema import VideoConfig
+    from videotune.data.buckets import choose_size, parse_resolution
+    from videotune.data.frame_sampling import planned_frames
 
     family = tiny_family("hidream")
     batch, _, t = told(family, SHAPES[0])
@@ -285,13 +286,15 @@ def test_more_than_one_frame_and_more_than_its_area_are_refused(tiny_family: Ope
         family.sample({}, batch.cond, None, SampleRequest(ClipShape(1, 112, 96, 1.0), 3, 1.0, (1,)))
     rules = HiDream.spec.rules
     with pytest.raises(VideotuneError, match=r"frames is 17, but this model draws pictures"):
-        planned_frames(WindowSettings(frames=17), rules)
-    assert planned_frames(WindowSettings(frames=1), rules) == (1, None)
-    assert planned_frames(WindowSettings(), rules)[0] == 1
+        planned_frames(VideoConfig(frames=17), rules)
+    assert planned_frames(VideoConfig(frames=1), rules) == (1, None)
+    assert planned_frames(VideoConfig(), rules)[0] == 1
     with pytest.raises(VideotuneError, match="at most 1048576 pixels, as 1024x1024"):
-        check_resolution(parse_resolution(1040), rules)
+        parse_resolution(1040, rules)
     for width, height in ((1024, 1000), (1920, 1080), (1000, 1000), (3000, 1000), (900, 1600), (1537, 1100)):
-        high, wide = choose_size(width, height, parse_resolution(1024), rules)
+        high, wide = choose_size(width, height, parse_resolution(1024, rules), rules)
         assert 0.9 * 1024**2 < high * wide <= 1024**2
-        free = choose_size(width, height, parse_resolution(1024), replace(rules, most_area=None))
+        free = choose_size(
+            width, height, parse_resolution(1024, replace(rules, most_area=None)), replace(rules, most_area=None)
+        )
         assert (high, wide) == free or free[0] * free[1] > 1024**2

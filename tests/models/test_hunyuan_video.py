@@ -247,7 +247,7 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(tiny_family: Open
 def test_presets_ask_for_what_the_checkpoint_takes(tiny_bases: Bases) -> None:
     from videotune.config.load import preset_about, preset_names, read_preset
     from videotune.config.resolve import resolve
-    from videotune.data.windows import snap_frames
+    from videotune.data.frame_sampling import snap_frames
 
     ours = [name for name in preset_names() if name.startswith("hunyuan")]
     assert [name.rpartition(" ")[2] for name in ours] == ["16GB", "24GB", "48GB"]

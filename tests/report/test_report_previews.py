@@ -28,7 +28,7 @@ from report_kit import (
     write_journal,
 )
 
-from videotune.data.film import read_video, side_by_side, write_video
+from videotune.data.video_writer import read_video, side_by_side, write_video
 from videotune.report import media
 
 RED, BLUE, GREEN = (200, 30, 30), (30, 30, 200), (30, 180, 30)

@@ -19,7 +19,7 @@ from videotune.cache.keys import latent_key, text_key
 from videotune.cache.sampler import Schedule
 from videotune.cache.store import Store
 from videotune.config.schema import Lora, Optimizer
-from videotune.data.windows import take
+from videotune.data.frame_sampling import sample_window
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.models.registry import find
@@ -47,7 +47,9 @@ def losses(base: Path, folder: Path) -> list[float]:
             latents = draws(0, "golden", window.id).standard_normal(
                 (4, *family.spec.rules.latent_size(shape)), "float32"
             )
-            store.put("latents", latent_key(take(window, 0, 7), "none"), {"mean": torch.from_numpy(latents)}, {})
+            store.put(
+                "latents", latent_key(sample_window(window, 0, 7), "none"), {"mean": torch.from_numpy(latents)}, {}
+            )
             clips[window.clip_id] = Clip(window.clip_id, "", "", (f"clip {i}", f"the same clip {i}"))
             bucket.append(window)
         buckets.append(tuple(bucket))

@@ -20,9 +20,10 @@ from videotune.cache.shards import Entry, Name
 from videotune.cache.store import Store
 from videotune.cache.views import noise_of, tensors_of, view, view_key
 from videotune.data.decode import decode
-from videotune.data.facts import ClipProblem, Facts
-from videotune.data.index import SLOWEST_DECODER
-from videotune.data.workers import Lost
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_index import SLOWEST_DECODER
+from videotune.data.media_info import MediaInfo
+from videotune.data.workers import DecoderCrash
 from videotune.errors import VideotuneError
 from videotune.types import ClipShape, Family, Moments, Take, Window
 
@@ -145,7 +146,7 @@ def fill(
     family: Family,
     store: Store,
     todo: Todo,
-    facts: Mapping[str, Facts],
+    facts: Mapping[str, MediaInfo],
     seed: int,
     workers: Workers | None,
     progress: Progress,
@@ -209,7 +210,7 @@ def _fill_takes(
     family: Family,
     store: Store,
     takes: Sequence[tuple[Window, int]],
-    facts: Mapping[str, Facts],
+    facts: Mapping[str, MediaInfo],
     seed: int,
     workers: Workers | None,
     progress: Progress,
@@ -236,7 +237,7 @@ def _fill_takes(
     return len(left), waited
 
 
-def encode_take(family: Family, shown: Take, facts: Mapping[str, Facts], seed: int) -> Moments:
+def encode_take(family: Family, shown: Take, facts: Mapping[str, MediaInfo], seed: int) -> Moments:
     """A take's latents, decoded in this process and encoded now.
 
     Raises VideotuneError that names the clip.
@@ -244,7 +245,7 @@ def encode_take(family: Family, shown: Take, facts: Mapping[str, Facts], seed: i
     return _encoded(family, shown, frames_of(shown, facts), facts[shown.window.clip_id], seed)
 
 
-def _encoded(family: Family, shown: Take, frames: np.ndarray, clip: Facts, seed: int) -> Moments:
+def _encoded(family: Family, shown: Take, frames: np.ndarray, clip: MediaInfo, seed: int) -> Moments:
     noise = noise_of(shown, seed, family.spec.image_noise)
     with _named(f"{clip.path}: window {shown.window.id}", "Fewer frames or a lower resolution need less memory."):
         pixels = to_model(frames)
@@ -296,14 +297,14 @@ def to_model(frames: np.ndarray) -> Tensor:
     return torch.from_numpy(frames).permute(3, 0, 1, 2).float().div_(127.5).sub_(1.0)
 
 
-def decode_words(group: Sequence[Take], facts: Facts) -> dict[str, Any]:
+def decode_words(group: Sequence[Take], facts: MediaInfo) -> dict[str, Any]:
     """What the decoder is told of takes that share a picture: the words of a worker's task "decode"."""
     first, times = group[0], tuple(time for shown in group for time in shown.times)
     size = {"height": first.window.shape.height, "width": first.window.shape.width}
-    return {"facts": facts, "times": times, **size, "resize": first.window.resize, "place": first.place}
+    return {"info": facts, "times": times, **size, "resize": first.window.resize, "place": first.place}
 
 
-def frames_of(shown: Take, facts: Mapping[str, Facts]) -> np.ndarray:
+def frames_of(shown: Take, facts: Mapping[str, MediaInfo]) -> np.ndarray:
     """A take's frames, decoded in this process, uint8 (T,H,W,3).
 
     Raises VideotuneError that names the clip.
@@ -312,12 +313,12 @@ def frames_of(shown: Take, facts: Mapping[str, Facts]) -> np.ndarray:
 
 
 @contextmanager
-def _clip_named(clip: Facts) -> Iterator[None]:
+def _clip_named(clip: MediaInfo) -> Iterator[None]:
     try:
         yield
     except ClipProblem as problem:
         remedy = "Its frames were counted but cannot be decoded: the file is damaged. Repair it or take it out."
-        if isinstance(problem, Lost):
+        if isinstance(problem, DecoderCrash):
             remedy = "It may go well next time: start again. If it does not, take the clip out of the dataset."
         raise VideotuneError(
             f"{clip.path}: {problem.reason}: {problem.detail}\n{remedy} What was encoded before is kept."
@@ -325,7 +326,7 @@ def _clip_named(clip: Facts) -> Iterator[None]:
 
 
 def _decoded(
-    takes: Iterable[Take], facts: Mapping[str, Facts], workers: Workers | None
+    takes: Iterable[Take], facts: Mapping[str, MediaInfo], workers: Workers | None
 ) -> Iterator[tuple[Take, np.ndarray, float]]:
     """Each take, in order, its frames, and the seconds waited for them; workers decode ahead, within AHEAD_BYTES.
 
@@ -379,15 +380,15 @@ def _room(held: int, waiting: int, following: Sequence[Take], workers: Workers |
     return workers is not None and held + _frame_bytes(following) <= AHEAD_BYTES and waiting < 4 * workers.count
 
 
-def _asked(group: Sequence[Take], clip: Facts, workers: Workers | None) -> Future[Any]:
+def _asked(group: Sequence[Take], clip: MediaInfo, workers: Workers | None) -> Future[Any]:
     """The frames to come; without workers they are decoded when they are waited for."""
     if workers is None:
         return Future()
     last = max(max(shown.times) for shown in group)
-    return workers.ask("decode", decode_words(group, clip), workers.limit + SLOWEST_DECODER * last)
+    return workers.submit("decode", decode_words(group, clip), workers.limit + SLOWEST_DECODER * last)
 
 
-def _frames_to_come(group: Sequence[Take], facts: Mapping[str, Facts], future: Future[Any] | None) -> np.ndarray:
+def _frames_to_come(group: Sequence[Take], facts: Mapping[str, MediaInfo], future: Future[Any] | None) -> np.ndarray:
     """The frames of all takes of a group, uint8 (T,H,W,3), one take after the other."""
     clip = facts[group[0].window.clip_id]
     with _clip_named(clip):

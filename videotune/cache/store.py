@@ -19,7 +19,7 @@ from videotune.cache import manifest, shards
 from videotune.cache.lock import LOCK, only_writer
 from videotune.cache.manifest import Contents
 from videotune.cache.shards import Entry, Name
-from videotune.data.untrusted import refuse_links
+from videotune.data.file_checks import refuse_links
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.types import ClipShape

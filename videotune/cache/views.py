@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from videotune.cache.keys import latent_key
-from videotune.data.windows import take
+from videotune.data.frame_sampling import sample_window
 from videotune.rng import draws
 from videotune.types import PLAIN, Moments, Take, Window
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def view(window: Window, variant: int, seed: int, image_noise: bool) -> Take:
     """What variant ``variant`` of a window shows; with image noise its number tells the noise too."""
-    shown = take(window, variant, seed)
+    shown = sample_window(window, variant, seed)
     return replace(shown, variant=variant) if image_noise else shown
 
 

@@ -118,7 +118,8 @@ def dataset_split(
     out: Annotated[Path, typer.Option("--out", help="folder for the scenes; the originals are not touched")],
     min_seconds: Annotated[float, typer.Option("--min-seconds", help="shorter scenes are left out, and listed")] = 1.0,
     threshold: Annotated[
-        float | None, typer.Option("--threshold", help="how strong a change is a cut (default: PySceneDetect's)")
+        float | None,
+        typer.Option("--threshold", help="how many times as strong as the changes around it a cut is (default: 3)"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace scenes that are there")] = False,
 ) -> None:

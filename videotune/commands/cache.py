@@ -11,7 +11,7 @@ from videotune.cache.encode import wanted
 from videotune.cache.lock import LOCK
 from videotune.cache.store import Store
 from videotune.console import bar, echo, out, print_table, size
-from videotune.data.untrusted import refuse_linked_folder
+from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.text import counted
 from videotune.train.cache_filling import fill_distributed

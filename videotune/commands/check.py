@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.console import bar, echo, out, print_table, width
-from videotune.data.account import to_json
+from videotune.data.dataset import to_json
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.models.registry import find
 from videotune.text import shape_words, short_path

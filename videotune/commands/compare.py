@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.commands.sample import SampleOptions, open_sampler, render, shape_of
 from videotune.config.resolve import resolve
 from videotune.console import bar, echo
-from videotune.data.film import read_video, side_by_side, write_video
+from videotune.data.video_writer import read_video, side_by_side, write_video
 from videotune.errors import DONE, VideotuneError
 from videotune.files import digest, write_json, write_whole
 from videotune.models.base_model import place, spec_for

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from videotune.console import bar, echo, out, print_table
+from videotune.data.split import SplitFile, split
 from videotune.errors import DONE, SKIPPED
-from videotune.prepare.split import SplitFile, split
 from videotune.text import counted
 
 
@@ -44,12 +44,11 @@ def split_dataset(source: Path, folder: Path, *, min_seconds: float, threshold: 
 
 def _row(result: SplitFile, root: Path) -> list[str]:
     """A file as the table shows it."""
-    path = result.path.relative_to(root) if result.path.is_relative_to(root) else result.path
+    path = result.file.path.relative_to(root)
     if result.image:
         return [str(path), "", "", "", "image: not split"]
     if result.problem is not None:
-        reason, detail = result.problem
-        return [str(path), f"{result.seconds:.2f}" if result.seconds else "", "", "", f"{reason}: {detail}"]
+        return [str(path), f"{result.seconds:.2f}" if result.seconds else "", "", "", str(result.problem)]
     kept = [part for part in result.scenes if part.path is not None]
     notes = [
         f"left out: {part.start:.2f} to {part.start + part.seconds:.2f} s"

@@ -15,7 +15,7 @@ from videotune.cache.sampler import steps_a_pass
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
 from videotune.console import bar, print_table, size
-from videotune.data.account import totals
+from videotune.data.dataset import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.models.registry import find
 from videotune.text import shape_words

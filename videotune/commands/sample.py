@@ -18,10 +18,10 @@ from videotune.config.resolve import resolve
 from videotune.config.schema import Config
 from videotune.console import bar, echo
 from videotune.data.decode import decode as decode_frames
-from videotune.data.facts import ClipProblem
-from videotune.data.film import write_video
-from videotune.data.images import probe_image
-from videotune.data.windows import snap_frames
+from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_sampling import snap_frames
+from videotune.data.media_info import probe_image
+from videotune.data.video_writer import write_video
 from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import read_embedding
 from videotune.export.read import read_file

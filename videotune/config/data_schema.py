@@ -54,7 +54,7 @@ class VideoConfig(Section):
         description="windows evenly laid, from random starts, or from keyframes; frames always evenly in time",
     )
     keyframe_source: Literal["container", "scenes"] = data(
-        "container", description="what a keyframe is: the file's own, or a scene cut found by PySceneDetect"
+        "container", description="what a keyframe is: the file's own, or a cut between scenes"
     )
     windows: Layout = data("chunks", description="chunks: side by side; head: the first only; slide: overlapping")
     window_stride: int | None = data(

@@ -4,85 +4,67 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from itertools import product
 
 from videotune.errors import VideotuneError
 from videotune.types import VideoRules
 
-MOST_SIDE = 16_384
+MAX_SIDE = 16_384
 """Pixels of a side beyond which no video goes."""
 
 Size = tuple[int, int]
 """Height and width in pixels."""
 
 
-@dataclass(frozen=True)
-class Resolution:
-    """What ``resolution`` asks for: an integer is an area of side², a pair exactly that size; several: one of them."""
-
-    choices: tuple[int | Size, ...]
+Choices = tuple[int | Size, ...]
+"""What ``resolution`` asks for: an integer is an area of side², a pair exactly that size; several: one of them."""
 
 
-def parse_resolution(value: int | str | list[int | str]) -> Resolution:
-    """Read 512, "512", "480x832" (height × width), or a list of these; VideotuneError for anything else."""
-    if isinstance(value, list):
-        if not value:
-            raise VideotuneError('resolution is an empty list. Give 512, "480x832", or a list of such values.')
-        return Resolution(tuple(_parse_one(item) for item in value))
-    return Resolution((_parse_one(value),))
+def parse_resolution(value: int | str | list[int | str], rules: VideoRules, shrink: int = 1) -> Choices:
+    """Read 512, "512", "480x832" (height × width), or a list of these.
+
+    VideotuneError for anything else, and where a size is none of the model's (times ``shrink``), with the nearest that is.
+    """
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise VideotuneError('resolution is an empty list. Give 512, "480x832", or a list of such values.')
+    choices = tuple(_parse_one(item) for item in values)
+    for choice in choices:
+        _check(choice, rules, shrink)
+    return choices
 
 
 def _parse_one(value: int | str) -> int | Size:
-    text = str(value).strip().lower() if isinstance(value, str) or abs(value) <= MOST_SIDE else ""
+    text = str(value).strip().lower() if isinstance(value, str) or abs(value) <= MAX_SIDE else ""
     pair = re.fullmatch(r"([0-9]{1,6})\s*[x×]\s*([0-9]{1,6})", text)
     numbers = [int(n) for n in pair.groups()] if pair else [int(text)] if re.fullmatch("[0-9]{1,6}", text) else []
-    if isinstance(value, bool) or not numbers or not 1 <= min(numbers) <= max(numbers) <= MOST_SIDE:
+    if isinstance(value, bool) or not numbers or not 1 <= min(numbers) <= max(numbers) <= MAX_SIDE:
         raise VideotuneError(
             f"resolution {value!r} is not understood. Give an integer such as 512 (about 512·512 pixels at each clip's "
-            f'own aspect ratio), "HEIGHTxWIDTH" such as "480x832", or a list of these; a side has at most {MOST_SIDE}.'
+            f'own aspect ratio), "HEIGHTxWIDTH" such as "480x832", or a list of these; a side has at most {MAX_SIDE}.'
         )
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
-def check_resolution(resolution: Resolution, rules: VideoRules, shrink: int = 1) -> None:
-    """VideotuneError where a size is no multiple of the model's (times ``shrink``), with the nearest that is."""
-    multiple = rules.side_multiple * shrink
-    for choice in resolution.choices:
-        _refuse_size(choice, rules, shrink)
-        if isinstance(choice, int):
-            if choice < multiple:
-                raise VideotuneError(f"resolution {choice} is below {multiple}, the smallest side this model takes.")
-            continue
-        height, width = choice
-        if height % multiple or width % multiple:
-            near = "x".join(str(max(1, math.floor(side / multiple + 0.5)) * multiple) for side in choice)
-            raise VideotuneError(
-                f'resolution "{height}x{width}" does not suit this model: both sides must be multiples of {multiple}. '
-                f'The nearest is "{near}".'
-            )
-
-
-def _refuse_size(choice: int | Size, rules: VideoRules, shrink: int) -> None:
-    """VideotuneError where the model has one size only and this is another, or a side is longer than it takes."""
-    asked = choice if isinstance(choice, int) else "x".join(map(str, choice))
-    area = choice**2 if isinstance(choice, int) else choice[0] * choice[1]
-    if rules.most_area is not None and area > (most_area := rules.most_area * shrink**2):
+def _check(choice: int | Size, rules: VideoRules, shrink: int) -> None:
+    sides = (choice,) if isinstance(choice, int) else choice
+    asked, multiple = "x".join(map(str, sides)), rules.side_multiple * shrink
+    fault = ""
+    if rules.most_area is not None and sides[0] * sides[-1] > (most_area := rules.most_area * shrink**2):
         side = math.isqrt(most_area)
-        raise VideotuneError(
-            f"resolution {asked!r} does not suit this model: a frame may have at most {most_area} pixels, as {side}x{side} "
-            "has. Lower it."
-        )
-    if rules.size is not None and choice != (only := tuple(shrink * side for side in rules.size)):
-        raise VideotuneError(
-            f"resolution {asked!r} does not suit this model, which takes one size of {size_rule(rules)} pixels alone. "
-            f'Set resolution="{only[0]}x{only[1]}".'
-        )
-    most = None if rules.most_side is None else rules.most_side * shrink
-    if most is not None and not isinstance(choice, int) and max(choice) > most:
-        raise VideotuneError(
-            f"resolution {asked!r} does not suit this model: a side may have at most {most} pixels. Lower it."
-        )
+        fault = f"a frame may have at most {most_area} pixels, as {side}x{side} has. Lower it."
+    elif rules.size is not None and sides != (only := tuple(shrink * side for side in rules.size)):
+        own = f"{only[0]}x{only[1]}"
+        fault = f'it takes one size of {size_rule(rules)} pixels alone. Set resolution="{own}".'
+    elif rules.most_side is not None and len(sides) == 2 and max(sides) > rules.most_side * shrink:
+        fault = f"a side may have at most {rules.most_side * shrink} pixels. Lower it."
+    elif len(sides) == 1 and sides[0] < multiple:
+        fault = f"{multiple} is the smallest side that it takes."
+    elif len(sides) == 2 and any(side % multiple for side in sides):
+        near = "x".join(str(max(1, math.floor(side / multiple + 0.5)) * multiple) for side in sides)
+        fault = f'both sides must be multiples of {multiple}. The nearest is "{near}".'
+    if fault:
+        raise VideotuneError(f'resolution "{asked}" does not suit this model: {fault}')
 
 
 def size_rule(rules: VideoRules) -> str:
@@ -102,27 +84,22 @@ def suits(size: Size, rules: VideoRules) -> bool:
     return inside and alike and not any(side % rules.side_multiple for side in size)
 
 
-def choose_size(width: int, height: int, resolution: Resolution, rules: VideoRules, shrink: int = 1) -> Size:
-    """The (height, width) that a clip shown at ``width`` × ``height`` takes, ``shrink`` times smaller than asked.
+def choose_size(width: int, height: int, choices: Choices, rules: VideoRules, shrink: int = 1) -> Size:
+    """The (height, width) that a clip of ``width`` × ``height`` takes, ``shrink`` times smaller than asked.
 
     Of several choices, the largest that it fills without upscaling, at equal areas the one that crops least; the smallest
-    if it fills none. One choice is taken even where it upscales: ``upscale_factor`` tells.
+    if it fills none. One choice is taken even where it upscales: see ``upscale_factor``.
     """
-    check_resolution(resolution, rules, shrink)
     most = None if rules.most_side is None else rules.most_side * shrink
     area = None if rules.most_area is None else rules.most_area * shrink**2
-    high, wide = _choose(width, height, resolution, rules.side_multiple * shrink, most, area)
-    return high // shrink, wide // shrink
-
-
-def _choose(width: int, height: int, resolution: Resolution, multiple: int, most: int | None, area: int | None) -> Size:
-    sizes = [
-        _at_aspect(width, height, c, multiple, most, area) if isinstance(c, int) else c for c in resolution.choices
-    ]
+    multiple = rules.side_multiple * shrink
+    sizes = [_at_aspect(width, height, c, multiple, most, area) if isinstance(c, int) else c for c in choices]
     filled = [size for size in sizes if upscale_factor(width, height, size) <= 1]
     if filled:
-        return max(filled, key=lambda size: (size[0] * size[1], kept_share(width, height, size)))
-    return min(sizes, key=lambda size: (size[0] * size[1], -kept_share(width, height, size)))
+        high, wide = max(filled, key=lambda size: (size[0] * size[1], kept_share(width, height, size)))
+    else:
+        high, wide = min(sizes, key=lambda size: (size[0] * size[1], -kept_share(width, height, size)))
+    return high // shrink, wide // shrink
 
 
 def upscale_factor(width: int, height: int, size: Size, resize: str = "center") -> float:
@@ -147,9 +124,7 @@ def kept_share(width: int, height: int, size: Size) -> float:
     return size[0] * size[1] / (width * height * scale * scale)
 
 
-def _at_aspect(
-    width: int, height: int, side: int, multiple: int, most: int | None = None, area: int | None = None
-) -> Size:
+def _at_aspect(width: int, height: int, side: int, multiple: int, most: int | None, area: int | None) -> Size:
     """About side² pixels at the clip's aspect ratio, both sides multiples; a portrait clip gets its landscape twin turned.
 
     Of the multiples just below and above each ideal side, the pair with the least error in aspect and in area, measured in

@@ -15,7 +15,7 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 
-from .facts import ClipProblem
+from .file_checks import ClipProblem
 
 LONG_CAPTION = 512
 """Words beyond which a caption is surely cut by every model's text encoder."""
@@ -39,12 +39,12 @@ _INVISIBLE = frozenset("\ufeff\ufffd\u200b\u2060\u00ad\u202a\u202b\u202c\u202d\u
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A row of a metadata file: a clip's ``file_name`` as written there, its variants, and the line the row begins at."""
+class MetadataRow:
+    """A row of a metadata file: a clip's ``file_name`` as written there, its variants, and its ``place`` ("PATH:line")."""
 
     file_name: str
     text: tuple[str, ...]
-    line: int
+    place: str
 
 
 def read_caption(path: Path) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def _looks_like(content: bytes) -> str:
     return "an older encoding such as Windows-1252, GBK or Shift-JIS"
 
 
-def read_metadata(path: Path) -> tuple[list[Listed], list[str]]:
+def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
     """The rows of a metadata.csv or metadata.jsonl, and notes on what of it is not used.
 
     Needs a column ``file_name`` and one of ``TEXT_COLUMNS``. Several lines in a text, and in JSON a list of texts, are
@@ -204,7 +204,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, value
 
 
-def _listed(path: Path, line: int, row: Mapping[str, Any], column: str) -> Listed:
+def _listed(path: Path, line: int, row: Mapping[str, Any], column: str) -> MetadataRow:
     """A row understood; a text that is absent, null or blank has no variants."""
     name, value = row.get("file_name"), row.get(column)
     if not isinstance(name, str) or not name.strip():
@@ -218,7 +218,7 @@ def _listed(path: Path, line: int, row: Mapping[str, Any], column: str) -> Liste
         "".join([name, *texts]).encode()
     except UnicodeEncodeError as error:
         raise VideotuneError(f"{path}:{line} holds half of a character ({error.reason}). Write it whole.") from error
-    return Listed(name.strip(), tuple(variant for text in texts for variant in variants(text)), line)
+    return MetadataRow(name.strip(), tuple(variant for text in texts for variant in variants(text)), f"{path}:{line}")
 
 
 def with_trigger(caption: str, trigger: str | None) -> str:

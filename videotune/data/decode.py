@@ -1,110 +1,93 @@
-"""Times of a clip -> its frames as uint8 RGB, upright, resized and cropped, by PyAV."""
+"""Times of a clip -> its frames as uint8 RGB, upright, resized and cropped, by PyAV; HDR tone-mapped by FFmpeg's swscale
+(perceptual intent)."""
 
 from __future__ import annotations
 
 import math
 import os
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext
-from itertools import cycle, pairwise
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .facts import MOST_PIXELS, ClipProblem, Facts, shown_at
-from .hdr import to_sdr
-from .probe import OPEN_OPTIONS, limit_pixels, video_stream
+from .file_checks import MAX_PIXELS, ClipProblem
+from .images import read_image
+from .media_info import HDR_TRANSFERS, OPEN_OPTIONS, MediaInfo, limit_pixels, video_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Frames = NDArray[np.uint8]
 
-RESIZES = ("center", "random", "pad", "stretch")
-"""How a picture gets its size."""
-
 LEAP = 12
 """Seek only where it spares more frames than this: a seek empties the decoder, whose threads then begin anew."""
 
+TONE_MAPPING_VERSION = 1
+"""Raised when other pixels come of the same ones, so that older latents are made anew."""
+
+TILE_HEIGHT, TILE_WIDTH = 128, 512
+"""Tone mapping looks at each pixel by itself, so pixels of any picture go through one graph of this size: to build the
+graph's table takes seconds."""
+
 
 def decode(
-    facts: Facts,
+    info: MediaInfo,
     times: Sequence[float],
     height: int,
     width: int,
     resize: str = "center",
     place: tuple[float, float] = (0.5, 0.5),
     threads: int = 0,
-    reader: Reader | None = None,
 ) -> Frames:
-    """The frame on the screen at each time, uint8 (len(times), height, width, 3): exactly so many, or an error.
+    """The frame on display at each time, uint8 (len(times), height, width, 3): exactly so many, or an error.
 
-    ``times`` are seconds of the clip in any order (``shown_at`` says which frame that is, and with what tolerance).
+    ``times`` are seconds of the clip in any order (``MediaInfo.frames_at`` tells the frames, and the tolerance).
     A frame is turned upright, its pixels made square, and resized (antialiased bicubic): "center" and "random" until it
     covers height × width, cropped at ``place``, fractions of the room that the crop has down and right; "pad" until all
     of it fits, centred on black; "stretch" to the size, its aspect given up. Colours follow the matrix and the range
     that the frame declares; undeclared, BT.709 for HD and BT.601 below, as players do. An alpha channel is left out,
     the two fields of an interlaced frame stay woven, and HDR (PQ, HLG) is tone-mapped to BT.709.
 
-    ``threads`` 0 means as many as serve frames of this size. With a ``reader`` of these facts, windows one after the
-    other are decoded in one pass. ClipProblem (decode_error) where a frame cannot be had.
+    ``threads`` decode, 0: as many as serve frames of this size. ClipProblem (decode_error) where a frame cannot be had.
     """
-    indices = shown_at(facts, times)
+    indices = info.frames_at(times)
     out = np.empty((len(indices), height, width, 3), np.uint8)
     rows: dict[int, list[int]] = {}
     for row, index in enumerate(indices):
         rows.setdefault(index, []).append(row)
-    if not rows:
-        return out
-    if reader is not None and reader.facts != facts:
-        raise ValueError(f"this reader holds {reader.facts.path} open, not {facts.path}")
-    with nullcontext(reader) if reader is not None else closing(Reader(facts, threads)) as opened:
-        threads = opened.threads
-        shapes = [_Reshape(facts, height, width, resize, place) for _ in range(threads)]
-        if threads == 1:
-            for index, frame in opened.frames(sorted(rows)):
-                shapes[0](frame, out, rows[index])
-        else:
-            _convert(opened.frames(sorted(rows)), shapes, out, rows)
+    if rows:
+        reshape = _Reshape(info, height, width, resize, place)
+        with closing(Reader(info, threads)) as reader:
+            for index, frame in reader.frames(sorted(rows)):
+                reshape(frame, out, rows[index])
     return out
 
 
-def _convert(
-    frames: Iterator[tuple[int, Any]], shapes: Sequence[_Reshape], out: Frames, rows: Mapping[int, Sequence[int]]
-) -> None:
-    """Write frames into their rows, one in each shape at a time, while the next are decoded."""
-    pending: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(len(shapes), "convert") as pool:
-        for shape, (index, frame) in zip(cycle(shapes), frames, strict=False):
-            if len(pending) == len(shapes):
-                pending.popleft().result()  # the one that used this shape
-            pending.append(pool.submit(shape, frame, out, rows[index]))
-        for future in pending:
-            future.result()
-
-
-def _threads_for(facts: Facts) -> int:
+def _threads_for(info: MediaInfo) -> int:
     """Threads cost more than they give on small frames."""
-    return min(4, os.cpu_count() or 1) if facts.width * facts.height >= 320 * 240 else 1
+    return min(4, os.cpu_count() or 1) if info.width * info.height >= 320 * 240 else 1
 
 
 class Reader:
-    """A clip held open between calls of ``decode``, which then goes on where the last call stopped.
+    """A clip held open between calls of ``frames``, each of which goes on where the last one stopped.
 
     Holds no frame but the last. Close it, also after an error.
     """
 
-    def __init__(self, facts: Facts, threads: int = 0) -> None:
-        self.facts = facts
-        self.threads = threads or _threads_for(facts)
+    def __init__(self, info: MediaInfo, threads: int = 0) -> None:
+        self.info = info
+        self.threads = threads or _threads_for(info)
         self._container: Any = None
         self._decoded: Iterator[tuple[int, Any]] = iter(())
         self._last: tuple[int, Any] | None = None  # the last frame that was decoded, and its place
         self._reached = -1  # the index up to which the current pass has come
-        self._may_seek = not facts.counted  # in counted files only the way from the beginning tells a frame's number
+        self._may_seek = not info.counted  # in counted files only the way from the beginning tells a frame's number
         self._sought = False
 
     def close(self) -> None:
@@ -118,10 +101,8 @@ class Reader:
 
         ClipProblem (decode_error) that names the frame which cannot be had.
         """
-        if self.facts.still:
-            from .images import still_frame
-
-            yield 0, still_frame(self.facts)
+        if self.info.still:
+            yield 0, _still_frame(self.info)
             return
         missing = list(needed)
         while missing:
@@ -147,12 +128,12 @@ class Reader:
 
     def _keyframe(self, index: int) -> int:
         """Where decoding must start for this frame."""
-        at = bisect_right(self.facts.keyframes, index) - 1
-        return self.facts.keyframes[at] if at >= 0 else 0
+        at = bisect_right(self.info.keyframes, index) - 1
+        return self.info.keyframes[at] if at >= 0 else 0
 
     def _place(self, index: int) -> int:
         """How a frame is told from others: by its pts, or in counted files by its number."""
-        return index if self.facts.counted else self.facts.tick(index)
+        return index if self.info.counted else self.info.ticks[index]
 
     def _walk(self, run: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """The frames of one run, on from where the reader is, or from a keyframe, or from the beginning."""
@@ -187,7 +168,7 @@ class Reader:
         return index, frame
 
     def _problem(self, index: int, what: str) -> ClipProblem:
-        return ClipProblem("decode_error", f"frame {index} of {len(self.facts.timestamps)}{what}")
+        return ClipProblem("decode_error", f"frame {index} of {len(self.info.timestamps)}{what}")
 
     def _start(self, key: int) -> None:
         """Begin a pass at a keyframe; 0 is the beginning."""
@@ -195,7 +176,7 @@ class Reader:
 
         if self._container is None or key == 0:
             self.close()
-            path = os.path.abspath(self.facts.path)
+            path = os.path.abspath(self.info.path)
             self._container = av.open(path, options=OPEN_OPTIONS, metadata_errors="replace")
             codec = video_stream(self._container).codec_context
             limit_pixels(codec)
@@ -203,35 +184,49 @@ class Reader:
         stream = video_stream(self._container)
         self._sought = key > 0
         if self._sought:
-            self._container.seek(self.facts.tick(key), stream=stream, backward=True)
+            self._container.seek(self.info.ticks[key], stream=stream, backward=True)
         self._decoded = self._from_here(stream)
         self._last, self._reached = None, key - 1
 
     def _from_here(self, stream: Any) -> Iterator[tuple[int, Any]]:
         """Decoded frames with their places, from where the container stands; those without a place are left out."""
         counter = 0
-        started = not self.facts.keyframes
+        started = not self.info.keyframes
         for packet in self._container.demux(stream):
             started = started or packet.is_keyframe
             at_end = packet.size == 0 and packet.dts is None
             if not started or (packet.size == 0 and not at_end):  # an empty packet would end the decoding
                 continue
             for frame in packet.decode():
-                place = counter if self.facts.counted else frame.pts
+                place = counter if self.info.counted else frame.pts
                 counter += 1
                 if place is not None:
                     yield place, frame
 
 
+def _still_frame(info: MediaInfo) -> Any:
+    """The picture of a still clip as a PyAV frame (rgb24), upright; ClipProblem (decode_error) where it has changed."""
+    import av
+
+    try:
+        pixels, _, _ = read_image(Path(info.path))
+    except ClipProblem as problem:
+        raise ClipProblem("decode_error", f"frame 0 of 1: {problem.detail}") from problem
+    if pixels.shape[:2] != (info.height, info.width):
+        now = f"{pixels.shape[1]} × {pixels.shape[0]}"
+        raise ClipProblem("decode_error", f"frame 0 of 1 is {now} now, not {info.width} × {info.height}")
+    return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+
+
 class _Reshape:
     """A decoded frame -> uint8 (height, width, 3), written in place: upright, square pixels, sized and cropped."""
 
-    def __init__(self, facts: Facts, height: int, width: int, resize: str, place: tuple[float, float]) -> None:
+    def __init__(self, info: MediaInfo, height: int, width: int, resize: str, place: tuple[float, float]) -> None:
         from av.video.reformatter import Interpolation, VideoReformatter
 
-        self.size = _size(facts, height, width, resize)
-        if math.prod(self.size) > MOST_PIXELS:
-            shape = f"a picture of {facts.width} × {facts.height} cannot be cut to {width} × {height}"
+        self.size = _size(info, height, width, resize)
+        if math.prod(self.size) > MAX_PIXELS:
+            shape = f"a picture of {info.width} × {info.height} cannot be cut to {width} × {height}"
             raise ClipProblem("decode_error", f"{shape}: it is far too long and narrow")
         room = [have - want for have, want in zip(self.size, (height, width), strict=True)]
         if resize in ("center", "random"):  # the nearest whole pixel, ties up and left
@@ -240,12 +235,12 @@ class _Reshape:
         else:
             self.source, self.target = [0, 0], [-free // 2 for free in room]
         self.padded = resize == "pad" and any(room)
-        self.turns = facts.rotation // 90
-        self.mirrored = facts.mirrored
-        self.hdr = facts.hdr
+        self.turns = info.rotation // 90
+        self.mirrored = info.mirrored
+        self.hdr = info.hdr
         self.reformatter = VideoReformatter()
         # where nothing is scaled, colour alone is spread to every pixel: linearly, as players do, in half the time
-        same = self.size == (facts.height, facts.width)
+        same = self.size == (info.height, info.width)
         self.how = Interpolation.BILINEAR if same else Interpolation.BICUBIC
         self.how |= Interpolation.ACCURATE_RND
         self.how |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP  # colour at every pixel, in and out
@@ -281,15 +276,66 @@ class _Reshape:
             out[row] = out[first]
 
 
-def _size(facts: Facts, height: int, width: int, resize: str) -> tuple[int, int]:
+def _size(info: MediaInfo, height: int, width: int, resize: str) -> tuple[int, int]:
     """(height, width) of the whole picture, upright, before it is cropped or padded."""
-    if resize not in RESIZES:
-        raise ValueError(f'resize is "{resize}"; it is one of {", ".join(RESIZES)}')
     if resize == "stretch":
         return height, width
-    ratios = height / facts.height, width / facts.width
+    ratios = height / info.height, width / info.width
     scale = min(ratios) if resize == "pad" else max(ratios)
-    high, wide = round(facts.height * scale), round(facts.width * scale)
+    high, wide = round(info.height * scale), round(info.width * scale)
     if resize == "pad":
         return max(1, min(height, high)), max(1, min(width, wide))
     return max(height, high), max(width, wide)
+
+
+def to_sdr(pixels: NDArray[np.uint16], transfer: str) -> NDArray[np.uint8]:
+    """R'G'B' of BT.2020 in 10 bits, full range, as ``transfer`` says, (..., 3) -> R'G'B' of BT.709 in 8 bits, (..., 3).
+
+    ClipProblem (decode_error) where this build of FFmpeg has no tone mapping.
+    """
+    flat = pixels.reshape(-1, 3)
+    out = np.empty(flat.shape, np.uint8)
+    graph = _tone_mapping(transfer)
+    for begin in range(0, len(flat), TILE_HEIGHT * TILE_WIDTH):
+        part = flat[begin : begin + TILE_HEIGHT * TILE_WIDTH]
+        tile = np.zeros((TILE_HEIGHT * TILE_WIDTH, 3), np.uint16)
+        tile[: len(part)] = part
+        out[begin : begin + len(part)] = graph(tile.reshape(TILE_HEIGHT, TILE_WIDTH, 3)).reshape(-1, 3)[: len(part)]
+    return out.reshape(pixels.shape)
+
+
+@lru_cache(maxsize=2)
+def _tone_mapping(transfer: str) -> _ToneMapping:
+    return _ToneMapping(HDR_TRANSFERS[transfer])
+
+
+class _ToneMapping:
+    """FFmpeg's scale filter for pictures of one size; one thread at a time."""
+
+    def __init__(self, transfer: int) -> None:
+        import av
+
+        self._lock, self._transfer = Lock(), transfer
+        self._graph = av.filter.Graph()
+        size = f"video_size={TILE_WIDTH}x{TILE_HEIGHT}"
+        source = f"{size}:pix_fmt=gbrp10le:time_base=1/1:pixel_aspect=1/1:colorspace=0:range=2"
+        try:
+            links = [
+                self._graph.add("buffer", source),
+                self._graph.add("scale", "out_transfer=bt709:out_primaries=bt709:intent=perceptual"),
+                self._graph.add("format", "pix_fmts=gbrp"),
+                self._graph.add("buffersink"),
+            ]
+            self._graph.link_nodes(*links).configure()
+        except (av.FFmpegError, ValueError) as error:
+            detail = f"this build of FFmpeg has no tone mapping ({error}): make it SDR first, or take a newer PyAV"
+            raise ClipProblem("decode_error", detail) from error
+
+    def __call__(self, tile: NDArray[np.uint16]) -> Any:
+        import av
+
+        frame = av.VideoFrame.from_ndarray(tile, format="gbrp10le")
+        frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = self._transfer, 9, 0, 2
+        with self._lock:
+            self._graph.push(frame)
+            return self._graph.pull().to_ndarray()

@@ -1,16 +1,15 @@
-"""An image file's facts and its pixels, upright and in sRGB, by Pillow."""
+"""An image file's pixels, upright and in sRGB, by Pillow."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .facts import MOST_PIXELS, ClipProblem, Facts
+from .file_checks import MAX_PIXELS, ClipProblem, head_of, type_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,26 +22,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 """Pillow's readers that may look at a file: others (PostScript) run programs."""
 
 
-def probe_image(path: str | os.PathLike[str]) -> Facts:
-    """Read an image's facts; all of it is decoded once, so that a file cut short is found here. Raises ClipProblem."""
-    pixels, codec, transparent = _read(Path(path))
-    height, width = pixels.shape[:2]
-    return Facts(
-        path=str(path),
-        codec=codec,
-        width=width,
-        height=height,
-        rotation=0,
-        timestamps=(0.0,),
-        frame_seconds=0.0,
-        fps=0.0,
-        keyframes=(0,),
-        container="image",
-        still=True,
-        transparent=transparent,
-    )
-
-
 def is_animated(path: Path) -> bool:
     """Whether a GIF has more than one picture: it is a video then."""
     from PIL import Image
@@ -50,25 +29,11 @@ def is_animated(path: Path) -> bool:
     try:
         with Image.open(path, formats=("GIF",)) as picture:
             return bool(getattr(picture, "is_animated", False))
-    except Exception:  # as in ``_read``: what it is, the reader of images says
+    except Exception:  # ``read_image`` explains what it is
         return False
 
 
-def still_frame(facts: Facts) -> Any:
-    """The picture of a still clip as a PyAV frame (rgb24), upright; ClipProblem (decode_error) where it has changed."""
-    import av
-
-    try:
-        pixels, _, _ = _read(Path(facts.path))
-    except ClipProblem as problem:
-        raise ClipProblem("decode_error", f"frame 0 of 1: {problem.detail}") from problem
-    if pixels.shape[:2] != (facts.height, facts.width):
-        now = f"{pixels.shape[1]} × {pixels.shape[0]}"
-        raise ClipProblem("decode_error", f"frame 0 of 1 is {now} now, not {facts.width} × {facts.height}")
-    return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
-
-
-def _read(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
+def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
     """uint8 (H, W, 3), the name of the format, and whether a pixel is not opaque; ClipProblem, whatever is in the file."""
     from PIL import Image, UnidentifiedImageError
 
@@ -86,7 +51,7 @@ def _read(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
         raise _unidentified(path) from error
     except Image.DecompressionBombError as error:
         raise ClipProblem(
-            "unreadable", f"it says that it has more than {MOST_PIXELS // 10**6} million pixels"
+            "unreadable", f"it says that it has more than {MAX_PIXELS // 10**6} million pixels"
         ) from error
     except (OSError, MemoryError) as error:
         raise ClipProblem("decode_error", f"the image is damaged or cut short ({_words(error)})") from error
@@ -101,22 +66,20 @@ def _words(error: BaseException) -> str:
 
 def _unidentified(path: Path) -> ClipProblem:
     """Why a file with an image's name is none."""
-    with path.open("rb") as stream:
-        head = stream.read(16)
-    if head[4:8] == b"ftyp" or head.startswith(b"\x1a\x45\xdf\xa3"):
+    kind = type_of(head_of(path))
+    if kind == "video":
         return ClipProblem("not_a_video", "it is no image, whatever its name says; if it is a video, rename it to .mp4")
-    starts = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM", b"II*\0", b"MM\0*", b"GIF8")
-    if head.startswith(starts):
+    if kind == "image":
         return ClipProblem("unreadable", "the image's header is damaged or cut short")
     return ClipProblem("not_a_video", "its bytes are no image, whatever its name says")
 
 
 def _refuse(picture: Picture) -> None:
     """ClipProblem for what is several pictures, and for what is too large, before a pixel is decoded."""
-    if picture.width * picture.height > MOST_PIXELS:
+    if picture.width * picture.height > MAX_PIXELS:
         size = f"{picture.width} × {picture.height}"
         raise ClipProblem(
-            "unreadable", f"it says that it has {size} pixels; at most {MOST_PIXELS // 10**6} million are read"
+            "unreadable", f"it says that it has {size} pixels; at most {MAX_PIXELS // 10**6} million are read"
         )
     count = getattr(picture, "n_frames", 1)
     if count > 1 and picture.format == "TIFF":

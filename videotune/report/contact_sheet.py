@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from videotune.console import bar
-from videotune.data.facts import ClipProblem
-from videotune.data.windows import take
+from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_sampling import sample_window
 from videotune.data.workers import Workers, default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
@@ -89,7 +89,7 @@ def _shots(job: Job, workers: Workers) -> Iterator[tuple[Clip, list[np.ndarray] 
         for clip in job.library.clips:
             yield "decode", shot_words(job, windows[clip.id])
 
-    answers = workers.ordered(tasks(), ahead=2 * workers.count)
+    answers = workers.map(tasks(), ahead=2 * workers.count)
     for clip, answer in zip(job.library.clips, answers, strict=True):
         yield clip, answer if isinstance(answer, ClipProblem) else list(answer)
 
@@ -97,17 +97,16 @@ def _shots(job: Job, workers: Workers) -> Iterator[tuple[Clip, list[np.ndarray] 
 def shot_words(job: Job, windows: Sequence[Window], height: int | None = None) -> dict[str, Any]:
     """What to decode of a clip: first, middle and last frame as they are trained, at most ``height`` pixels high."""
     first, middle, last = windows[0], windows[len(windows) // 2], windows[-1]
-    times = [take(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
-    shape, facts = first.shape, job.library.facts[first.clip_id]
+    times = [sample_window(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
+    shape, facts = first.shape, job.library.media[first.clip_id]
     high = min(shape.height, height or shape.height)
     shown = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]]
     return {
-        "facts": facts.to_json(),
+        "info": facts,
         "times": shown[:1] if facts.still else shown,
         "height": high,
         "width": max(1, round(shape.width * high / shape.height)),
         "resize": first.resize,
-        "place": [0.5, 0.5],
     }
 
 

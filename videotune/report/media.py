@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from videotune.data.film import read_video, side_by_side, video_bytes
+from videotune.data.video_writer import read_video, side_by_side, video_bytes
 from videotune.report.read import Record, Run, number
 from videotune.text import value_text
 

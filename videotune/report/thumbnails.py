@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.console import bar, echo
-from videotune.data.facts import ClipProblem
+from videotune.data.file_checks import ClipProblem
 from videotune.data.workers import default_workers
 from videotune.files import write_whole
 from videotune.report.contact_sheet import shot_words
@@ -44,7 +44,7 @@ def keep_pictures(job: Job) -> None:
     workers = default_workers()
     try:
         with bar("pictures") as progress:
-            answers = workers.ordered(tasks(), ahead=2 * workers.count)
+            answers = workers.map(tasks(), ahead=2 * workers.count)
             for done, ((_, path), frames) in enumerate(zip(todo, answers, strict=True), 1):
                 progress.update(done, len(todo))
                 if not isinstance(frames, ClipProblem):

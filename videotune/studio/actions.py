@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from videotune.config.load import preset_named
-from videotune.data.members import archive_kind
+from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.errors import VideotuneError
 from videotune.files import life, write_json
 from videotune.studio import clips, form, jobs, projects
@@ -114,7 +114,7 @@ def source(root: Path, words: Mapping[str, Any], local: bool = True) -> Answer:
             raise VideotuneError("folders elsewhere on the server can be named only by someone who sits at it")
         if not place.exists():
             raise VideotuneError(f"there is no {path} on the computer that the studio runs on")
-        if place.is_file() and archive_kind(place) is None:
+        if place.is_file() and type_of_file(place) not in ARCHIVES:
             raise VideotuneError(f"{path} is a file: name the folder that holds the clips, or an archive of them")
         path = str(place.resolve())
     elif not re.fullmatch(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?", path):

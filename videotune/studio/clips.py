@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from videotune.data.captions import lint, read_caption
-from videotune.data.facts import ClipProblem
-from videotune.data.folders import ClipFile, read_folder
+from videotune.data.file_checks import ClipProblem
+from videotune.data.layouts import ClipFile, read_folder
 from videotune.errors import VideotuneError
 from videotune.files import write_text
 from videotune.studio.jobs import Job, all_jobs, result

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.data.archives import unpack
-from videotune.data.folders import CLIP_SUFFIXES
-from videotune.data.members import archive_kind
+from videotune.data.file_checks import ARCHIVES, type_of_file
+from videotune.data.layouts import CLIP_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
 from videotune.studio.projects import CLIPS, Project
@@ -26,15 +26,6 @@ UPLOADS = ".uploads"
 MOST, MOST_TEXT = "20gb", 20_000_000
 """The largest file that is taken, as Gradio reads it, and the largest text, in bytes."""
 
-MAGIC = (
-    (4, b"ftyp", "video"), (4, b"moov", "video"), (4, b"mdat", "video"), (4, b"wide", "video"), (4, b"free", "video"),
-    (0, b"\x1aE\xdf\xa3", "video"), (8, b"AVI ", "video"), (0, b"FLV\x01", "video"), (0, b"\x00\x00\x01\xba", "video"),
-    (0, b"\x00\x00\x01\xb3", "video"), (0, b"\x47", "stream"), (4, b"\x47", "stream"), (0, b"0&\xb2u", "video"),
-    (0, b"GIF8", "picture"), (0, b"\x89PNG", "picture"), (0, b"\xff\xd8\xff", "picture"), (8, b"WEBP", "picture"),
-    (0, b"BM", "picture"), (0, b"II*\x00", "picture"), (0, b"MM\x00*", "picture"),
-)  # fmt: skip
-"""Where in a file which bytes say what it is; a stream's byte alone says little and stands for .ts, .mts and the like."""
-
 
 @dataclass(frozen=True)
 class Taken:
@@ -46,22 +37,13 @@ class Taken:
 
 
 def sniff(path: Path) -> str:
-    """video, picture, archive, text, empty or unknown, by what the file begins with, whatever its name says."""
+    """video, image, archive, text, empty or unknown, by what the file begins with, whatever its name says."""
     with path.open("rb") as file:
         head = file.read(65536)
-    if not head:
-        return "empty"
-    if archive_kind(path) in ("zip", "tar", "tar.gz", "tar.bz2", "tar.xz"):
-        return "archive"
-    for place, mark, kind in MAGIC:
-        if head[place : place + len(mark)] == mark:
-            if kind != "stream":
-                return kind
-            if (len(head) > 192 + place and head[188 + place] == 0x47) or (len(head) > 196 and head[196] == 0x47):
-                return "video"
-    if b"\0" not in head:
+    kind = type_of_file(path)
+    if kind in ("", "bz2") and head and b"\0" not in head:  # a text may begin with BZh
         return "text"
-    return "unknown"
+    return "archive" if kind in ARCHIVES else kind or ("unknown" if head else "empty")
 
 
 def refusal(path: Path, name: str) -> str | None:
@@ -70,7 +52,7 @@ def refusal(path: Path, name: str) -> str | None:
     if kind == "empty":
         return "the file is empty: it was cut off on its way, or never written; send it again"
     if suffix in CLIP_SUFFIXES:
-        if kind in ("video", "picture"):
+        if kind in ("video", "image"):
             return None
         what = "text" if kind == "text" else "no video or picture"
         return f"it is named like a clip, but its content is {what}: export it again"
@@ -82,7 +64,7 @@ def refusal(path: Path, name: str) -> str | None:
         )
     if kind == "archive":
         return None
-    if kind in ("video", "picture"):
+    if kind in ("video", "image"):
         known = ", ".join(CLIP_SUFFIXES[:6])
         ending = suffix or "nothing"
         return f"it looks like a {kind}, but files ending in {ending} are not read; convert it ({known} …)"
@@ -135,10 +117,10 @@ def _accept_archive(path: Path, name: str, home: Path) -> list[Taken]:
     cache = home.parent / ".unpacking"
     stem = re.sub(r"(\.tar)?\.\w+$", "", name) or "archive"
     try:
-        unpacked = unpack(path, cache)
+        folder = unpack(path, cache)
         refused, taken = [], 0
-        for file in sorted(one for one in unpacked.folder.rglob("*") if one.is_file() and not one.name.startswith(".")):
-            relative = file.relative_to(unpacked.folder)
+        for file in sorted(one for one in folder.rglob("*") if one.is_file() and not one.name.startswith(".")):
+            relative = file.relative_to(folder)
             why = refusal(file, file.name)
             if why is None and sniff(file) == "archive":
                 why = "an archive within an archive is not unpacked"

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from videotune.data.film import write_video
+from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.files import write_text
 from videotune.rng import draws

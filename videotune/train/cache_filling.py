@@ -159,7 +159,7 @@ def fill_once(
 
         with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
             report = fill(
-                family, store, todo, job.library.facts, job.config.seed, workers, report_progress, own is not None
+                family, store, todo, job.library.media, job.config.seed, workers, report_progress, own is not None
             )
         if own is None:
             echo(f"encoded {report.captions} captions and {report.takes} windows into {store.folder} {waiting(report)}")

@@ -12,8 +12,7 @@ from videotune.config.drift import Change, drift, of_class
 from videotune.config.load import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import bar, echo
-from videotune.data.account import to_json
-from videotune.data.library import buckets
+from videotune.data.dataset import buckets, to_json
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
 from videotune.models.base_model import place, spec_for

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from videotune import __version__
-from videotune.data.account import to_json
+from videotune.data.dataset import to_json
 from videotune.errors import INTERRUPTED, VideotuneError
 from videotune.files import digest, hash_file, is_left_behind, write_json
 from videotune.records import read_record

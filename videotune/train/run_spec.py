@@ -19,10 +19,8 @@ from videotune.cache.sampler import Schedule, steps_a_pass, views
 from videotune.config.resolve import Resolved, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import echo
-from videotune.data.account import crops_too_much
-from videotune.data.library import Library, LibrarySettings, Source, buckets, scan
-from videotune.data.untrusted import refuse_linked_folder
-from videotune.data.windows import WindowSettings
+from videotune.data.dataset import Library, buckets, crops_too_much, scan
+from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest, user_cache
 from videotune.train.text_encoders import holding_the_token, unused_rates
@@ -138,13 +136,7 @@ def open_job(
     if not weighing:
         raise VideotuneError("datasets.loss_weight: it is 0 for all of them, so nothing would be learnt")
     try:
-        library = scan(
-            [source_of(dataset) for dataset in weighing],
-            spec.rules,
-            library_settings(config, spec, to_look),
-            cache / "index.json",
-            progress,
-        )
+        library = scan(_asked(config, weighing, spec, to_look), spec.rules, cache / "index.json", progress)
     except OSError as error:
         raise VideotuneError(f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere.") from error
     if not library.windows and not to_look:
@@ -184,6 +176,15 @@ def open_job(
     )
 
 
+def _asked(config: Config, datasets: list[Dataset], spec: ModelSpec, to_look: bool) -> Config:
+    """The config with what a scan needs settled: these datasets, a resolution, and no error ``to_look``."""
+    resolution = spec.default_resolution if config.resolution is None else config.resolution
+    changes: dict[str, Any] = {"datasets": datasets, "resolution": resolution}
+    if to_look and config.missing_caption == "error":
+        changes["missing_caption"] = "skip"
+    return config.model_copy(update=changes)
+
+
 def sizes_as_read(resolved: Resolved) -> list[str]:
     """How the person's resolution "HxW" was understood, since most programs name the width first."""
     asked = [resolved.config.resolution] if resolved.origins.get("resolution") == "user" else []
@@ -220,69 +221,6 @@ def cache_folder(config: Config) -> Path:
     if first.exists():
         return refuse_linked_folder((first if first.is_dir() else first.parent) / CACHE_NAME)
     return user_cache() / re.sub(r"[^A-Za-z0-9._-]+", "--", config.datasets[0].path)
-
-
-def source_of(dataset: Dataset) -> Source:
-    """What the data room is told of a dataset."""
-    return Source(
-        path=dataset.path,
-        trigger=dataset.trigger,
-        kind=dataset.kind,
-        repeats=dataset.repeats,
-        loss_weight=dataset.loss_weight,
-        target="clip" if dataset.prior_preservation is False else "base",
-        resolution=dataset.resolution,
-        windows=dataset.windows,
-    )
-
-
-def library_settings(config: Config, spec: ModelSpec, to_look: bool) -> LibrarySettings:
-    """What the data room is told of the config.
-
-    Raises VideotuneError for compression ratios that the VAE cannot have.
-    """
-    video, rules = config.video_config, spec.rules
-    return LibrarySettings(
-        windows=WindowSettings(
-            max_frames=video.max_frames,
-            frames=video.frames,
-            strict_frames=video.strict_frames,
-            min_frames=video.min_frames,
-            target_fps=video.target_fps,
-            max_duration=video.max_duration,
-            windows=video.windows,
-            window_stride=video.window_stride,
-            frame_sample_strategy=video.frame_sample_strategy,
-            keyframe_source=video.keyframe_source,
-            stretch=video.stretch,
-            pad_short=video.pad_short,
-            temporal_augmentation=video.temporal_augmentation,
-            keep_every=multiple_of("temporal", video.temporal_compression_ratio, rules.temporal_stride, spec),
-        ),
-        resolution=config.resolution if config.resolution is not None else spec.default_resolution,
-        resize=config.resize,
-        shrink=multiple_of("spatial", video.spatial_compression_ratio, rules.spatial_stride, spec),
-        missing_caption="skip" if to_look and config.missing_caption == "error" else config.missing_caption,
-        missing_caption_text=config.missing_caption_text,
-        validation_fraction=config.validation_fraction,
-        seed=config.seed,
-    )
-
-
-def multiple_of(kind: str, ratio: int | None, own: int, spec: ModelSpec) -> int:
-    """How many times the VAE's own compression ratio the config asks for; 1 where it asks for none.
-
-    Raises VideotuneError below the VAE's own, and where it is no whole multiple.
-    """
-    if ratio is None:
-        return 1
-    if ratio < own or ratio % own:
-        what = "below it" if ratio < own else "no whole multiple of it"
-        raise VideotuneError(
-            f"video_config.{kind}_compression_ratio: the VAE of {spec.title} has {own}, and {ratio} is {what}. "
-            f"Leave it out, or set {own}, {2 * own}, {3 * own} …"
-        )
-    return ratio // own
 
 
 def mixes(library: Library) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from videotune.adapters.kinds import split
 from videotune.commands.export import check_formats
 from videotune.console import echo
-from videotune.data.account import totals
+from videotune.data.dataset import totals
 from videotune.errors import VideotuneError
 from videotune.memory.host_memory import keep_freed_memory
 from videotune.train.cache_filling import echo_truncated_live, fill_distributed, reads_of

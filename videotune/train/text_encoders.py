@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config, token_names
 from videotune.data.captions import with_token
-from videotune.data.library import Library
+from videotune.data.dataset import Library
 from videotune.train.experts import of_expert
 from videotune.types import Family
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from videotune.console import bar, echo
-from videotune.data.film import write_video
+from videotune.data.video_writer import write_video
 from videotune.sampling.pipeline import draw, file_name
 from videotune.train.cache_filling import Reads, reads_of
 from videotune.train.components import plain_batch

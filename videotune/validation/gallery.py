@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.console import bar
 from videotune.data.decode import decode
-from videotune.data.windows import take
+from videotune.data.frame_sampling import sample_window
 from videotune.files import digest
 from videotune.train.run_spec import Job
 from videotune.types import PLAIN, Window
@@ -110,5 +110,5 @@ def small_frames(
     scale = SIDE / min(shape.height, shape.width)
     height, width = round(shape.height * scale), round(shape.width * scale)
     for window in windows:
-        times = take(window, PLAIN, job.config.seed).times
-        yield window, decode(job.library.facts[window.clip_id], times, height, width, window.resize)
+        times = sample_window(window, PLAIN, job.config.seed).times
+        yield window, decode(job.library.media[window.clip_id], times, height, width, window.resize)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from videotune.config.schema import Config
 from videotune.data.buckets import size_rule, suits
-from videotune.data.windows import frame_rule, snap_frames
+from videotune.data.frame_sampling import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.sampling.pipeline import SampleSettings
 from videotune.train.run_spec import Job

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from videotune.console import bar, echo
-from videotune.data.film import write_video
+from videotune.data.video_writer import write_video
 from videotune.files import checked, read_json, write_json, write_whole
 from videotune.sampling.pipeline import draw, file_name
 from videotune.train.distributed import RankMismatch

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from videotune.data.windows import valid_at_least
+from videotune.data.frame_sampling import valid_at_least
 from videotune.sampling.pipeline import SampleSettings
 from videotune.train.run_spec import Job
 from videotune.types import ClipShape, VideoRules, Window

@@ -1,0 +1,215 @@
+"""Captions read or refused with a code, metadata files, the trigger word, hints."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from videotune.data.captions import lint, lint_all, read_caption, read_metadata, with_trigger
+from videotune.data.file_checks import ClipProblem
+from videotune.errors import VideotuneError
+
+
+def test_lines_are_variants(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes("\ufeff  a cat \r\n\n  eine Kätze, 猫\n \n".encode())
+    assert read_caption(file) == ("a cat", "eine Kätze, 猫")
+
+
+def test_captions_that_are_none(tmp_path: Path) -> None:
+    for name, content, reason, words in [
+        ("a", None, "missing_caption", "No such file"),
+        ("b", b" \n\t\n", "empty_caption", "has no text"),
+        ("c", b"\xff\xfea\x00", "undecodable_caption", "looks like UTF-16"),
+        ("d", "ein Bär".encode("latin-1"), "undecodable_caption", "byte 5.*Windows-1252.*; save it as UTF-8"),
+        ("e", "a cat".encode("utf-16"), "undecodable_caption", "looks like UTF-16"),
+        ("f", "a cat".encode("utf-16-le"), "undecodable_caption", "holds a NUL .*UTF-16 without its mark"),
+        ("g", "a cät".encode("utf-16-be"), "undecodable_caption", "UTF-16 without its mark"),
+        ("h", "a cat".encode("utf-32"), "undecodable_caption", "looks like UTF-32"),
+        ("i", b"a cat\0", "undecodable_caption", "NUL .byte 5.; it looks like no text"),
+        ("j", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "undecodable_caption", "no text at all"),
+        ("k", "猫がいる".encode("shift-jis"), "undecodable_caption", "Shift-JIS"),
+    ]:
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ClipProblem, match=words) as caught:
+            read_caption(tmp_path / name)
+        assert caught.value.reason == reason
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=60))
+def test_any_bytes_are_a_caption_or_a_reason(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(content)
+    try:
+        lines = read_caption(file)
+    except ClipProblem as problem:
+        lines, reason = (), problem.reason
+    else:
+        reason = ""
+    assert bool(lines) == (reason not in ("empty_caption", "undecodable_caption"))
+    assert all(line == line.strip() and line for line in lines)
+
+
+def test_the_trigger_word_comes_once() -> None:
+    assert with_trigger("a cat on a roof", "zorble") == "zorble, a cat on a roof"
+    assert with_trigger("A Zorble on a roof", "zorble") == "A Zorble on a roof"
+    assert with_trigger("zorbles everywhere", "zorble") == "zorble, zorbles everywhere"
+    assert with_trigger("a <zorble> sits", "<zorble>") == "a <zorble> sits"
+    assert with_trigger("", "zorble") == "zorble"
+    assert with_trigger("a cat", None) == "a cat"
+
+
+def test_hints() -> None:
+    assert lint("A person walking through a forest with sunlight filtering through trees") == []
+    assert lint("First he sits, then he stands")[0].startswith('the caption tells a sequence ("first", "then")')
+    assert lint("the firstborn thenar") == []
+    assert "600 words" in lint("word " * 600)[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["caption", "TODO", " <Insert caption here> ", "a video.", "None", "n/a", "Lorem  ipsum"]
+)
+def test_placeholders_are_told(text: str) -> None:
+    assert "looks like a placeholder" in lint(text)[0]
+
+
+def test_the_files_own_name_is_no_caption() -> None:
+    assert "only the file's name" in lint("my clip 03", "My_Clip-03")[0]
+    assert lint("a cat plays", "My_Clip-03") == lint("my clip 03") == []
+    assert lint("the video shows a cat", "video") == []
+
+
+def test_characters_that_do_not_show_are_told() -> None:
+    assert "U+200B, U+FFFD" in lint("a\u200b cat\ufffd")[0]
+    assert "U+0007" in lint("a\u0007 cat")[0]
+    assert lint("ein Bär, 猫, می‌خواهم, 👩‍👩‍👧") == []  # joiners belong to Persian and to emoji
+
+
+def test_one_caption_for_most_clips_is_told() -> None:
+    same = {f"{i}.mp4": ("a  dog",) for i in range(5)} | {f"x{i}.mp4": (f"cat {i}",) for i in range(3)}
+    assert lint_all(same) == ['5 of 8 clips have the same caption ("a dog"); describe what each one shows']
+    assert lint_all({**same, "y.mp4": ("bird",), "z.mp4": ("cow",)}) == []  # half is not more than half
+    assert lint_all({name: texts for name, texts in same.items() if name != "x0.mp4"}) == []  # seven are too few
+    assert lint_all({f"{i}.mp4": ("a dog", "a dog") if i < 4 else (f"{i}",) for i in range(8)}) == []
+    assert "8 of 8 clips have an empty caption" in lint_all({f"{i}.mp4": ("",) for i in range(8)})[0]
+
+
+def rows(path: Path, content: str | bytes) -> list[tuple[str, tuple[str, ...], int]]:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    listed, _ = read_metadata(path)
+    return [(row.file_name, row.text, int(row.place.rpartition(":")[2])) for row in listed]
+
+
+def test_csv_as_people_write_it(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.csv"
+    plain = [("a.mp4", ("a cat, a dog",), 2), ("sub/b.mp4", ("one", "two"), 3), ("c.mp4", (), 6)]
+    comma = 'file_name,text\na.mp4,"a cat, a dog"\nsub/b.mp4,"one\n\ntwo"\nc.mp4,\n'
+    assert rows(file, comma) == plain
+    assert rows(file, comma.replace("\n", "\r\n")) == plain
+    assert rows(file, "\ufeff" + comma) == plain
+    assert rows(file, 'file_name;text\na.mp4;a cat, a dog\nsub/b.mp4;"one\n\ntwo"\nc.mp4;\n') == plain
+    assert rows(file, 'file_name\ttext\na.mp4\ta cat, a dog\nsub/b.mp4\t"one\n\ntwo"\nc.mp4\t\n') == plain
+    assert rows(file, 'fps, file_name, text,\n\n24, a.mp4, "a ""big"" cat",,\n') == [("a.mp4", ('a "big" cat',), 3)]
+
+
+def test_jsonl_as_people_write_it(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.jsonl"
+    assert rows(
+        file, '\ufeff{"file_name": "a.mp4", "text": "a cat"}\r\n\n{"text": ["x", "y\\nz"], "file_name": "b.mp4"}'
+    ) == [
+        ("a.mp4", ("a cat",), 1),
+        ("b.mp4", ("x", "y", "z"), 3),
+    ]
+    assert rows(file, '{"file_name": "a.mp4", "text": null}\n{"file_name": "b.mp4"}') == [
+        ("a.mp4", (), 1),
+        ("b.mp4", (), 2),
+    ]
+
+
+def test_the_text_column(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.csv"
+    for name in ("text", "caption", "prompt"):
+        assert rows(file, f"file_name,{name}\na.mp4,hi\n") == [("a.mp4", ("hi",), 2)]
+    file.write_text("caption,file_name,text\nno,a.mp4,yes\n")
+    listed, notes = read_metadata(file)
+    assert listed[0].text == ("yes",)
+    assert notes[0].endswith("captions are taken from the column text, not from caption")
+
+
+def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.csv"
+    file.write_text('file_name,text\na.mp4,"one\ntwo"\nb.mp4,"one\r\n\r\ntwo"\nc.mp4,"one\n"\nd.mp4,one\n', newline="")
+    listed, notes = read_metadata(file)
+    assert [row.text for row in listed] == [("one", "two"), ("one", "two"), ("one",), ("one",)]
+    assert notes == [f"2 captions of {file} hold line breaks; each line is a variant"]
+    file = tmp_path / "metadata.jsonl"
+    file.write_text('{"file_name": "a.mp4", "text": ["one", "two"]}\n')
+    assert read_metadata(file)[1] == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
+def test_a_pipe_is_no_caption_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(ClipProblem, match=r"missing_caption: .*is no regular file"):
+        read_caption(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("metadata.csv", "file_name,caption,prompt\na,b,c\n", "columns caption and prompt, and no column text"),
+        ("metadata.csv", "file_name,fps\na.mp4,24\n", "no column text .*its columns: file_name, fps"),
+        ("metadata.csv", "video,prompt\na.mp4,x\n", "no column file_name; its columns: video, prompt"),
+        ("metadata.csv", "file_name,text\na.mp4,a cat, a dog\n", r"metadata\.csv:2 has 3 columns, the head has 2"),
+        ("metadata.csv", "file_name,text\na.mp4,x\nb.mp4\n", r"metadata\.csv:3 has 1 columns"),
+        ("metadata.csv", 'file_name,text\na.mp4,"x\ny"\nb.mp4,"never closed\nc.mp4,x\n', r"metadata\.csv:4 is no CSV"),
+        ("metadata.csv", 'file_name,text\na.mp4,"a "big" cat"\n', r"metadata\.csv:2 is no CSV"),
+        ("metadata.csv", "file_name,text\n,a cat\n", r"metadata\.csv:2 has no file_name"),
+        ("metadata.csv", "file_name,text,text\na,b,c\n", r"metadata\.csv:1 names the column 'text' twice"),
+        ("metadata.csv", "", "lists nothing"),
+        ("metadata.csv", "file_name,text\n", "lists nothing"),
+        ("metadata.csv", "file_name,text\na.mp4,Bär\n".encode("latin-1"), "is not UTF-8 text .*Save it as UTF-8"),
+        ("metadata.csv", "file_name,text\na.mp4,x\n".encode("utf-16"), "looks like UTF-16"),
+        ("metadata.csv", "file_name,text\na.mp4," + "x" * 200_000, r"metadata\.csv:2 is no CSV: field larger"),
+        ("metadata.jsonl", '{"file_name": "a.mp4", "text": "x"}\n{"file_name":', r"metadata\.jsonl:2 is no JSON"),
+        ("metadata.jsonl", '["a.mp4", "x"]', r"metadata\.jsonl:1 is no object"),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.mp4", "text": ["x", 3]}',
+            r"jsonl:1: text must be a text .*not \[\"x\", 3\]",
+        ),
+        ("metadata.jsonl", '{"file_name": 7, "text": "x"}', r"metadata\.jsonl:1 has no file_name"),
+        ("metadata.jsonl", '{"file_name": "a.mp4", "text": "\\ud83d"}', r"metadata\.jsonl:1 holds half of a character"),
+        ("metadata.jsonl", "[" * 100_000, r"metadata\.jsonl:1 is no JSON"),
+    ],
+)
+def test_bad_metadata_names_the_file_and_line(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
+    with pytest.raises(VideotuneError, match=words):
+        rows(tmp_path / name, content)
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters="\ufeff"), max_size=20)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.lists(WORDS, max_size=3), min_size=1, max_size=5), delimiter=st.sampled_from(",;\t"))
+def test_what_a_csv_or_json_writer_wrote_is_read(tmp_path: Path, texts: list[list[str]], delimiter: str) -> None:
+    wanted = [tuple(text.strip() for text in variants if text.strip()) for variants in texts]
+    file = tmp_path / "metadata.csv"
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, delimiter=delimiter)
+        writer.writerow(["file_name", "text"])
+        writer.writerows([f"{i}.mp4", "\n".join(variants)] for i, variants in enumerate(texts))
+    assert [row.text for row in read_metadata(file)[0]] == wanted
+    lines = [
+        json.dumps({"file_name": f"{i}", "text": variants}, ensure_ascii=False) for i, variants in enumerate(texts)
+    ]
+    file = file.with_suffix(".jsonl")
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert [row.text for row in read_metadata(file)[0]] == wanted

@@ -1,0 +1,225 @@
+"""A content scan: frozen, black, cuts, jitter, damage; what is none of these; and that it is small and repeatable."""
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clips import noise, write_clip
+from scenery import pan, scenery, shots
+
+from videotune.data.content_scan import ContentScan, scan_content
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import probe
+
+
+def seen(path: Path, frames: np.ndarray, fps: float = 24, until: float = 10.0, **how: object) -> ContentScan:
+    return scan_content(probe(write_clip(path, frames, fps, **how)), until)  # type: ignore[arg-type]
+
+
+def breathing(count: int, fps: float = 24) -> np.ndarray:
+    """A picture of which a part rises and falls by 1.5 pixels in 3.5 s, as a chest does before a tripod."""
+    still = scenery(3, 240, 320).astype(np.float32)
+    rows, columns = np.mgrid[:240, :320]
+    bump = np.exp(-(((columns - 160) / 60) ** 2 + ((rows - 120) / 60) ** 2))
+    frames = []
+    for i in range(count):
+        at = (rows + 1.5 * np.sin(2 * np.pi * i / fps / 3.5) * bump).clip(0, 238)
+        low, part = at.astype(int), (at - at.astype(int))[..., None]
+        frames.append((1 - part) * still[low, columns] + part * still[low + 1, columns])
+    return np.stack(frames).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("x264.mp4", {"options": {"crf": "23"}}),
+        ("x264-poor.mp4", {"options": {"crf": "38", "preset": "veryfast"}}),
+        ("vp9.webm", {"options": {"deadline": "realtime", "cpu-used": "8"}}),
+        ("mpeg4.avi", {"options": {"b": "2000000"}}),
+    ],
+)
+def test_a_still_with_codec_noise_is_frozen(tmp_path: Path, name: str, how: dict) -> None:
+    frames = np.repeat(scenery(1, 240, 320)[None], 60, 0)
+    assert seen(tmp_path / name, frames, **how).frozen > 0.9
+
+
+@pytest.mark.parametrize("crf", ["18", "35"])
+def test_a_breathing_person_before_a_tripod_is_not_frozen(tmp_path: Path, crf: str) -> None:
+    assert seen(tmp_path / "a.mp4", breathing(96), options={"crf": crf}).frozen < 0.6
+
+
+def test_a_slow_pan_is_not_frozen(tmp_path: Path) -> None:
+    assert seen(tmp_path / "a.mp4", pan(1, [i * 0.3 for i in range(60)])).frozen == 0
+
+
+def test_a_clip_that_stops_halfway_is_half_frozen(tmp_path: Path) -> None:
+    frames = pan(1, [min(i, 48) * 2 for i in range(96)])
+    assert seen(tmp_path / "a.mp4", frames).frozen == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_slideshow_is_frozen_and_its_changes_are_cuts(tmp_path: Path) -> None:
+    frames = np.repeat(np.stack([scenery(i) for i in range(3)]), 36, 0)
+    found = seen(tmp_path / "a.mp4", frames)
+    assert found.frozen > 0.95
+    assert found.cuts == (1.5, 3.0)
+
+
+def test_a_frame_held_for_long_is_a_rest_at_a_variable_rate_too(tmp_path: Path) -> None:
+    times = [i / 24 for i in range(24)] + [3 + i / 24 for i in range(24)]
+    found = seen(tmp_path / "a.mp4", pan(1, [i * 3.0 for i in range(48)]), times=times)
+    assert found.frozen == pytest.approx(2 / 4, abs=0.06)
+    assert found.jitter == pytest.approx(1 / 47, abs=1e-3)
+
+
+@pytest.mark.parametrize("tone", [0, 255, 90])
+def test_one_tone_counts_as_black(tmp_path: Path, tone: int) -> None:
+    frames = shots([1], 48)
+    frames[:24] = tone
+    assert seen(tmp_path / "a.mp4", frames).black == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_dark_room_is_not_black(tmp_path: Path) -> None:
+    assert seen(tmp_path / "a.mp4", (shots([1], 24) * 0.2).astype(np.uint8)).black == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "fps", "crf"),
+    [("a.mp4", 24, "20"), ("a.mp4", 59.94, "20"), ("a.mp4", 8, "35"), ("a.mkv", 23.976, "20"), ("a.avi", 25, "20")],
+)
+def test_a_cut_is_the_timestamp_of_the_first_frame_after_it(tmp_path: Path, name: str, fps: float, crf: str) -> None:
+    options = {} if name.endswith(".avi") else {"crf": crf}
+    info = probe(write_clip(tmp_path / name, shots([1, 2, 3, 4], 20), fps, options=options))
+    assert scan_content(info, 99).cuts == tuple(info.timestamps[i] for i in (20, 40, 60))
+
+
+def test_cuts_at_a_variable_rate_at_the_ends_and_of_a_turned_file(tmp_path: Path) -> None:
+    gaps = np.random.default_rng(0).uniform(0.01, 0.1, 60)
+    info = probe(write_clip(tmp_path / "a.mp4", shots([1, 2, 3], 20), times=list(np.cumsum(gaps))))
+    assert scan_content(info, 99).cuts == (info.timestamps[20], info.timestamps[40])
+    short = np.concatenate([shots([1], 1), shots([2], 30), shots([3], 1)])
+    info = probe(write_clip(tmp_path / "b.mov", short, rotation=90))
+    assert scan_content(info, 99).cuts == (info.timestamps[1], info.timestamps[31])
+
+
+def test_a_higher_ratio_finds_fewer_cuts(tmp_path: Path) -> None:
+    info = probe(write_clip(tmp_path / "a.mp4", shots([1, 2], 24, 4)))
+    assert len(scan_content(info, 99, 3.0).cuts) == 1
+    assert scan_content(info, 99, 300.0).cuts == ()
+
+
+def test_a_cut_between_dark_shots_is_found(tmp_path: Path) -> None:
+    frames = (shots([1, 2], 24) * 0.25).astype(np.uint8)
+    assert seen(tmp_path / "a.mp4", frames).cuts == (1.0,)
+
+
+def test_bars_and_a_logo_hide_no_cut(tmp_path: Path) -> None:
+    frames = shots([1, 2, 3], 24)
+    frames[:, :14], frames[:, -14:] = 0, 0
+    frames[:, 20:30, 120:150:2] = 255
+    assert seen(tmp_path / "a.mp4", frames).cuts == (1.0, 2.0)
+
+
+def _flash(frames: np.ndarray) -> np.ndarray:
+    frames[20:23] = 255
+    return frames
+
+
+def _flicker(frames: np.ndarray) -> np.ndarray:
+    frames[10:40:3] = frames[10:40:3] // 3
+    return frames
+
+
+def _light_off(frames: np.ndarray) -> np.ndarray:
+    frames[24:] = frames[24:] // 3
+    return frames
+
+
+def _object(frames: np.ndarray) -> np.ndarray:
+    for i in range(10, 40):  # it crosses the picture within a second
+        left = (i - 10) * 8 - 60
+        frames[i, 30:90, max(0, left) : max(0, left + 60)] = (230, 40, 40)
+    return frames
+
+
+@pytest.mark.parametrize("change", [_flash, _flicker, _light_off, _object], ids=lambda f: f.__name__[1:])
+def test_a_change_within_a_shot_is_no_cut(tmp_path: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    assert seen(tmp_path / "a.mp4", change(shots([1], 48))).cuts == ()
+
+
+@pytest.mark.parametrize("speed", [3, 12, 40])
+def test_a_fast_pan_is_no_cut(tmp_path: Path, speed: int) -> None:
+    frames = pan(1, [float(max(0, min(i - 12, 24)) * speed) for i in range(48)])
+    assert seen(tmp_path / "a.mp4", frames).cuts == ()
+
+
+def test_noise_that_never_repeats_is_no_row_of_cuts(tmp_path: Path) -> None:
+    assert seen(tmp_path / "a.mp4", noise(48)).cuts == ()
+
+
+def test_only_the_first_seconds_are_scanned_and_the_very_last_frame(tmp_path: Path) -> None:
+    info = probe(write_clip(tmp_path / "a.mp4", shots([1, 2, 3], 24), options={"g": "24"}))
+    first, whole = scan_content(info, 0.5), scan_content(info, 10.0)
+    assert first.cuts == ()
+    assert whole.cuts == (1.0, 2.0)
+    assert first.signatures[0] == whole.signatures[0]
+    assert first.signatures[2] == whole.signatures[2]
+    assert first.signatures[1] != whole.signatures[1]
+
+
+def test_damage_late_in_a_file_is_told_and_condemns_nothing(tmp_path: Path) -> None:
+    path = write_clip(tmp_path / "a.mp4", shots([1, 2], 48), options={"g": "12", "bf": "0"})
+    content = bytearray(path.read_bytes())
+    at = content.index(b"mdat")
+    size = int.from_bytes(content[at - 4 : at], "big")
+    begin = at + size * 3 // 4
+    content[begin : begin + 3000] = np.random.default_rng(0).bytes(3000)
+    path.write_bytes(content)
+    found = scan_content(probe(path), 10.0)
+    assert found.damaged_at is not None
+    assert 2 < found.damaged_at < 4
+    assert scan_content(probe(path), 1.0).damaged_at is None
+
+
+def test_a_clip_without_a_frame_to_decode_is_a_problem(tmp_path: Path) -> None:
+    path = write_clip(tmp_path / "a.mp4", shots([1], 12), options={"bf": "0"})
+    info = probe(path)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"mdat") + 4
+    content[at : at + 4000] = bytes(4000)
+    path.write_bytes(content)
+    with pytest.raises(ClipProblem, match="frame 0"):
+        scan_content(info, 10.0)
+
+
+def test_a_rotated_file_has_the_signatures_of_an_upright_one(tmp_path: Path) -> None:
+    frames = shots([1], 12)
+    upright = seen(tmp_path / "a.mp4", frames)
+    turned = seen(tmp_path / "b.mp4", np.rot90(frames, -1, (1, 2)), rotation=90)
+    cells = [np.frombuffer(base64.b64decode(x.signatures[0]), np.uint8) for x in (upright, turned)]
+    assert np.abs(cells[0].astype(int) - cells[1]).max() <= 3
+
+
+def test_an_image_has_a_signature_alone(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.fromarray(scenery(1)).save(tmp_path / "a.png")
+    found = scan_content(probe(tmp_path / "a.png"), 10.0)
+    assert len(found.signatures) == 1
+    assert (found.frozen, found.black, found.cuts, found.jitter) == (0.0, 0.0, (), 0.0)
+
+
+def test_a_scan_is_small_repeatable_and_survives_json(tmp_path: Path) -> None:
+    info = probe(write_clip(tmp_path / "a.mp4", shots([1, 2, 3, 4], 12)))
+    found = scan_content(info, 10.0)
+    text = json.dumps(found.to_json())
+    assert len(text) < 1000
+    assert ContentScan.from_json(json.loads(text)) == found == scan_content(info, 10.0)
+
+
+def test_two_frames_are_enough(tmp_path: Path) -> None:
+    found = seen(tmp_path / "a.mp4", shots([1], 2))
+    assert found.cuts == ()
+    assert len(found.signatures) == 3

@@ -1,0 +1,336 @@
+"""Folders become a library: every file accounted for, the split, captions, what the account says and warns about."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from clips import noise, write_clip
+from data_kit import RULES, config_of, scanned
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from videotune.data.dataset import Library, buckets, scan, to_json, totals
+from videotune.data.decode import decode
+from videotune.data.frame_sampling import sample_window
+from videotune.errors import VideotuneError
+from videotune.types import PLAIN, ClipShape
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files by kind: eight good ones, one too short for any window, and junk."""
+    folder = tmp_path_factory.mktemp("made")
+    for i in range(8):
+        write_clip(folder / f"good{i}.mp4", noise(30 + 3 * i, seed=i))
+    write_clip(folder / "tiny.mp4", noise(5, seed=99))
+    write_clip(folder / "one.mp4", noise(1))
+    (folder / "empty.mp4").touch()
+    (folder / "text.mp4").write_text("hello " * 100)
+    whole = (folder / "good0.mp4").read_bytes()
+    (folder / "headless.mp4").write_bytes(whole[: len(whole) // 2])
+    return folder
+
+
+def dataset(made: Path, folder: Path, files: dict[str, str], captions: dict[str, bytes | None] | None = None) -> Path:
+    """Copy {name: kind} into the guide's layout, with a caption each unless ``captions`` says otherwise."""
+    for name, kind in files.items():
+        target = folder / "videos" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(made / f"{kind}.mp4", target)
+        caption = (captions or {}).get(name, f"a clip of {kind}".encode())
+        if caption is not None:
+            place = (folder / "captions" / name).with_suffix(".txt")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(caption)
+    return folder
+
+
+def test_clips_windows_and_accounts(made: Path, tmp_path: Path) -> None:
+    library = scanned(dataset(made, tmp_path, {"b.mp4": "good7", "a.mp4": "good0"}))
+    assert [Path(clip.path).name for clip in library.clips] == ["a.mp4", "b.mp4"]
+    assert [clip.captions for clip in library.clips] == [("a clip of good0",), ("a clip of good7",)]
+    # good0: 30 frames at 24 are 20 at 16, one window; good7: 51 are 34, two windows
+    assert [w.clip_id for w in library.windows] == [library.clips[0].id] + [library.clips[1].id] * 2
+    assert [(w.start, w.end) for w in library.windows][1:] == [(0.0, 17 / 16), (17 / 16, 34 / 16)]
+    assert {w.shape for w in library.windows} == {ClipShape(17, 48, 80, 16.0)}
+    account = library.accounts[1]
+    assert (account.used, account.held_out, account.windows, account.frames) == (True, False, 2, 34)
+    assert (account.source_frames, account.width, account.height, account.shape) == (51, 96, 64, "17x48x80")
+    assert totals(library) == {"found": 2, "used": 2, "held_out": 0, "skipped": 0}
+    for window in library.windows:
+        shape = window.shape
+        frames = decode(library.media[window.clip_id], sample_window(window, PLAIN, 0).times, shape.height, shape.width)
+        assert frames.shape == (shape.frames, shape.height, shape.width, 3)
+
+
+def test_every_reason(made: Path, tmp_path: Path) -> None:
+    kinds = ["good0", "tiny", "one", "empty", "text", "headless", "good1", "good2", "good3"]
+    files = {f"{kind}.mp4": kind for kind in kinds} | {"good0_again.mp4": "good0"}
+    captions = {"good1.mp4": None, "good2.mp4": b"\n", "good3.mp4": b"\xff\xfe"}
+    library = scanned(dataset(made, tmp_path, files, captions), missing_caption="skip")
+    assert {Path(path).name: reason for path, reason, _ in library.skipped} == {
+        "tiny.mp4": "too_short",
+        "one.mp4": "one_frame",
+        "empty.mp4": "empty",
+        "text.mp4": "not_a_video",
+        "headless.mp4": "unreadable",
+        "good0_again.mp4": "duplicate",
+        "good1.mp4": "missing_caption",
+        "good2.mp4": "empty_caption",
+        "good3.mp4": "undecodable_caption",
+    }
+    details = {Path(path).name: detail for path, _, detail in library.skipped}
+    assert "good0.mp4, whose captions" not in details["good0_again.mp4"]
+    assert details["tiny.mp4"] == "has 3 frames at 16 fps; the smallest window is 5"
+    assert totals(library) == {"found": 10, "used": 1, "held_out": 0, "skipped": 9}
+
+
+KINDS = ["good0", "good1", "good2", "good3", "tiny", "one", "empty", "text", "headless"]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from([b"a cat", None, b"", b"\xff"])), min_size=1, max_size=9)
+)
+def test_found_is_used_plus_held_out_plus_skipped(
+    made: Path, tmp_path_factory: pytest.TempPathFactory, mixture: list[tuple[str, bytes | None]]
+) -> None:
+    files = {f"{i:02d}x.mp4": kind for i, (kind, _) in enumerate(mixture)}
+    captions = {name: caption for name, (_, caption) in zip(files, mixture, strict=True)}
+    library = scanned(dataset(made, tmp_path_factory.mktemp("x"), files, captions), missing_caption="skip")
+    count = totals(library)
+    assert count["found"] == len(mixture) == count["used"] + count["held_out"] + count["skipped"]
+    assert count["used"] == len({kind for kind, caption in mixture if kind.startswith("good") and caption == b"a cat"})
+    assert len({clip.id for clip in library.clips}) == len(library.clips)
+    assert {w.clip_id for w in library.windows} <= {clip.id for clip in library.clips}
+
+
+def test_a_missing_caption_is_an_error_that_lists_the_clips(made: Path, tmp_path: Path) -> None:
+    files = {f"n{i}.mp4": f"good{i}" for i in range(4)}
+    dataset(made, tmp_path, files, {"n0.mp4": None, "n1.mp4": b"", "n2.mp4": b"\xff"})
+    with pytest.raises(VideotuneError) as caught:
+        scanned(tmp_path, missing_caption="error")
+    text = str(caught.value)
+    assert all(name in text for name in ("3 clips", "n0.mp4", "n1.mp4", "n2.mp4", '"skip"', '"empty"', "UTF-8"))
+    assert "n3.mp4" not in text
+    with pytest.raises(VideotuneError, match="1 clip has no usable caption"):  # what cannot be read is not empty
+        scanned(tmp_path)
+    (tmp_path / "captions" / "n2.txt").write_text("a cat\na dog")
+    captions = [("",), ("",), ("a cat", "a dog"), ("a clip of good3",)]
+    assert [clip.captions for clip in scanned(tmp_path).clips] == captions
+    text_of = scanned(tmp_path, missing_caption="text", missing_caption_text="a thing")
+    assert [clip.captions for clip in text_of.clips] == [("a thing",), ("a thing",), *captions[2:]]
+
+
+def test_the_trigger_of_each_dataset(made: Path, tmp_path: Path) -> None:
+    one = dataset(made, tmp_path / "one", {"a.mp4": "good0"}, {"a.mp4": b"a cat\nzorble runs"})
+    two = dataset(made, tmp_path / "two", {"a.mp4": "good1"})
+    library = scanned({"path": str(one), "trigger": "zorble"}, two)
+    assert [clip.captions for clip in library.clips] == [("zorble, a cat", "zorble runs"), ("a clip of good1",)]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 source videos, four of which are cut in two."""
+    folder = tmp_path_factory.mktemp("many") / "many"
+    names = [f"v{i}" for i in range(20)] + [f"w{i}_part{k}" for i in range(4) for k in (1, 2)]
+    for seed, name in enumerate(names):
+        write_clip(folder / f"{name}.mp4", noise(20, 32, 32, seed=seed))
+    return folder
+
+
+def test_held_out_by_source(many: Path) -> None:
+    library = scanned(many, validation_fraction=0.25, resize="random", video={"frame_sample_strategy": "random"})
+    held = {clip.source for clip in library.clips if clip.held_out}
+    assert len(held) == 6
+    assert not held & {clip.source for clip in library.clips if not clip.held_out}
+    ids = {clip.id for clip in library.clips if clip.held_out}
+    assert {w.clip_id for w in library.held_out_windows} == ids
+    assert not any(window.varies for window in library.held_out_windows)
+    assert all(window.varies for window in library.windows)
+    assert not {w.clip_id for w in library.windows} & ids
+    assert totals(library) == {"found": 28, "used": 28 - len(ids), "held_out": len(ids), "skipped": 0}
+    assert not any("validation" in note for note in library.notes)
+
+
+def test_the_split_depends_on_the_seed_and_on_names_alone(many: Path, tmp_path: Path) -> None:
+    def held(folder: Path, **changes: Any) -> set[str]:
+        return {Path(clip.path).stem for clip in scanned(folder, **changes).clips if clip.held_out}
+
+    assert held(many) == {"v11", "v13"}, "as in all versions: validation losses compare"
+    first = held(many, seed=1)
+    assert len({s.split("_")[0] for s in first}) == 2
+    assert held(many, seed=1) == first
+    assert any(held(many, seed=s) != first for s in (2, 3))
+    assert len({s.split("_")[0] for s in held(many, validation_fraction=0.01)}) == 2
+    assert held(many, validation_fraction=0.0) == set()
+    copy = tmp_path / many.name  # the same folder elsewhere, with a clip that is skipped
+    shutil.copytree(many, copy)
+    (copy / "a_broken.mp4").touch()
+    assert held(copy, seed=1) == first
+
+
+def test_too_few_sources_hold_nothing_out_and_a_note_tells(made: Path, tmp_path: Path) -> None:
+    library = scanned(dataset(made, tmp_path, {f"a_part{i}.mp4": f"good{i}" for i in range(3)}))
+    assert not library.held_out_windows
+    note = next(note for note in library.notes if "validation" in note)
+    assert note.startswith("no validation: 1 source video, 20 are needed (3 clips")
+
+
+def test_notes_on_frames_and_rate(made: Path, tmp_path: Path) -> None:
+    dataset(made, tmp_path, {"a.mp4": "good0"})
+    notes = scanned(tmp_path, video={"target_fps": 24}).notes
+    assert not any("becomes" in note for note in notes), "nobody asked for 16"
+    assert "0.67x as fast as filmed" in notes[0]
+    asked = scanned(tmp_path, video={"max_frames": 20}).notes
+    assert "max_frames 20 becomes 21: this model takes 4n+1 frames" in asked
+    assert scanned(tmp_path, video={"frames": 17}, validation_fraction=0.0).notes == ()
+
+
+def test_buckets_come_largest_first(made: Path, tmp_path: Path) -> None:
+    dataset(made, tmp_path, {"a.mp4": "tiny", "b.mp4": "good0", "c.mp4": "good7", "d.mp4": "good3"})
+    library = scanned(tmp_path, video={"frames": 33, "min_frames": 1})
+    found = buckets(library)
+    assert [shape.frames for shape in found] == [33, 25, 17, 1]
+    assert sorted(w.id for ws in found.values() for w in ws) == sorted(w.id for w in library.windows)
+    assert [row["shape"] for row in to_json(library)["buckets"]] == [str(shape) for shape in found]
+
+
+def test_wrong_settings(made: Path, tmp_path: Path) -> None:
+    dataset(made, tmp_path, {"a.mp4": "good0"})
+    for changes, words in [
+        ({"resolution": "100x100"}, "multiples of 16"),
+        ({"video": {"frames": 20, "strict_frames": True}}, "17 or 21"),
+        ({"video": {"spatial_compression_ratio": 12}}, "spatial_compression_ratio"),
+    ]:
+        with pytest.raises(VideotuneError, match=words):
+            scanned(tmp_path, **changes)  # type: ignore[arg-type]
+    with pytest.raises(VideotuneError, match="named 2 times"):
+        scanned(tmp_path, tmp_path)
+
+
+def test_progress_counts_every_file(made: Path, tmp_path: Path) -> None:
+    calls = []
+    config = config_of(dataset(made, tmp_path, {"a.mp4": "good0", "b.mp4": "empty"}))
+    scan(config, RULES, None, lambda done, total, name: calls.append((done, total, Path(name).name)))
+    assert calls[:3] == [(0, 2, "a.mp4"), (1, 2, "b.mp4"), (2, 2, "")]
+    assert calls[3:] == [(0, 1, "a.mp4"), (1, 1, "")], "then the content scans of those that can be opened"
+
+
+def test_folders_that_begin_with_a_number_repeat_their_clips(tmp_path: Path) -> None:
+    wanted = {"10_ohwx horse/a": 20, "1_b/b": 2, "2024_holiday/c": 2, "02_intro/d": 2, "plain/e": 2, "10_x/2_y/g": 20}
+    wanted["f"] = 2
+    root = tmp_path / "set"
+    for i, name in enumerate(wanted):
+        write_clip(root / f"{name}.mp4", noise(17, seed=i), 16)
+    library = scanned({"path": str(root), "repeats": 2})
+    found = {Path(clip.path).relative_to(root).with_suffix("").as_posix(): clip.repeats for clip in library.clips}
+    assert found == wanted
+    assert any("10_ohwx horse 10" in note and "2024" not in note for note in library.notes)
+    assert [clip.repeats for clip in scanned(root / "10_x" / "2_y").clips] == [2]
+    held = scanned({"path": str(root / "10_x"), "kind": "validation"}, root / "1_b")
+    assert {clip.repeats for clip in held.clips} == {1}
+
+
+def hints(tmp_path: Path, frames: np.ndarray, fps: float, caption: str = "a cat", **changes: Any) -> tuple[str, ...]:
+    """The warnings and notes on one clip."""
+    path = write_clip(tmp_path / "set" / "a.mp4", frames, fps)
+    path.with_suffix(".txt").write_text(caption)
+    account = scanned(tmp_path / "set", **changes).accounts[0]
+    return account.warnings + account.notes
+
+
+def one_tone(count: int) -> np.ndarray:
+    return np.zeros((count, 64, 96, 3), np.uint8)
+
+
+PORTRAIT = {"resolution": "32x48"}
+
+
+@pytest.mark.parametrize(
+    ("frames", "fps", "changes", "expected"),
+    [
+        (noise(17), 16, {}, ()),
+        (noise(17), 16, {"resolution": "128x192"}, ("upscaled 2x: 96x64 pixels to 192x128",)),
+        (
+            noise(17),
+            8,
+            {"video": {"frames": 33}},
+            ("48% of the frames repeat the one before: 8 fps is slower than the 16 fps of training",),
+        ),
+        (noise(40), 16, {}, ("0.38 of 2.50 s are in no window",)),
+        (noise(34), 16, {}, ()),
+        (noise(64), 60, {}, ("60 fps is far above the 16 fps of training: most frames are left out",)),
+        (noise(68), 16, {"video": {"stretch": True}}, ("stretch: motion plays 4x as fast as filmed",)),
+        (noise(17, 96, 48), 16, PORTRAIT, ("the crop keeps 33% of the picture: 48x96 becomes 48x32",)),
+        (noise(17, 96, 48), 16, PORTRAIT | {"resize": "pad"}, ("black borders fill 67% of the frame: 48x96 in 48x32",)),
+        (noise(17, 96, 48), 16, PORTRAIT | {"resize": "stretch"}, ("distorted: 48x96 becomes 48x32",)),
+        (noise(17, 96, 48), 16, {"resolution": ["32x48", "64x32"]}, ()),
+        (one_tone(34), 16, {}, ("100% of it is black or one flat colour",)),
+        (noise(1).repeat(34, 0), 16, {}, ("100% of it is frozen: the picture does not change",)),
+    ],
+)
+def test_what_an_account_warns_of(
+    tmp_path: Path, frames: np.ndarray, fps: float, changes: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    assert hints(tmp_path, frames, fps, **changes) == expected
+
+
+def test_cuts_inside_windows_and_caption_hints_are_warned_of_once(tmp_path: Path) -> None:
+    (warning,) = hints(tmp_path, noise(17), 16, caption="a cat, then a dog\na dog, then a cat")
+    assert "sequence" in warning
+    scenes = np.concatenate([noise(1, seed=1).repeat(20, 0), noise(1, seed=2).repeat(14, 0)])
+    assert any(text.startswith("1 cut inside the windows (at 1.25 s)") for text in hints(tmp_path, scenes, 16))
+    video = {"frame_sample_strategy": "keyframe", "keyframe_source": "scenes"}
+    assert not any("cut inside" in text for text in hints(tmp_path, scenes, 16, video=video))
+
+
+def test_account_as_json(tmp_path: Path) -> None:
+    write_clip(tmp_path / "a.mp4", noise(40), 16)
+    write_clip(tmp_path / "b.mp4", noise(3, seed=2), 16)
+    (tmp_path / "c.mp4").touch()
+    value = json.loads(json.dumps(to_json(scanned(tmp_path))))
+    assert [value[key] for key in ("found", "used", "held_out", "skipped")] == [3, 1, 0, 2]
+    assert value["buckets"] == [{"shape": "17x48x80", "windows": 2}]
+    first, short, empty = value["clips"]
+    expected = {"used": True, "held_out": False, "reason": None, "source_fps": 16.0, "source_frames": 40, "width": 96}
+    expected |= {"height": 64, "windows": 2, "frames": 34, "shape": "17x48x80", "repeats_share": 0.0, "speed": 1.0}
+    assert first.items() >= expected.items()
+    assert first["seconds_cut"] == pytest.approx(0.375)
+    assert first["views"] is None
+    assert (short["reason"], short["source_frames"], short["windows"]) == ("too_short", 3, 0)
+    assert (empty["reason"], empty["source_fps"], Path(empty["path"]).name) == ("empty", None, "c.mp4")
+    assert any(note.startswith("no validation: 1 source video") for note in value["notes"])
+
+
+def test_near_duplicates_are_named(tmp_path: Path) -> None:
+    for name, crf in (("a", "18"), ("b", "24")):
+        write_clip(tmp_path / f"{name}.mp4", noise(20, 128, 192, seed=5), 16, options={"crf": crf})
+    library = scanned(tmp_path)
+    assert [warning for account in library.accounts for warning in account.warnings if "same" in warning] == [
+        "shows nearly the same as b.mp4",
+        "shows nearly the same as a.mp4",
+    ]
+    assert library.clips[0].source == library.clips[1].source
+
+
+def test_mixed_frame_rates_are_noted_of_the_whole(tmp_path: Path) -> None:
+    for i, fps in enumerate([24, 24, 30, 60]):
+        write_clip(tmp_path / "set" / f"{'abcd'[i]}.mp4", noise(60, seed=i), fps)
+    notes = scanned(tmp_path / "set").notes
+    assert any(note.startswith("3 frame rates are mixed: 24 fps (2), 30 fps (1), 60 fps (1)") for note in notes)
+    write_clip(tmp_path / "slow" / "a.mp4", noise(20), 8)
+    assert any("slower than the 16 fps" in note for note in scanned(tmp_path / "slow").notes)
+
+
+def test_a_library_of_pictures_tells_of_transparency(tmp_path: Path) -> None:
+    from PIL import Image
+
+    clear = np.full((64, 64, 4), 255, np.uint8)
+    clear[:, :32, 3] = 0
+    Image.fromarray(clear).save(tmp_path / "a.png")
+    library: Library = scanned(tmp_path)
+    assert any("transparency is left out" in warning for warning in library.accounts[0].warnings)

@@ -1,0 +1,302 @@
+"""Images are clips of one frame: upright, in sRGB, whole, and resized as a video's frames are."""
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from clips import noise, numbered, read_numbers, write_clip, write_image
+from PIL import Image, ImageCms
+
+from videotune.data.decode import decode
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo, probe
+
+
+def picture(height: int = 64, width: int = 96) -> np.ndarray:
+    """Red above, blue below, a white block at the left end of the top."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[: height // 2, :, 0] = 200
+    pixels[height // 2 :, :, 2] = 200
+    pixels[: height // 3, : width // 3] = 230
+    return pixels
+
+
+def problem_of(path: Path) -> ClipProblem:
+    with pytest.raises(ClipProblem) as caught:
+        probe(path)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "tolerance"),
+    [
+        ("a.png", "png", 0),
+        ("a.jpg", "jpeg", 12),
+        ("a.JPEG", "jpeg", 12),
+        ("a.webp", "webp", 14),
+        ("a.bmp", "bmp", 0),
+        ("a.tif", "tiff", 0),
+        ("a.tiff", "tiff", 0),
+        ("a.gif", "gif", 0),
+    ],
+)
+def test_every_format_is_one_still_frame(tmp_path: Path, name: str, codec: str, tolerance: int) -> None:
+    how = {"quality": 95} if tolerance else {}
+    info = probe(write_image(tmp_path / name, picture(), **how))
+    assert (info.codec, info.container, info.still) == (codec, "image", True)
+    assert (info.width, info.height, info.fps, info.seconds) == (96, 64, 0.0, 0.0)
+    assert (info.timestamps, info.keyframes) == ((0.0,), (0,))
+    assert MediaInfo.from_json(info.to_json()) == info
+    shown = decode(info, [0.0], 64, 96)
+    assert shown.shape == (1, 64, 96, 3)
+    assert np.abs(shown[0].astype(int) - picture()).mean() <= tolerance / 4
+
+
+def test_a_still_is_shown_as_often_as_asked(tmp_path: Path) -> None:
+    info = probe(write_image(tmp_path / "a.png", noise(1)[0]))
+    shown = decode(info, [0.0, 0.5, 0.1, 7.0], 32, 48)
+    assert shown.shape == (4, 32, 48, 3)
+    assert (shown == shown[0]).all()
+    assert decode(info, [], 32, 48).shape == (0, 32, 48, 3)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
+def test_exif_orientation_makes_the_picture_upright(tmp_path: Path, suffix: str, orientation: int) -> None:
+    upright = picture()
+    turn = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]  # how a camera held so stores it
+    stored = Image.fromarray(upright)
+    if turn is not None:
+        stored = stored.transpose(Image.Transpose(turn))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / f"a{suffix}", exif=exif)
+    info = probe(tmp_path / f"a{suffix}")
+    assert (info.width, info.height, info.rotation) == (96, 64, 0)
+    assert np.abs(decode(info, [0.0], 64, 96)[0].astype(int) - upright).mean() < 12
+
+
+COLOUR = (200, 60, 30)
+
+
+def modes() -> dict[str, Image.Image]:
+    flat = Image.new("RGB", (64, 48), COLOUR)
+    see_through = flat.convert("RGBA")
+    see_through.putalpha(17)
+    return {
+        "rgba.png": see_through,
+        "rgba.webp": see_through,
+        "palette.png": flat.convert("P", palette=Image.Palette.ADAPTIVE),
+        "palette.gif": flat.convert("P", palette=Image.Palette.ADAPTIVE),
+        "palette.bmp": flat.convert("P", palette=Image.Palette.ADAPTIVE),
+        "cmyk.tif": flat.convert("CMYK"),
+        "cmyk.jpg": flat.convert("CMYK"),
+        "ycbcr.tif": flat.convert("YCbCr"),
+    }
+
+
+WRITE = {
+    "rgba.webp": {"lossless": True, "exact": True},
+    "ycbcr.tif": {"compression": "tiff_lzw"},
+}
+"""Pillow 12.3 cannot read the uncompressed YCbCr TIFF that it writes; scanners write compressed ones."""
+
+
+@pytest.mark.parametrize("name", modes())
+def test_colours_of_every_mode(tmp_path: Path, name: str) -> None:
+    """An alpha channel is left out, as a video's is: the colours below it are shown as they are."""
+    modes()[name].save(tmp_path / name, **WRITE.get(name, {}))
+    shown = decode(probe(tmp_path / name), [0.0], 48, 64)[0].astype(int)
+    assert np.abs(shown - COLOUR).max() <= 4
+
+
+def test_a_palette_with_transparency(tmp_path: Path) -> None:
+    flat = Image.new("RGB", (64, 48), COLOUR).convert("P", palette=Image.Palette.ADAPTIVE)
+    flat.save(tmp_path / "a.png", transparency=bytes([9] * 256))
+    shown = decode(probe(tmp_path / "a.png"), [0.0], 48, 64)[0].astype(int)
+    assert np.abs(shown - COLOUR).max() <= 4
+
+
+@pytest.mark.parametrize("name", ["grey.png", "grey.jpg", "grey.tif", "grey_alpha.png"])
+def test_grey_is_grey(tmp_path: Path, name: str) -> None:
+    grey = Image.new("L", (64, 48), 100)
+    (grey.convert("LA") if "alpha" in name else grey).save(tmp_path / name)
+    assert np.abs(decode(probe(tmp_path / name), [0.0], 48, 64)[0].astype(int) - 100).max() <= 1
+
+
+def test_black_and_white(tmp_path: Path) -> None:
+    Image.fromarray(picture()[..., 0] > 100).save(tmp_path / "a.png")
+    shown = decode(probe(tmp_path / "a.png"), [0.0], 64, 96)[0]
+    assert set(np.unique(shown)) == {0, 255}
+
+
+@pytest.mark.parametrize("name", ["deep.png", "deep.tif"])
+def test_sixteen_bits_keep_their_brightness(tmp_path: Path, name: str) -> None:
+    """Cutting to 8 bits by saturation, which is what a plain conversion does, would make all of it white."""
+    ramp = np.tile(np.linspace(0, 65535, 96).astype(np.uint16), (64, 1))
+    Image.fromarray(ramp).save(tmp_path / name)
+    shown = decode(probe(tmp_path / name), [0.0], 64, 96)[0].astype(int)
+    assert np.abs(shown - np.round(ramp / 257)[..., None]).max() <= 1
+
+
+def test_pictures_that_are_not_opaque_are_said_to_be_so(tmp_path: Path) -> None:
+    solid = Image.fromarray(picture())
+    clear, veiled = solid.convert("RGBA"), solid.convert("RGBA")
+    veiled.putpixel((3, 5), (1, 2, 3, 254))
+    palette = solid.quantize(4)
+    key = palette.getpixel((0, 0))
+    grey = Image.fromarray(np.full((48, 64), 30000, np.uint16))
+    how: dict[str, tuple[Image.Image, dict[str, Any], bool]] = {
+        "solid.png": (solid, {}, False),
+        "solid.jpg": (solid, {}, False),
+        "clear.png": (clear, {}, False),
+        "clear.webp": (clear, {"lossless": True}, False),
+        "veiled.png": (veiled, {}, True),
+        "veiled.webp": (veiled, {"lossless": True}, True),
+        "veiled.tif": (veiled, {}, True),
+        "veiled_grey.png": (veiled.convert("LA"), {}, True),
+        "palette.png": (palette, {}, False),
+        "palette_key.png": (palette, {"transparency": key}, True),
+        "palette_key.gif": (palette, {"transparency": key}, True),
+        "palette_bytes.png": (palette, {"transparency": bytes([255, 255, 255, 255])}, False),
+        "key.png": (solid, {"transparency": (200, 0, 0)}, True),
+        "other_key.png": (solid, {"transparency": (1, 2, 3)}, False),
+        "grey_key.png": (grey, {"transparency": 30000}, True),
+        "other_grey_key.png": (grey, {"transparency": 5}, False),
+    }
+    for name, (made, words, _) in how.items():
+        made.save(tmp_path / name, **words)
+    info = {name: probe(tmp_path / name) for name in how}
+    assert {name: one.transparent for name, one in info.items()} == {name: want for name, (_, _, want) in how.items()}
+    assert all(MediaInfo.from_json(one.to_json()) == one and one.hdr is None for one in info.values())
+
+
+def test_sixteen_bit_colour(tmp_path: Path) -> None:
+    """Written by hand: Pillow reads such files and writes none."""
+    row = struct.pack(">3H", *(value * 257 for value in COLOUR)) * 64
+    data = zlib.compress(b"".join(b"\0" + row for _ in range(48)))
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", 64, 48, 16, 2, 0, 0, 0)
+    (tmp_path / "a.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
+    shown = decode(probe(tmp_path / "a.png"), [0.0], 48, 64)[0].astype(int)
+    assert np.abs(shown - COLOUR).max() <= 1
+
+
+def test_thirty_two_bit_brightness_is_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.ones((48, 64), np.float32)).save(tmp_path / "a.tif")
+    problem = problem_of(tmp_path / "a.tif")
+    assert problem.reason == "decode_error"
+    assert "8 or 16 bits" in problem.detail
+
+
+def red_and_green_swapped() -> bytes:
+    """An ICC profile whose red primary is sRGB's green and the other way round."""
+    data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    red, green = data.find(b"rXYZ"), data.find(b"gXYZ")
+    data[red : red + 4], data[green : green + 4] = b"gXYZ", b"rXYZ"
+    return bytes(data)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".tif"])
+def test_an_icc_profile_is_followed_to_srgb(tmp_path: Path, suffix: str) -> None:
+    swapped = np.broadcast_to(np.array(COLOUR, np.uint8)[[1, 0, 2]], (48, 64, 3))
+    path = write_image(tmp_path / f"a{suffix}", swapped, icc_profile=red_and_green_swapped())
+    shown = decode(probe(path), [0.0], 48, 64)[0].astype(int)
+    assert np.abs(shown - COLOUR).max() <= 6
+
+
+def test_a_profile_that_is_no_profile_is_passed_over(tmp_path: Path) -> None:
+    flat = np.broadcast_to(np.array(COLOUR, np.uint8), (48, 64, 3))
+    path = write_image(tmp_path / "a.png", flat, icc_profile=b"not a profile")
+    assert np.abs(decode(probe(path), [0.0], 48, 64)[0].astype(int) - COLOUR).max() <= 1
+
+
+def test_an_animated_gif_is_a_video_with_its_own_times(tmp_path: Path) -> None:
+    pages = [Image.fromarray(frame) for frame in numbered(8, 48, 48)]
+    pages[0].save(tmp_path / "a.gif", save_all=True, append_images=pages[1:], duration=[100, 200] * 4)
+    info = probe(tmp_path / "a.gif")
+    assert (info.still, info.codec, info.transparent, len(info.timestamps)) == (False, "gif", False, 8)
+    assert info.timestamps[:4] == pytest.approx((0, 0.1, 0.3, 0.4))
+    assert info.seconds == pytest.approx(1.2)
+    assert read_numbers(decode(info, [0.05, 0.2, 0.35, 1.1, 0.0], 48, 48)) == [0, 1, 2, 7, 0]
+    cut = tmp_path / "cut.gif"
+    cut.write_bytes((tmp_path / "a.gif").read_bytes()[:40])
+    assert problem_of(cut).reason in ("decode_error", "unreadable", "not_a_video")
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".png", ".tif"])
+def test_several_pictures_are_never_silently_one(tmp_path: Path, suffix: str) -> None:
+    pages = [Image.fromarray(frame) for frame in noise(3, seed=1)]
+    pages[0].save(tmp_path / f"a{suffix}", save_all=True, append_images=pages[1:])
+    problem = problem_of(tmp_path / f"a{suffix}")
+    assert problem.reason == "not_a_video"
+    assert "3 frames; convert it to an .mp4" in problem.detail or "3 pages" in problem.detail
+
+
+def test_a_cameras_multi_picture_jpeg_is_its_picture(tmp_path: Path) -> None:
+    views = [Image.fromarray(picture()), Image.new("RGB", (24, 16))]
+    views[0].save(tmp_path / "a.mpo", save_all=True, append_images=views[1:])
+    (tmp_path / "a.mpo").rename(tmp_path / "a.jpg")
+    info = probe(tmp_path / "a.jpg")
+    assert (info.codec, info.width, info.height) == ("jpeg", 96, 64)
+    assert np.abs(decode(info, [0.0], 64, 96)[0].astype(int) - picture()).mean() < 12
+
+
+def test_bombs_are_refused_before_a_pixel_is_decoded(tmp_path: Path) -> None:
+    whole = write_image(tmp_path / "a.png", picture()).read_bytes()
+    for side, word in [(12_000, "12000 × 12000"), (60_000, "134 million")]:
+        head = bytearray(whole)
+        head[16:24] = struct.pack(">II", side, side)
+        head[29:33] = struct.pack(">I", zlib.crc32(bytes(head[12:29])))
+        (tmp_path / "a.png").write_bytes(head)
+        problem = problem_of(tmp_path / "a.png")
+        assert problem.reason == "unreadable"
+        assert word in problem.detail
+
+
+def test_junk_has_reason_codes(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("not a picture at all\n" * 50)
+    (tmp_path / "film.png").write_bytes(write_clip(tmp_path / "a.mp4", noise(5)).read_bytes())
+    (tmp_path / "script.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    for suffix in (".png", ".jpg", ".webp", ".bmp", ".tif"):
+        whole = write_image(tmp_path / f"whole{suffix}", noise(1, seed=3)[0]).read_bytes()
+        (tmp_path / f"cut{suffix}").write_bytes(whole[: len(whole) * 2 // 3])
+        assert problem_of(tmp_path / f"cut{suffix}").reason in ("decode_error", "unreadable")
+    assert problem_of(tmp_path / "empty.png").reason == "empty"
+    assert problem_of(tmp_path / "text.png").reason == "not_a_video"
+    assert "rename it to .mp4" in problem_of(tmp_path / "film.png").detail
+    assert problem_of(tmp_path / "script.jpg").reason == "not_a_video"
+    assert problem_of(tmp_path / "absent.png").reason == "missing_file"
+
+
+def test_an_image_that_changed_is_an_error(tmp_path: Path) -> None:
+    info = probe(write_image(tmp_path / "a.png", picture()))
+    write_image(tmp_path / "a.png", picture(32, 32))
+    with pytest.raises(ClipProblem, match="frame 0 of 1 is 32 × 32 now") as caught:
+        decode(info, [0.0], 64, 96)
+    assert caught.value.reason == "decode_error"
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(ClipProblem, match="frame 0 of 1: "):
+        decode(info, [0.0], 64, 96)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 96), (32, 48), (40, 100), (128, 192)])
+def test_a_still_is_resized_as_a_videos_frame_is(tmp_path: Path, height: int, width: int) -> None:
+    pixels = noise(3, seed=4)
+    still = probe(write_image(tmp_path / "a.png", pixels[0]))
+    how: dict[str, Any] = {"codec": "png", "pix_fmt": "rgb24"}
+    video = probe(write_clip(tmp_path / "a.mov", pixels, **how))
+    a, b = decode(still, [0.0], height, width), decode(video, [0.0], height, width)
+    assert np.array_equal(a, b)
+    if (height, width) in ((32, 48), (128, 192)):
+        filtered = Image.fromarray(pixels[0]).resize((width, height), Image.Resampling.BICUBIC)
+        assert np.abs(a[0].astype(int) - np.asarray(filtered)).mean() < 2.5

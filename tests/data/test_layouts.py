@@ -1,0 +1,492 @@
+"""Folders in every layout, metadata that lists clips, archives and Hub datasets as datasets."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from videotune.data.layouts import ClipFile, read_folder
+from videotune.data.locations import open_location
+from videotune.errors import VideotuneError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+
+
+def listing(root: Path) -> list[tuple[str, str | None]]:
+    return [
+        (clip.path.relative_to(root).as_posix(), clip.caption and clip.caption.relative_to(root).as_posix())
+        for clip in read_folder(root)[0]
+    ]
+
+
+def table(folder: Path, *rows: tuple[str, str], name: str = "metadata.jsonl") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"file_name": file, "text": text}) for file, text in rows]
+    (folder / name).write_text("\n".join(lines))
+
+
+def by_name(root: Path) -> dict[str, ClipFile]:
+    return {clip.path.relative_to(root).as_posix(): clip for clip in read_folder(root)[0]}
+
+
+def test_the_guides_layout(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        "videos/b.mp4",
+        "videos/a.MOV",
+        "videos/sub/c.webm",
+        "captions/a.txt",
+        "captions/sub/c.txt",
+        "notes.txt",
+    )
+    assert listing(tmp_path) == [
+        ("videos/a.MOV", "captions/a.txt"),
+        ("videos/b.mp4", None),
+        ("videos/sub/c.webm", "captions/sub/c.txt"),
+    ]
+    missing = read_folder(tmp_path)[0][1]
+    assert missing.expected == tmp_path / "captions" / "b.txt"
+    assert missing.missing == f"{missing.expected} does not exist"
+    assert read_folder(tmp_path / "videos")[0][0].caption == tmp_path / "captions" / "a.txt"
+
+
+def test_images_are_clips_beside_videos(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        "videos/a.mp4",
+        "images/b.PNG",
+        "images/sub/c.jpeg",
+        "captions/a.txt",
+        "captions/sub/c.txt",
+        "images/b.txt",
+    )
+    assert listing(tmp_path) == [
+        ("images/b.PNG", "images/b.txt"),
+        ("images/sub/c.jpeg", "captions/sub/c.txt"),
+        ("videos/a.mp4", "captions/a.txt"),
+    ]
+    assert read_folder(tmp_path)[1] == []
+
+
+def test_side_cars_at_any_depth(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "a.txt", "x/y/b.v2.mkv", "x/y/b.v2.txt", "x/c.avi", "x/readme.md")
+    assert listing(tmp_path) == [("a.mp4", "a.txt"), ("x/c.avi", None), ("x/y/b.v2.mkv", "x/y/b.v2.txt")]
+
+
+def test_hidden_things_are_passed_over(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", ".b.mp4", ".trash/c.mp4", "._a.mp4", ".videotune-cache/archives/0/d.mp4")
+    assert [name for name, _ in listing(tmp_path)] == ["a.mp4"]
+
+
+def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
+    touch(tmp_path, "real/a.mp4", "set/b.mp4")
+    os.symlink(tmp_path / "real", tmp_path / "set" / "linked")
+    os.symlink(tmp_path / "set", tmp_path / "set" / "circle")
+    assert [name for name, _ in listing(tmp_path / "set")] == ["b.mp4", "linked/a.mp4"]
+
+
+def test_a_captions_suffix_may_be_in_any_case(tmp_path: Path) -> None:
+    touch(tmp_path, "a.MP4", "a.TXT", "b.mp4", "b.Txt", "b.txt", "c.mp4", "C.txt")
+    touch(tmp_path, "x/videos/d.mp4", "x/captions/d.TXT", "x/videos/e/f.mp4", "x/captions/e/f.TXT", "x/videos/e/f.txt")
+    touch(tmp_path, "x/videos/g.mp4", "x/videos/g.TXT")
+    wanted = [
+        ("a.MP4", "a.TXT"),
+        ("b.mp4", "b.txt"),
+        ("c.mp4", None),
+        ("x/videos/d.mp4", "x/captions/d.TXT"),
+        ("x/videos/e/f.mp4", "x/captions/e/f.TXT"),
+        ("x/videos/g.mp4", "x/videos/g.TXT"),
+    ]
+    assert listing(tmp_path) == wanted
+    captions = [
+        clip.caption and clip.caption.relative_to(tmp_path).as_posix() for clip in read_folder(tmp_path / "x/videos")[0]
+    ]
+    assert captions == [caption for _, caption in wanted[3:]]
+
+
+def test_media_that_are_not_read_are_told_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "b.m4v", "x.heic", "sub/y.HEIC", "z.avif", ".w.avif", "notes.md", "sub/song.mp3")
+    clips, notes = read_folder(tmp_path)
+    assert [clip.path.name for clip in clips] == ["a.mp4", "b.m4v"]
+    assert notes == ["3 files look like media and are not read: .heic (2), .avif (1)"]
+    touch(tmp_path / "only", "x.heic")
+    with pytest.raises(VideotuneError, match=r"found 1 \.heic\. .* of the kind \.heic are not read: convert"):
+        read_folder(tmp_path / "only")
+
+
+def test_captions_of_no_clip_are_told(tmp_path: Path) -> None:
+    touch(
+        tmp_path, "videos/a.mp4", "images/b.png", "captions/a.txt", "captions/b.txt", "videos/README.txt", "notes.txt"
+    )
+    assert read_folder(tmp_path)[1] == []
+    touch(tmp_path, *(f"captions/{name}.txt" for name in "wxyz"))
+    assert read_folder(tmp_path)[1] == [
+        "4 caption files have the name of no clip: captions/w.txt, captions/x.txt, captions/y.txt and 1 more"
+    ]
+    side = tmp_path / "side"
+    touch(side, "a.mp4", "a.txt", "b.mp4", "typo.txt", "few/c.mp4", "few/d.mp4", "few/e.mp4", "few/c.txt", "few/f.txt")
+    assert read_folder(side)[1] == ["1 caption file has the name of no clip: typo.txt"]
+
+
+def test_a_folder_without_clips_says_what_was_there(tmp_path: Path) -> None:
+    touch(tmp_path, "a.txt", "b.txt", "c.psd", "d")
+    with pytest.raises(VideotuneError, match=r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 "):
+        read_folder(tmp_path)[0]
+    with pytest.raises(VideotuneError, match="does not exist"):
+        read_folder(tmp_path / "nowhere")[0]
+    with pytest.raises(VideotuneError, match="is a file"):
+        read_folder(tmp_path / "a.txt")[0]
+    touch(tmp_path, "clips.tar.gz")
+    with pytest.raises(VideotuneError, match=r"Give the archive itself: .*clips\.tar\.gz"):
+        read_folder(tmp_path)[0]
+    touch(tmp_path / "p", "0.parquet")
+    with pytest.raises(VideotuneError, match="as files of their own"):
+        read_folder(tmp_path / "p")[0]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are always Unicode there")
+def test_a_name_that_is_no_text_is_an_error(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.mp4")).write_text("x")
+    with pytest.raises(VideotuneError, match="not valid UTF-8"):
+        read_folder(tmp_path)[0]
+
+
+def test_a_metadata_file_gives_captions(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "train/b.mp4", "train/c.png", "train/odd.m4v")
+    (tmp_path / "metadata.csv").write_text('file_name,text\na.mp4,"one\ntwo"\n')
+    table(tmp_path / "train", ("./b.mp4", "b"), ("c.png", ""), ("odd.m4v", "listed, so it is a clip"))
+    clips = by_name(tmp_path)
+    assert {name: (clip.text, clip.listed) for name, clip in clips.items()} == {
+        "a.mp4": (("one", "two"), "metadata.csv:2"),
+        "train/b.mp4": (("b",), "train/metadata.jsonl:1"),
+        "train/c.png": ((), "train/metadata.jsonl:2"),
+        "train/odd.m4v": (("listed, so it is a clip",), "train/metadata.jsonl:3"),
+    }
+    assert all(clip.exists and not clip.missing for clip in clips.values())
+
+
+def test_metadata_may_list_folders_below_and_beside(tmp_path: Path) -> None:
+    touch(tmp_path, "videos/a.mp4", "videos/b.mp4")
+    table(tmp_path / "meta", ("../videos/a.mp4", "up"), ("..\\videos\\b.mp4", "from Windows"))
+    assert [clip.text for clip in read_folder(tmp_path)[0]] == [("up",), ("from Windows",)]
+
+
+@pytest.mark.parametrize("root", [".", "../set", "./../set/", "sub/.."])
+def test_a_relative_root_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    touch(tmp_path / "set", "a.mp4", "sub/b.mp4", "videos/c.mp4", "captions/c.txt", "sub/d.mp4", "e.mp4", "e.txt")
+    table(tmp_path / "set", ("a.mp4", "a"), ("sub/b.mp4", "b"))
+    monkeypatch.chdir(tmp_path / "set")
+    clips = read_folder(Path(root))[0]
+    assert all(clip.path == Path(root) / clip.path.relative_to(root) for clip in clips)
+    assert [(clip.path.name, clip.text, clip.caption and clip.caption.name, clip.listed) for clip in clips] == [
+        ("a.mp4", ("a",), None, "metadata.jsonl:1"),
+        ("e.mp4", None, "e.txt", None),
+        ("b.mp4", ("b",), None, "metadata.jsonl:2"),
+        ("d.mp4", None, None, None),
+        ("c.mp4", None, "c.txt", None),
+    ]
+    assert clips[3].missing.startswith("metadata.jsonl does not list it, and ")
+
+
+def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path: Path) -> None:
+    touch(tmp_path, "here.mp4", "unlisted.mp4", "sub/side.mp4", "sub/side.txt", "sub/deep/none.mp4")
+    table(tmp_path, ("here.mp4", "x"), ("gone.mp4", "y"))
+    clips = by_name(tmp_path)
+    assert (clips["gone.mp4"].exists, clips["gone.mp4"].path.exists()) == (False, False)
+    assert clips["gone.mp4"].missing == "metadata.jsonl:2 lists it, and it does not exist"
+    assert clips["unlisted.mp4"].missing == (
+        f"metadata.jsonl does not list it, and {tmp_path / 'unlisted.txt'} does not exist"
+    )
+    assert "metadata.jsonl does not list it" in clips["sub/deep/none.mp4"].missing
+    assert clips["sub/side.mp4"].caption == tmp_path / "sub/side.txt"
+    assert clips["sub/side.mp4"].listed is None
+
+
+def test_metadata_wins_over_side_cars_and_says_so(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "a.txt", "b.mp4", "b.txt")
+    table(tmp_path, ("a.mp4", "from the row"))
+    clips, notes = read_folder(tmp_path)
+    assert [clip.text for clip in clips] == [("from the row",), None]
+    assert notes == [
+        f"1 clips have a caption in metadata.jsonl and in a .txt file too (a.mp4: {tmp_path / 'a.txt'}); "
+        "the .txt files are not used"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("../secret.mp4", "lies outside"),
+        ("sub/../../secret.mp4", "lies outside"),
+        ("..", "lies outside"),
+        ("..\\secret.mp4", "lies outside"),
+        ("/etc/passwd", "not relative"),
+        ("C:\\clips\\a.mp4", "not relative"),
+        ("\\\\server\\a.mp4", "not relative"),
+        ("a\0.mp4", "not relative"),
+        ("link.mp4", r"a link to .*secret\.mp4, outside"),
+        ("folder/secret.mp4", r"a link to .*secret\.mp4, outside"),
+        (".hidden.mp4", r"a link to .*secret\.mp4, outside"),
+    ],
+)
+def test_metadata_reaches_nothing_outside(tmp_path: Path, name: str, words: str) -> None:
+    touch(tmp_path, "secret.mp4", "set/a.mp4", "set/sub/b.mp4")
+    os.symlink(tmp_path / "secret.mp4", tmp_path / "set" / "link.mp4")
+    os.symlink(tmp_path / "secret.mp4", tmp_path / "set" / ".hidden.mp4")
+    os.symlink(tmp_path, tmp_path / "set" / "folder")
+    table(tmp_path / "set", ("a.mp4", "x"), (name, "y"))
+    with pytest.raises(VideotuneError, match=rf"metadata\.jsonl:2 lists .*{words}"):
+        read_folder(tmp_path / "set")[0]
+
+
+def test_a_clip_is_listed_once(tmp_path: Path) -> None:
+    touch(tmp_path, "sub/a.mp4")
+    table(tmp_path, ("sub/a.mp4", "x"))
+    table(tmp_path / "sub", ("a.mp4", "y"))
+    with pytest.raises(
+        VideotuneError, match=r"metadata\.jsonl:1 lists a\.mp4, which .*metadata\.jsonl:1 lists already"
+    ):
+        read_folder(tmp_path)[0]
+    (tmp_path / "metadata.csv").write_text("file_name,text\nsub/a.mp4,x\n")
+    with pytest.raises(VideotuneError, match=r"has both metadata\.csv and metadata\.jsonl"):
+        read_folder(tmp_path)[0]
+
+
+def test_names_that_nearly_match_are_told(tmp_path: Path) -> None:
+    touch(tmp_path, "Clip.mp4", "cafe\u0301.mp4")
+    table(tmp_path, ("clip.mp4", "x"), ("caf\u00e9.mp4", "y"))
+    _, notes = read_folder(tmp_path)
+    assert len(notes) == 2
+    assert "lists clip.mp4, which does not exist, while Clip.mp4 does" in notes[1]
+
+
+def test_thumbnails_and_closed_archives_are_told(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "a.txt", "a.jpg", "b.png", "more.zip")
+    _, notes = read_folder(tmp_path)
+    assert notes[0].startswith("1 images bear the name of a video beside them (a.jpg)")
+    assert "1 archives in" in notes[1]
+    assert "(more.zip)" in notes[1]
+
+
+def test_a_zip_is_a_dataset_with_the_same_clips(tmp_path: Path) -> None:
+    touch(tmp_path / "set", "videos/a.mp4", "captions/a.txt", "b.mp4")
+    with zipfile.ZipFile(tmp_path / "My Clips.ZIP", "w") as archive:
+        for path in sorted((tmp_path / "set").rglob("*.*")):
+            archive.write(path, Path("top") / path.relative_to(tmp_path / "set"))
+    folder = open_location(str(tmp_path / "set"), tmp_path / "cache")
+    packed = open_location(str(tmp_path / "My Clips.ZIP"), tmp_path / "cache")
+    assert (folder.name, packed.name) == ("set", "My Clips")
+    assert packed.root.parent == tmp_path / "cache" / "archives"
+    names = [clip.path.relative_to(packed.root / "top") for clip in packed.files]
+    assert names == [clip.path.relative_to(folder.root) for clip in folder.files]
+    assert [clip.caption is None for clip in packed.files] == [True, False]
+    with pytest.raises(VideotuneError, match="is a file"):
+        open_location(str(tmp_path / "set" / "b.mp4"), tmp_path / "cache")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """A Hub cache as the hub's own library leaves it, with two repositories: clips, and an archive of clips."""
+    repo = tmp_path / "hub" / "datasets--user--clips"
+    files = {"data/a.mp4": b"video a", "data/metadata.csv": b"file_name,text\na.mp4,a cat\n", "test/b.mp4": b"b"}
+    cached(repo, files)
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        archive.writestr("c.mp4", "c")
+        archive.writestr("c.txt", "a cow")
+    cached(tmp_path / "hub" / "datasets--user--packed", {"data.zip": (tmp_path / "data.zip").read_bytes()})
+    cached(tmp_path / "hub" / "datasets--user--parquet", {"0.parquet": b"PAR1"})
+    return tmp_path / "hub"
+
+
+def cached(repo: Path, files: dict[str, bytes]) -> None:
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    (repo / "blobs").mkdir()
+    for number, (name, content) in enumerate(files.items()):
+        (repo / "blobs" / str(number)).write_bytes(content)
+        place = repo / "snapshots" / COMMIT / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(os.path.relpath(repo / "blobs" / str(number), place.parent))
+
+
+def opened(path: str, folder: Path, **env: str) -> Any:
+    """The layout of a Hub dataset, or the error, from a fresh process: the hub's library reads its settings once."""
+    code = f"""
+        import json
+        from pathlib import Path
+        from videotune.data.locations import open_location
+        from videotune.errors import VideotuneError
+        try:
+            layout = open_location({path!r}, Path("cache"))
+            clips = [[c.path.relative_to(layout.root).as_posix(), c.path.read_text(), c.text, c.caption and
+                      c.caption.read_text()] for c in layout.files]
+            print(json.dumps([layout.origin, layout.name, clips, layout.notes]))
+        except VideotuneError as error:
+            print(json.dumps(str(error)))
+    """
+    settings = {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "", **env}
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder, env=os.environ | settings)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("path", ["user/clips", "hf://datasets/user/clips@main", f"user/clips@{COMMIT}"])
+def test_a_hub_dataset_is_found_offline(hub: Path, tmp_path: Path, path: str) -> None:
+    origin, name, clips, notes = opened(path, tmp_path, HF_HUB_OFFLINE="1")
+    assert (origin, name) == (f"hf://datasets/user/clips@{COMMIT}", "clips")
+    assert clips == [["data/a.mp4", "video a", ["a cat"], None], ["test/b.mp4", "b", None, None]]
+    assert len(notes) == 1
+    assert "1 clips lie in folders for validation or tests (test/b.mp4)" in notes[0]
+
+
+def test_a_hub_dataset_of_one_archive_is_unpacked(hub: Path, tmp_path: Path) -> None:
+    origin, _, clips, _ = opened("user/packed", tmp_path, HF_HUB_OFFLINE="1")
+    assert origin == f"hf://datasets/user/packed@{COMMIT}/data.zip"
+    assert clips == [["c.mp4", "c", None, "a cow"]]
+
+
+def test_a_hub_link_out_of_its_repository_is_refused(hub: Path, tmp_path: Path) -> None:
+    touch(tmp_path, "secret.mp4")
+    place = hub / "datasets--user--clips" / "snapshots" / COMMIT / "data" / "a.mp4"
+    place.unlink()
+    place.symlink_to(tmp_path / "secret.mp4")
+    assert "a link to" in opened("user/clips", tmp_path, HF_HUB_OFFLINE="1")
+
+
+def test_what_is_not_in_the_hub_cache_says_so_offline(hub: Path, tmp_path: Path) -> None:
+    said = opened("user/other", tmp_path, HF_HUB_OFFLINE="1")
+    assert said.startswith("There is no folder user/other here, and the Hub dataset user/other is not in ")
+    assert said.endswith("unset HF_HUB_OFFLINE to fetch it.")
+    assert "has no video or image files (found 1 .parquet)" in opened("user/parquet", tmp_path, HF_HUB_OFFLINE="1")
+    assert "Parquet" in opened("user/parquet", tmp_path, HF_HUB_OFFLINE="1")
+
+
+def test_a_slip_in_a_local_path_asks_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "data/clips/a.mp4")
+    monkeypatch.chdir(tmp_path)
+    for path in ("data/clip", "data/clip.zip", "none/clip.zip", "./a/b", str(tmp_path / "nowhere"), "nowhere"):
+        with pytest.raises(VideotuneError, match=r"The dataset folder .* does not exist"):
+            open_location(path, tmp_path / "cache")
+    with pytest.raises(VideotuneError, match="is no Hub dataset"):
+        open_location("hf://user", tmp_path / "cache")
+
+
+HUB_FILES = {
+    "clips/a.MP4": b"video a",
+    "clips/a.txt": b"a cat",
+    "big.safetensors": b"",
+    "more.zip": b"",
+    "0.parquet": b"",
+}
+ASKED: list[str] = []
+
+
+class FakeHub(BaseHTTPRequestHandler):
+    """The few answers of the Hub that a download asks for."""
+
+    def do_GET(self) -> None:
+        ASKED.append(self.path)
+        parts = self.path.split("?")[0].strip("/").split("/")
+        if parts[:4] == ["api", "datasets", "user", "good"] and "tree" in parts:
+            files = enumerate(HUB_FILES.items())
+            rows = [{"type": "file", "path": name, "size": len(body), "oid": f"{i:040x}"} for i, (name, body) in files]
+            self.answer(200, json.dumps(rows).encode())
+        elif parts[:4] == ["api", "datasets", "user", "good"] and parts[-1] == "nope":
+            self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        elif parts[:4] == ["api", "datasets", "user", "good"]:
+            self.answer(200, json.dumps({"id": "user/good", "sha": COMMIT, "siblings": []}).encode())
+        elif parts[:3] == ["datasets", "user", "good"] and parts[3] == "resolve":
+            content = HUB_FILES["/".join(parts[5:])]
+            self.answer(200, content, {"ETag": f'"{content.hex() or 0}"', "X-Repo-Commit": COMMIT})
+        elif "gated" in parts:
+            self.answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        else:
+            self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    do_HEAD = do_GET
+
+    def answer(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(code)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    ASKED.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_hub_dataset_is_fetched_clips_and_captions_alone(endpoint: str, tmp_path: Path) -> None:
+    _, _, clips, notes = opened("user/good", tmp_path, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
+    assert clips == [["clips/a.MP4", "video a", None, "a cat"]]
+    assert notes == ["user/good: 1 archives are not fetched (more.zip)"]
+    assert not any("safetensors" in path or "parquet" in path or "zip" in path for path in ASKED)
+    shutil.rmtree(next((tmp_path / "hub").glob("datasets--*")) / "snapshots" / COMMIT / "clips")
+    assert "is only partly in" in opened("user/good", tmp_path, HF_HUB_OFFLINE="1")
+
+
+def test_the_hubs_refusals_say_what_to_do(endpoint: str, tmp_path: Path) -> None:
+    for path, words in [
+        ("user/none", "does not exist, or is private: check the id; for a private one set HF_TOKEN."),
+        ("user/gated", "is gated: accept its terms on its page, and set HF_TOKEN to your access token."),
+        ("user/good@nope", "has no revision nope: check what stands behind the @."),
+    ]:
+        said = opened(f"hf://datasets/{path}", tmp_path, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
+        assert said.endswith(words)
+        assert path.split("@")[0] in said
+    said = opened("user/x", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+    assert "the Hub is not reached: check the network" in said
+
+
+@pytest.mark.long
+def test_ten_thousand_files(tmp_path: Path) -> None:
+    for part in range(10):
+        for kind in ("videos", "captions"):
+            (tmp_path / kind / f"{part:03d}").mkdir(parents=True)
+        for i in range(500):
+            (tmp_path / "videos" / f"{part:03d}" / f"{i:04d}.mp4").touch()
+            (tmp_path / "captions" / f"{part:03d}" / f"{i:04d}.txt").touch()
+    clips = read_folder(tmp_path)[0]
+    assert len(clips) == 5_000
+    assert all(clip.caption is not None and clip.caption.stem == clip.path.stem for clip in clips)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_link_to_what_is_no_caption_is_not_read(tmp_path: Path, inside: bool) -> None:
+    secret = (tmp_path / "data" if inside else tmp_path) / "passwd"
+    touch(tmp_path, "data/a.mp4", "data/b.mp4", "mine/b.txt", secret.relative_to(tmp_path).as_posix())
+    (tmp_path / "data/a.txt").symlink_to(secret)
+    (tmp_path / "data/b.txt").symlink_to(tmp_path / "mine/b.txt")
+    assert listing(tmp_path / "data") == [("a.mp4", "a.txt" if inside else None), ("b.mp4", "b.txt")]
+    (tmp_path / "data/metadata.csv").symlink_to(secret)
+    secret.write_text("precious,x\nline,2\n")
+    with pytest.raises(VideotuneError) as caught:
+        read_folder(tmp_path / "data")[0]
+    assert ("precious" in str(caught.value)) == inside

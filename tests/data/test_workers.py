@@ -1,0 +1,428 @@
+"""Child processes that open clips: their answers, their crashes and hangs, and that none of them is left over."""
+
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from clips import noise, numbered, read_numbers, write_clip
+
+from videotune.data import worker
+from videotune.data.content_scan import scan_content
+from videotune.data.decode import decode
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo, probe
+from videotune.data.workers import DecoderCrash, Workers, default_workers
+from videotune.files import hash_file
+
+posix = pytest.mark.skipif(os.name == "nt", reason="needs pipes with names, and signals")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("clips") / "a.mp4", noise(40), 24)
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers(2) as pool:
+        yield pool
+
+
+HELD: list[int] = []
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[Path]:
+    """A file whose reader waits for ever: a pipe into which nobody writes."""
+    os.mkfifo(tmp_path / "endless.mp4")
+    yield tmp_path / "endless.mp4"
+    while HELD:
+        os.close(HELD.pop())
+
+
+def until(true: Callable[[], Any], seconds: float = 20) -> Any:
+    """Wait for a condition; its value."""
+    end = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)
+    return value
+
+
+OTHERS: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Other tests of this process may have started the pool that the process shares."""
+    OTHERS.clear()
+    OTHERS.update(children())
+
+
+def children() -> set[int]:
+    """This process's children that are workers, but those that were there before the test."""
+    found = set()
+    for child in psutil.Process().children():
+        if child.pid not in OTHERS and "videotune.data.worker" in " ".join(child.cmdline()):
+            found.add(child.pid)
+    return found
+
+
+def reading(pipe: Path) -> bool:
+    """Whether a child has opened the pipe; it then waits for it to be closed by this process, which lets go of it last."""
+    try:
+        HELD.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # nobody has it open
+            raise
+        return False
+    return True
+
+
+def gone(pids: set[int]) -> bool:
+    def lives(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != "zombie"
+        except psutil.NoSuchProcess:
+            return False
+
+    return not any(lives(pid) for pid in pids)
+
+
+def test_answers_are_what_the_same_calls_say_here(clip: Path, workers: Workers) -> None:
+    answer = workers.submit("probe", {"path": str(clip)}).result()
+    info = probe(clip)
+    assert answer == {"id": hash_file(clip), "info": json.loads(json.dumps(info.to_json()))}
+    assert MediaInfo.from_json(answer["info"]) == info
+    assert workers.submit("probe", {"path": str(clip), "unless": [answer["id"]]}).result() == {"id": answer["id"]}
+    words = {"times": [1.0, 0.0, 1.0], "height": 48, "width": 48, "resize": "random", "place": (0.0, 1.0)}
+    wanted = decode(info, [1.0, 0.0, 1.0], 48, 48, resize="random", place=(0.0, 1.0))
+    for given in (info, answer["info"]):
+        frames = workers.submit("decode", {"info": given, **words}).result()
+        assert frames.dtype == np.uint8
+        np.testing.assert_array_equal(frames, wanted)
+
+
+def test_frames_larger_than_the_pipe_come_whole(tmp_path: Path, workers: Workers) -> None:
+    info = probe(write_clip(tmp_path / "n.mp4", numbered(12), 12))
+    words = {"info": info, "times": [i / 12 for i in range(12)], "height": 640, "width": 960}
+    frames = workers.submit("decode", words).result()
+    assert frames.shape == (12, 640, 960, 3)
+    assert frames.flags.c_contiguous
+    assert frames.flags.writeable
+    assert read_numbers(frames) == list(range(12))
+    assert workers.submit("decode", words | {"times": []}).result().shape == (0, 640, 960, 3)
+
+
+def test_content_scans_are_submitted_the_same_way(clip: Path, workers: Workers) -> None:
+    info = probe(clip)
+    answer = workers.submit("content_scan", {"info": info, "until": 9.0}).result()
+    assert answer == json.loads(json.dumps(scan_content(info, 9.0).to_json()))
+
+
+def test_a_clips_problem_is_raised_here(clip: Path, tmp_path: Path, workers: Workers) -> None:
+    words = {"info": probe(clip), "times": [99.0], "height": 32, "width": 32}
+    with pytest.raises(ClipProblem, match="lies outside the clip") as caught:
+        workers.submit("decode", words).result()
+    assert (caught.value.reason, type(caught.value)) == ("decode_error", ClipProblem)
+    (tmp_path / "text.mp4").write_text("hello " * 100)
+    answer = workers.submit("probe", {"path": str(tmp_path / "text.mp4")}).result()
+    assert answer["problem"][0] == "not_a_video"
+
+
+def test_a_file_that_the_disk_no_longer_gives_is_no_fact_of_its_content(tmp_path: Path, workers: Workers) -> None:
+    path = write_clip(tmp_path / "a.mp4", noise(9))
+    words = {"info": probe(path), "times": [0.0], "height": 32, "width": 32}
+    path.unlink()
+    with pytest.raises(DecoderCrash):
+        workers.submit("decode", words).result()
+    assert workers.submit("probe", {"path": str(path)}).result()["id"] == ""
+
+
+def test_frames_that_do_not_fit_here_leave_the_pool_sound(
+    clip: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    words = {"info": probe(clip), "times": [0.0], "height": 640, "width": 960}
+    with monkeypatch.context() as patch:
+        patch.setattr("videotune.data.workers.np.empty", full)
+        with pytest.raises(DecoderCrash, match="not enough memory"):
+            workers.submit("decode", words).result()
+    assert workers.submit("decode", words).result().shape == (1, 640, 960, 3)
+
+
+def test_a_bug_is_raised_with_its_traceback_and_the_clip(clip: Path, workers: Workers) -> None:
+    with pytest.raises(RuntimeError, match="KeyError") as caught:
+        workers.submit("no such task", {"path": str(clip)}).result()
+    assert str(clip) in str(caught.value)
+    assert "Traceback" in str(caught.value)
+    assert workers.submit("probe", {"path": str(clip)}).result()["info"]  # and the pool goes on
+
+
+@pytest.mark.parametrize(("error", "kind"), [(MemoryError(), "crash"), (KeyError("x"), "error")])
+def test_errors_cross_the_pipe_as_what_they_are(error: Exception, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**arguments: object) -> None:
+        raise error
+
+    monkeypatch.setitem(worker.TASKS, "content_scan", fail)
+    out = io.BytesIO()
+    worker._answer("content_scan", {}, out)
+    assert json.loads(out.getvalue())[0] == kind
+
+
+@posix
+def test_a_crash_costs_one_clip(clip: Path, endless: Path, workers: Workers) -> None:
+    crashing = workers.submit("probe", {"path": str(endless)})
+    until(lambda: reading(endless))
+    (pid,) = children()
+    others = [workers.submit("probe", {"path": str(clip)}) for _ in range(4)]
+    assert others[0].result(20)
+    os.kill(pid, signal.SIGSEGV)
+    with pytest.raises(DecoderCrash, match=r"the decoder crashed \(SIGSEGV\)") as caught:
+        crashing.result(20)
+    assert caught.value.reason == "unreadable"
+    assert [other.result(20)["id"] for other in others] == [hash_file(clip)] * 4
+    assert workers.submit("probe", {"path": str(clip)}).result(20)["id"] == hash_file(clip)
+    workers.close()
+    assert children() == set()
+
+
+@posix
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_hang_costs_one_clip(clip: Path, endless: Path, workers: Workers, stopped: bool) -> None:
+    hanging = workers.submit("probe", {"path": str(endless)}, limit=1.0)
+    until(lambda: reading(endless))
+    (pid,) = children()
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+    others = [workers.submit("probe", {"path": str(clip)}) for _ in range(4)]
+    assert [other.result(20)["id"] for other in others] == [hash_file(clip)] * 4
+    with pytest.raises(DecoderCrash, match=r"no answer within 1 s"):
+        hanging.result(20)
+    assert [workers.submit("probe", {"path": str(clip)}).result(20)["id"] for _ in range(3)] == [hash_file(clip)] * 3
+    workers.close()
+    assert children() == set()
+
+
+@posix
+def test_a_child_that_died_between_tasks_is_not_the_next_clips_fault(clip: Path) -> None:
+    with Workers(1) as workers:
+        workers.submit("probe", {"path": str(clip)}).result()
+        (pid,) = children()
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert workers.submit("probe", {"path": str(clip)}).result()["id"] == hash_file(clip)
+
+
+def test_children_are_started_when_needed(clip: Path) -> None:
+    with Workers(4) as workers:
+        assert children() == set()
+        for _ in range(3):
+            workers.submit("probe", {"path": str(clip)}).result()
+        assert len(children()) < 4
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 8])
+def test_ordered_pulls_no_further_than_said(clip: Path, tmp_path: Path, workers: Workers, ahead: int) -> None:
+    (tmp_path / "text.mp4").write_text("hello " * 100)
+    info, pulled = probe(clip), []
+
+    def tasks() -> Iterator[tuple[str, dict[str, Any]]]:
+        for i in range(20):
+            pulled.append(i)
+            time_asked = 99.0 if i == 7 else i / 24
+            yield "decode", {"info": info, "times": [time_asked], "height": 64, "width": 96}
+
+    whole = decode(info, [i / 24 for i in range(20)], 64, 96)
+    assert pulled == []
+    for i, answer in enumerate(workers.map(tasks(), ahead)):
+        assert len(pulled) <= i + ahead
+        if i == 7:
+            assert isinstance(answer, ClipProblem)
+        else:
+            np.testing.assert_array_equal(answer[0], whole[i])
+    assert pulled == list(range(20))
+
+
+@posix
+def test_what_was_asked_ahead_is_given_up_when_nobody_wants_it(clip: Path, endless: Path) -> None:
+    tasks = [("probe", {"path": str(path)}) for path in (clip, *[endless] * 9)]
+    with Workers(1) as workers:
+        answers = workers.map(tasks, ahead=10)
+        assert next(answers)["id"] == hash_file(clip)
+        until(lambda: reading(endless))
+        answers.close()
+        last = workers.submit("probe", {"path": str(clip)})
+        os.kill(children().pop(), signal.SIGKILL)  # of the nine, one was being opened
+        assert last.result(20)["id"] == hash_file(clip)
+
+
+@posix
+def test_closing_ends_everything_also_when_an_exception_flies(clip: Path, endless: Path) -> None:
+    futures = []
+
+    def work(workers: Workers) -> None:
+        with workers:
+            futures.extend(workers.submit("probe", {"path": str(endless)}) for _ in range(5))
+            until(lambda: len(children()) == 2 and reading(endless))
+            raise ZeroDivisionError
+
+    workers = Workers(2)
+    with pytest.raises(ZeroDivisionError):
+        work(workers)
+    assert children() == set()
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(0)
+    with pytest.raises(RuntimeError, match="closed"):
+        workers.submit("probe", {"path": str(clip)})
+    workers.close()
+
+
+def test_a_child_that_cannot_start_says_why(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    with Workers(1) as workers, pytest.raises(RuntimeError, match=r"(?s)could not start.*ModuleNotFoundError"):
+        workers.submit("probe", {"path": str(clip)}).result()
+    assert children() == set()
+
+
+PARENT = """
+    import json, os, sys, time
+    from pathlib import Path
+    from videotune.data.workers import Workers, default_workers
+    clip, endless, said = sys.argv[1:]
+    workers = Workers(2)
+    answer = workers.submit("probe", {"path": clip}).result()
+    busy = workers.submit("probe", {"path": endless})  # one child is busy, and another idle
+    workers.submit("probe", {"path": clip}).result()
+    pids = sorted(child.pid for child in workers._children)
+    Path(said + ".part").write_text(json.dumps({"answer": answer, "pids": pids}))
+    os.replace(said + ".part", said)
+    try:
+        busy.result()
+    except KeyboardInterrupt:
+        sys.exit(7)
+"""
+
+
+def start(code: str, *arguments: Path, redirect: str = "", cwd: Path | None = None) -> tuple[subprocess.Popen, Any]:
+    """A parent in a session of its own, and what it says once its children are at work."""
+    said = arguments[-1]
+    command = ["sh", "-c", f'exec "$0" -c "$1" "$2" "$3" "$4" {redirect}', sys.executable, textwrap.dedent(code)]
+    parent = subprocess.Popen([*command, *map(str, arguments)], start_new_session=True, cwd=cwd)
+    until(lambda: said.exists() or parent.poll() is not None)
+    return parent, json.loads(said.read_text())
+
+
+@posix
+@pytest.mark.parametrize("redirect", ["", "<&- >&- 2>&-"])
+def test_a_parent_killed_outright_leaves_no_child(clip: Path, endless: Path, tmp_path: Path, redirect: str) -> None:
+    parent, said = start(PARENT, clip, endless, tmp_path / "said", redirect=redirect)
+    assert said["answer"]["id"] == hash_file(clip)
+    assert said["pids"]
+    assert not any(gone({pid}) for pid in said["pids"])
+    parent.kill()
+    assert parent.wait(20) == -signal.SIGKILL
+    until(lambda: gone(set(said["pids"])))
+
+
+@posix
+def test_ctrl_c_reaches_the_parent_alone_which_takes_its_children_along(
+    clip: Path, endless: Path, tmp_path: Path
+) -> None:
+    parent, said = start(PARENT, clip, endless, tmp_path / "said")
+    os.killpg(parent.pid, signal.SIGINT)
+    assert parent.wait(20) == 7
+    until(lambda: gone(set(said["pids"])))
+
+
+@posix
+def test_files_in_the_persons_folder_are_not_taken_for_libraries(clip: Path, endless: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("av", "numpy", "queue"):
+        (tmp_path / "folder" / f"{name}.py").write_text("raise SystemExit('not this one')")
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(PARENT))
+    said = tmp_path / "said"
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(clip), str(endless), str(said)], cwd=tmp_path / "folder"
+    )
+    until(lambda: said.exists() or parent.poll() is not None)
+    parent.kill()
+    parent.wait()
+    assert json.loads(said.read_text())["answer"]["id"] == hash_file(clip)
+
+
+def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:
+    code = """
+        import os, sys
+        from videotune.data import worker
+        probe_file = worker.probe_file
+        def noisy(path):
+            os.write(1, b"noise ")
+            os.write(2, b"noise ")
+            print("more noise", flush=True)
+            print("still more", file=sys.stderr)
+            return probe_file(path)
+        worker.TASKS["probe"] = noisy
+        worker.main()
+    """
+    request = json.dumps(["probe", {"path": str(clip)}]).encode() + b"\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stdin
+        assert child.stdout
+        assert child.stderr
+        assert json.loads(child.stdout.readline()) == ["ok", "ready"]
+        for _ in range(2):
+            child.stdin.write(request)
+            child.stdin.flush()
+            assert json.loads(child.stdout.readline())[1]["id"] == hash_file(clip)
+        child.stdin.close()
+        assert child.wait(20) == 0
+        assert (child.stdout.read(), child.stderr.read()) == (b"", b"")
+
+
+def test_the_module_runs_as_a_program(clip: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "videotune.data.worker"], input=b"", capture_output=True, check=True, timeout=20
+    )
+    assert done.stdout == b'["ok", "ready"]\n'
+
+
+def test_the_default_pool_is_one_and_ends_with_the_process(clip: Path) -> None:
+    assert default_workers() is default_workers()
+    code = f"""
+        import json
+        from videotune.data.workers import default_workers
+        workers = default_workers()
+        workers.submit("probe", {{"path": {str(clip)!r}}}).result()
+        print(json.dumps([workers.count, [child.pid for child in workers._children]]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    count, pids = json.loads(done.stdout)
+    assert 1 <= count <= 8
+    assert len(pids) == 1
+    assert gone(set(pids))
+    assert done.stderr == ""

@@ -1,0 +1,39 @@
+"""What tests of data share: a model's rules, configs of datasets, and the media info of clips that are not on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from clips import RATES
+
+from videotune.config.schema import Config
+from videotune.data.dataset import Library, scan
+from videotune.data.media_info import MediaInfo
+from videotune.types import VideoRules
+
+RULES = VideoRules(4, 1, 16, 16.0, 8, 4)
+
+
+def info_of(frames: int, fps: float, keyframes: tuple[int, ...] = (0,)) -> MediaInfo:
+    """A clip at a constant rate."""
+    rate = RATES.get(fps, Fraction(fps))
+    last = float(frames / rate) - (frames - 1) * rate.denominator / rate.numerator
+    base = (rate.denominator, rate.numerator)
+    return MediaInfo("a.mp4", "h264", 96, 64, tuple(range(frames)), last, float(rate), keyframes, "mov", base)
+
+
+def config_of(*datasets: Path | Mapping[str, Any], video: Mapping[str, Any] | None = None, **values: Any) -> Config:
+    """A config of these datasets (a folder, or a section of the config)."""
+    sections = [dict(one) if isinstance(one, Mapping) else {"path": str(one)} for one in datasets]
+    values = {"resolution": 64, "missing_caption": "empty", **values}
+    return Config.model_validate({"datasets": sections, "video_config": dict(video or {}), **values})
+
+
+def scanned(
+    *datasets: Path | Mapping[str, Any], rules: VideoRules = RULES, index: Path | None = None, **values: Any
+) -> Library:
+    """The library of these datasets; ``values`` of the config."""
+    return scan(config_of(*datasets, **values), rules, index)

@@ -1,0 +1,377 @@
+"""Frame sampling: frame counts that the model takes, windows laid over a clip in time, and the frames a sample shows."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from videotune.config.data_schema import VideoConfig
+from videotune.errors import VideotuneError
+from videotune.rng import draws
+from videotune.types import PLAIN, ClipShape, Take, VideoRules, Window
+
+from .file_checks import ClipProblem
+from .media_info import MediaInfo
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+SWAP_PROBABILITY = 0.1
+"""How likely two neighbouring frames change places under temporal augmentation."""
+
+EPSILON = 1e-6
+"""Seconds, or frames, that rounding may be off."""
+
+
+def keep_every(video: VideoConfig, rules: VideoRules) -> int:
+    """k where the config keeps every k-th frame; VideotuneError for a compression ratio that the VAE cannot have."""
+    return _multiple("temporal", video.temporal_compression_ratio, rules.temporal_stride)
+
+
+def shrink_factor(video: VideoConfig, rules: VideoRules) -> int:
+    """k where clips are made k times smaller; VideotuneError for a compression ratio that the VAE cannot have."""
+    return _multiple("spatial", video.spatial_compression_ratio, rules.spatial_stride)
+
+
+def _multiple(kind: str, ratio: int | None, own: int) -> int:
+    if ratio is None:
+        return 1
+    if ratio < own or ratio % own:
+        raise VideotuneError(
+            f"video_config.{kind}_compression_ratio: this model's VAE has {own}, and {ratio} is no multiple of it. "
+            f"Leave it out, or set {own}, {2 * own}, {3 * own} …"
+        )
+    return ratio // own
+
+
+def fps_of(video: VideoConfig, rules: VideoRules) -> float:
+    """The frame rate of samples."""
+    return (rules.fps if video.target_fps is None else video.target_fps) / keep_every(video, rules)
+
+
+def snap_frames(requested: int, rules: VideoRules) -> int:
+    """The valid frame count nearest to ``requested``, ties upward (4n+1: 16 -> 17, 19 -> 21)."""
+    below = valid_at_most(requested, rules)
+    above = valid_at_least(requested, rules)
+    if below is None or above is None:
+        nearest = above if below is None else below
+        assert nearest is not None
+        return nearest
+    return below if requested - below < above - requested else above
+
+
+def valid_at_most(frames: int, rules: VideoRules) -> int | None:
+    """The largest valid count up to ``frames``, or None."""
+    step, rest = rules.frame_step, rules.frame_rest
+    frames = frames if rules.most_frames is None else min(frames, rules.most_frames)
+    count = rest if step == 0 else rest + (frames - rest) // step * step
+    return count if max(1, rest) <= count <= frames else None
+
+
+def valid_at_least(frames: int, rules: VideoRules) -> int | None:
+    """The smallest valid count from ``frames`` on, or None where the model takes none so large."""
+    step, rest = rules.frame_step, rules.frame_rest
+    if step == 0:
+        return rest if rest >= frames else None
+    steps = max(-(-(frames - rest) // step), 0)
+    count = rest + steps * step or step
+    return count if rules.most_frames is None or count <= rules.most_frames else None
+
+
+def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | None]:
+    """How many frames a window has, and a sentence where that is not what was asked for.
+
+    VideotuneError for a changed count under ``strict_frames``, and for settings that contradict each other.
+    """
+    if video.stretch and video.frame_sample_strategy == "keyframe":
+        raise VideotuneError(
+            "video_config.stretch squeezes the whole clip into one window: it has no keyframe to begin at."
+        )
+    key = "max_frames" if video.frames is None else "frames"
+    requested = video.max_frames if video.frames is None else video.frames
+    if rules.most_frames == 1 and (video.frames or 1) > 1:
+        raise VideotuneError(
+            f"video_config.frames is {requested}, but this model generates images: it takes images, and of clips single "
+            "frames. Set it to 1, or leave it out."
+        )
+    keep = keep_every(video, rules)
+    frames = snap_frames(round((requested - 1) / keep + 1), rules)
+    spanned = (frames - 1) * keep + 1
+    nearest = str(spanned)
+    every, takes = "", f"this model takes {frame_rule(rules)}"
+    if keep > 1:
+        nth = {2: "second", 3: "third"}.get(keep, f"{keep}th")
+        every = f"of {spanned} frames every {nth} is kept (temporal_compression_ratio), so that a window has {frames}"
+        takes += f", and every {nth} frame is kept (temporal_compression_ratio)"
+    else:
+        pair = (valid_at_most(requested, rules), valid_at_least(requested, rules))
+        nearest = " or ".join(str(count) for count in pair if count is not None)
+    if spanned != requested and video.strict_frames:
+        raise VideotuneError(
+            f"video_config.{key} is {requested}, but {takes}. "
+            f"Set it to {nearest}, or leave out strict_frames to have it changed to {spanned}."
+        )
+    if spanned == requested:
+        return frames, every or None
+    return frames, f"{key} {requested} becomes {spanned}: {every or takes}"
+
+
+def frame_rule(rules: VideoRules) -> str:
+    """The counts that a model takes, in words."""
+    if rules.frame_step:
+        most = "" if rules.most_frames is None else f", at most {rules.most_frames}"
+        return f"{rules.frame_step}n+{rules.frame_rest} frames{most}"
+    return "single frames" if rules.frame_rest == 1 else f"exactly {rules.frame_rest} frames"
+
+
+def smallest_window(video: VideoConfig, rules: VideoRules) -> int:
+    """The fewest frames that a short clip's window may have: ``min_frames``, or the smallest valid count from 5 on."""
+    planned, _ = planned_frames(video, rules)
+    if video.min_frames is None:
+        return min(planned, valid_at_least(5, rules) or rules.frame_rest)
+    if video.min_frames > planned:
+        raise VideotuneError(
+            f"video_config.min_frames is {video.min_frames}, above the {planned} frames of a window. Lower it."
+        )
+    return valid_at_least(video.min_frames, rules) or rules.frame_rest
+
+
+def frames_in(seconds: float, fps: float, keep: int = 1) -> int:
+    """How many frames so many seconds fill at ``fps``, every ``keep``-th of them."""
+    return (math.floor(seconds * fps + 1e-6) - 1) // keep + 1
+
+
+@dataclass(frozen=True)
+class FrameSampling:
+    """The windows of one clip.
+
+    ``ends`` are where the windows' last frames end, before ``Window.end`` where frames are left out in between; ``frames``
+    at the samples' rate fill the clip, up to the maximal duration; ``seconds_cut`` and ``frames_cut`` of the whole clip are
+    in no window (the tail's rest, and what lies beyond that duration); ``repeats_share`` is the share of the windows'
+    frames that show the same source frame as the one before; ``speed`` how fast motion plays (1.0: as filmed).
+    """
+
+    windows: tuple[Window, ...] = ()
+    ends: tuple[float, ...] = ()
+    frames: int = 0
+    seconds_cut: float = 0.0
+    repeats_share: float = 0.0
+    speed: float = 1.0
+    frames_cut: int = 0
+
+
+def sample_frames(
+    info: MediaInfo,
+    video: VideoConfig,
+    rules: VideoRules,
+    cuts: Sequence[float] = (),
+    *,
+    clip_id: str = "",
+    size: tuple[int, int] = (1, 1),
+    resize: str = "center",
+) -> FrameSampling:
+    """Lay windows over a clip; ``cuts`` (seconds) are where scenes begin, for ``keyframe_source`` "scenes".
+
+    "uniform": windows of the planned count one after the other ("chunks", the rest at the tail is cut), the first alone
+    ("head"), or one every ``window_stride`` frames ("slide"). A clip shorter than that takes one window of the largest
+    valid count that it fills, down to ``smallest_window``. "random": as many windows, each with a random start within its
+    equal share of the clip. "keyframe": windows begin at keyframes of the container, or scenes are sampled one by one, so
+    that no window crosses a cut. ``stretch``: one window over the whole clip. An image is one window of one frame.
+    ClipProblem (too_short) where no window has room.
+    """
+    return _Sampler(info, video, rules, cuts, clip_id, size, resize).sample()
+
+
+def without_randomness(video: VideoConfig) -> VideoConfig:
+    """The same settings without anything random: how validation clips are sampled."""
+    strategy = "uniform" if video.frame_sample_strategy == "random" else video.frame_sample_strategy
+    return video.model_copy(update={"frame_sample_strategy": strategy, "temporal_augmentation": False})
+
+
+class _Sampler:
+    """What windows are laid with: ``base`` is the rate of which every ``keep``-th frame is shown, ``usable`` the seconds."""
+
+    def __init__(
+        self,
+        info: MediaInfo,
+        video: VideoConfig,
+        rules: VideoRules,
+        cuts: Sequence[float],
+        clip_id: str,
+        size: tuple[int, int],
+        resize: str,
+    ) -> None:
+        self.info, self.video, self.rules, self.cuts = info, video, rules, sorted(cuts)
+        self.clip_id, self.size, self.resize = clip_id, size, resize
+        self.planned, _ = planned_frames(video, rules)
+        self.smallest = smallest_window(video, rules)
+        self.keep, self.fps = keep_every(video, rules), fps_of(video, rules)
+        self.base = self.fps * self.keep
+        self.usable = min(info.seconds, video.max_duration)
+
+    def sample(self) -> FrameSampling:
+        """The clip's windows, and what they leave out."""
+        info, video, fps = self.info, self.video, self.fps
+        if info.still:
+            if valid_at_most(1, self.rules) is None:
+                raise ClipProblem("too_short", f"an image is one frame, and this model takes {frame_rule(self.rules)}")
+            return FrameSampling((self._window(0.0, 1 / fps, 1),), (0.0,), 1)
+        frames = self._frames_in(self.usable)
+        if video.pad_short == "freeze" and frames < self.planned:
+            windows = [self._window(0.0, min(info.timestamps[-1], self.usable), self.planned, "hold")]
+        else:
+            windows = self._video_windows()
+        if not windows:
+            detail = f"has {frames} frames at {fps:g} fps; the smallest window is {self.smallest}"
+            if self.cuts and frames >= self.smallest:
+                detail = (
+                    f"none of its {len(self.cuts) + 1} scenes has the {self.smallest} frames of the smallest window"
+                )
+            raise ClipProblem("too_short", detail)
+        speed, count = 1.0, windows[0].shape.frames
+        slack = count / fps - self._seconds(count)
+        if video.stretch and frames > self.planned:
+            speed, slack = self.usable * fps / self.planned, 0.0
+        ends = tuple(self.usable if window.sampling == "hold" else window.end - slack for window in windows)
+        covered = reached = 0.0
+        for window, end in sorted(zip(windows, ends, strict=True), key=lambda pair: pair[0].start):
+            covered += max(0.0, end - max(window.start, reached))
+            reached = max(reached, end)
+        indices = [info.frames_at(sample_window(window, PLAIN, 0).times) for window in windows]
+        return FrameSampling(
+            tuple(windows),
+            ends,
+            frames,
+            seconds_cut=max(0.0, info.seconds - covered),
+            repeats_share=sum(a == b for row in indices for a, b in pairwise(row)) / sum(map(len, indices)),
+            speed=speed,
+            frames_cut=max(0, self._frames_in(info.seconds) - self._frames_in(covered)),
+        )
+
+    def _frames_in(self, seconds: float) -> int:
+        return frames_in(seconds, self.base, self.keep)
+
+    def _seconds(self, frames: int) -> float:
+        """How much of the clip so many frames need: to the end of the last one at the base rate."""
+        return ((frames - 1) * self.keep + 1) / self.base
+
+    def _window(self, start: float, end: float, frames: int, sampling: str = "even", swaps: bool = False) -> Window:
+        return Window(self.clip_id, start, end, ClipShape(frames, *self.size, self.fps), sampling, swaps, self.resize)
+
+    def _video_windows(self) -> list[Window]:
+        video, usable = self.video, self.usable
+        if video.stretch and self._frames_in(usable) > self.planned:
+            how = "frames" if video.frame_sample_strategy == "random" else "even"
+            return [self._window(0.0, usable, self.planned, how, video.temporal_augmentation)]
+        bounds = [0.0, usable]
+        if video.frame_sample_strategy == "keyframe":
+            if video.keyframe_source == "container":
+                stamps = [self.info.timestamps[k] for k in self.info.keyframes]
+                return self._at_keyframes([stamp for stamp in stamps if stamp < usable] or [0.0])
+            bounds[1:1] = [cut for cut in self.cuts if EPSILON < cut < usable - EPSILON]
+        return [window for low, high in pairwise(bounds) for window in self._side_by_side(low, high)]
+
+    def _count_that_fits(self, seconds: float) -> int | None:
+        """The frames of a window within so many seconds; None where not even the smallest one fits."""
+        frames = min(self.planned, valid_at_most(self._frames_in(seconds), self.rules) or 0)
+        return frames if frames >= self.smallest else None
+
+    def _side_by_side(self, low: float, high: float) -> list[Window]:
+        """Windows between two moments, none beyond them."""
+        video, frames = self.video, self._count_that_fits(high - low)
+        if frames is None:
+            return []
+        stride, room = self._seconds(frames), max(0.0, high - low - self._seconds(frames))
+        if video.windows == "slide":
+            stride = (video.window_stride or max(1, frames // 2)) / self.fps
+        alone = video.windows == "head" or frames < self.planned
+        count = 1 if alone else math.floor((high - low - self._seconds(frames)) / stride + EPSILON) + 1
+        if video.frame_sample_strategy != "random":
+            return self._at([low + k * stride for k in range(count)], frames, low, high)
+        # windows share the possible starts evenly among them
+        share = room / count
+        how, share = ("start", share) if share > EPSILON else ("even", 0.0)
+        length = share + frames / self.fps
+        starts = [low + k * share for k in range(count)]
+        return [self._window(start, start + length, frames, how, video.temporal_augmentation) for start in starts]
+
+    def _at(self, starts: Sequence[float], frames: int, low: float, high: float) -> list[Window]:
+        """A window at each start.
+
+        Under temporal augmentation it may begin up to half its length earlier or later, within low … high, and not before
+        the middle between it and the one before: no two windows are the same.
+        """
+        length = frames / self.fps
+        if not self.video.temporal_augmentation:
+            return [self._window(start, start + length, frames) for start in starts]
+        windows = []
+        for before, start in zip([None, *starts], starts, strict=False):
+            reach = min(length, length if before is None else start - before) / 2
+            begin, end = max(low, start - reach), max(start + length, min(high, start + length + reach))
+            windows.append(self._window(begin, end, frames, "start", swaps=True))
+        return windows
+
+    def _at_keyframes(self, starts: Sequence[float]) -> list[Window]:
+        """Windows that begin at keyframes: one after the other, at each ("slide"), or the first alone ("head").
+
+        A keyframe too near to the end for a window of the planned count is passed over, unless none has room: then the
+        first takes the largest count that it fills.
+        """
+        full = [start for start in starts if self._frames_in(self.usable - start) >= self.planned]
+        if not full:
+            frames = self._count_that_fits(self.usable - starts[0])
+            return [] if frames is None else self._at(starts[:1], frames, 0.0, self.usable)
+        if self.video.windows == "head":
+            full = full[:1]
+        elif self.video.windows == "chunks":
+            kept = [full[0]]
+            while (index := bisect_left(full, kept[-1] + self._seconds(self.planned) - EPSILON)) < len(full):
+                kept.append(full[index])
+            full = kept
+        return self._at(full, self.planned, 0.0, self.usable)
+
+
+def frame_times(start: float, frames: int, fps: float) -> tuple[float, ...]:
+    """Frame i of a window stands at start + i / fps seconds of the clip."""
+    return tuple(start + i / fps for i in range(frames))
+
+
+def sample_window(window: Window, variant: int, seed: int) -> Take:
+    """The frames of variant ``variant`` of a window, a pure function of (seed, window, variant); PLAIN: nothing is random.
+
+    A window that does not vary gives the same in every variant.
+    """
+    shape, length = window.shape, window.shape.frames / window.shape.fps
+    plain = variant == PLAIN or not window.varies
+    random = draws(seed, "take", window.id, f"{window.end:.6f}", variant)
+    if window.sampling == "start":
+        room = max(0.0, window.end - window.start - length)
+        times = frame_times(window.start + room * (0.5 if plain else random.random()), shape.frames, shape.fps)
+    elif window.sampling == "hold":
+        last = window.end
+        times = tuple(min(time, last) for time in frame_times(window.start, shape.frames, shape.fps))
+    elif window.sampling == "frames" and not plain:
+        times = tuple(sorted(window.start + (window.end - window.start) * random.random(shape.frames)))
+    else:
+        times = frame_times(window.start, shape.frames, shape.frames / (window.end - window.start))
+    if window.swaps and not plain:
+        times = _swapped(times, random)
+    place = (0.5, 0.5)
+    if window.resize == "random" and not plain:
+        place = (float(random.random()), float(random.random()))
+    return Take(window, 0 if not window.varies else variant, tuple(float(time) for time in times), place)
+
+
+def _swapped(times: tuple[float, ...], random: Generator) -> tuple[float, ...]:
+    """Each frame changes places with its right neighbour with SWAP_PROBABILITY, no frame twice."""
+    order, i = list(times), 0
+    while i + 1 < len(order):
+        if random.random() < SWAP_PROBABILITY:
+            order[i], order[i + 1] = order[i + 1], order[i]
+            i += 1
+        i += 1
+    return tuple(order)
