@@ -11,9 +11,7 @@ from typing import Any
 
 OURS = (
     "cache/store.py",
-    "cache/shards.py",
-    "cache/manifest.py",
-    "cache/lock.py",
+    "cache/entry.py",
     "cache/maintenance.py",
     "videotune/files.py",
 )

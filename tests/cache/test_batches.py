@@ -17,7 +17,7 @@ from runs import fill as fill_cache
 
 from videotune.cache.batches import Prepared, Source, prepare, quiet_pool, stream, uniforms
 from videotune.cache.keys import latent_key, text_key
-from videotune.cache.sampler import Schedule, picks, visit
+from videotune.cache.sampler import Schedule, picks
 from videotune.cache.store import Store
 from videotune.data.buckets import padded_box
 from videotune.data.decode import decode
@@ -216,8 +216,7 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
     seen: dict[str, list[int]] = {clip.id: [] for clip in clips}
     for step in range(1, 7 * 6 + 1):  # 7 entries, 2 a step: 12 passes
         bucket, places = picks(source.schedule, step)
-        laps = visit(source.schedule, step)
-        takes = [source.take(bucket, place, epoch) for place, epoch in zip(places, laps, strict=True)]
+        takes = [source.take(bucket, place, epoch) for place, epoch in places]
         batch = prepare(source, step).batch
         assert batch.x0[:, 0, 0, 0, 0].tolist() == [number_of(shown) for shown in takes]
         assert batch.window_ids == tuple(shown.window.id for shown in takes)

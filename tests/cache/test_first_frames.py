@@ -12,8 +12,8 @@ from runs import fill as fill_cache
 
 from videotune.cache.batches import Source, prepare
 from videotune.cache.encode import encode_take, fill, missing, wanted
+from videotune.cache.keys import moments_of, sample_key, sample_of, tensors_of
 from videotune.cache.store import Store
-from videotune.cache.views import moments_of, tensors_of, view, view_key
 from videotune.diffusion.loss import denoising_loss
 from videotune.rng import draws
 from videotune.train.components import make_objective, make_source, plain_batch
@@ -57,7 +57,7 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
     for step in (1, 2):
         batch = prepare(source, step).batch
         for row, name in enumerate(batch.window_ids):
-            moments = encode_take(family, view(windows[name], 0, 5, False), job.library.facts, 5)
+            moments = encode_take(family, sample_of(windows[name], 0, 5, False), job.library.facts, 5)
             for key in ("image", "clip"):
                 assert torch.equal(batch.cond.extras[key][row], moments.extras[key])
             assert torch.equal(batch.x0[row], moments.mean)
@@ -158,7 +158,7 @@ class Noisy:
 
 
 def noise_in(source: Source, window: Window, variant: int, plain: torch.Tensor) -> float:
-    shown = view(window, variant, source.schedule.seed, True)
+    shown = sample_of(window, variant, source.schedule.seed, True)
     difference = source.drawn(shown, 1, 0).extras["image"] - plain
     assert difference.std() < 1e-6
     return float(difference.mean())
@@ -184,9 +184,9 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     bucket = source.buckets[0]
     assert [source.take(0, 0, epoch).variant for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
     assert [in_the_loop.take(0, 0, epoch).variant for epoch in range(6)] == list(range(6))
-    keys = {view_key(view(bucket[0], v, 5, True), "vae", 5, True) for v in (PLAIN, 0, 1, 2, 3)}
+    keys = {sample_key(sample_of(bucket[0], v, 5, True), "vae", 5, True) for v in (PLAIN, 0, 1, 2, 3)}
     assert len(keys) == 5
-    other_seed = view_key(view(bucket[0], 0, 6, True), "vae", 6, True)
+    other_seed = sample_key(sample_of(bucket[0], 0, 6, True), "vae", 6, True)
     assert other_seed not in keys
 
 

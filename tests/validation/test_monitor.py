@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from journal_lines import step_line
 
 from videotune.cache.exposure import Exposure, advice, band, exposure, most, steps_for
-from videotune.cache.sampler import Schedule, views
+from videotune.cache.sampler import Schedule, times_seen
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.train.logging.journal import History, Journal, read_journal
@@ -49,14 +49,14 @@ def test_bands_are_total_and_half_open(views: float, name: str) -> None:
 )
 def test_the_notes_worked_example(clips: int, seen: int, name: str) -> None:
     """10,000 steps of batch 1."""
-    counted = exposure(views(Schedule(0, (clips,), (1,)), 10_000), [windows(clips)])
+    counted = exposure(times_seen(Schedule(0, (clips,), (1,)), 10_000), [windows(clips)])
     facts = counted.to_json(1e-4)["per_window"]
     assert (facts["min"], facts["max"], facts["band"]) == (seen, seen, name)
 
 
 def test_a_clips_views_are_those_of_its_windows() -> None:
     two = tuple(Window("c" * 32, float(i), i + 1.0, SHAPE) for i in range(2))
-    counted = exposure(views(Schedule(0, (2,), (1,)), 10), [two])
+    counted = exposure(times_seen(Schedule(0, (2,), (1,)), 10), [two])
     assert counted.clips == {"c" * 32: 10}
     assert set(counted.windows.values()) == {5}
 
@@ -65,7 +65,7 @@ def test_a_windows_views_are_those_of_all_its_entries() -> None:
     """Two windows shown twice a pass and two shown once, two samples a step: ten passes."""
     once, twice = windows(4)[:2], windows(4)[2:]
     entries = (*once, *twice, *twice)
-    counted = exposure(views(Schedule(0, (6,), (2,)), 30), [entries])
+    counted = exposure(times_seen(Schedule(0, (6,), (2,)), 30), [entries])
     assert counted.windows == {window.id: 10 for window in once} | {window.id: 20 for window in twice}
     assert counted.clips == {window.clip_id: counted.windows[window.id] for window in (*once, *twice)}
     facts = counted.to_json(1e-4)
@@ -77,7 +77,7 @@ def test_regularization_is_counted_and_decides_no_band() -> None:
     """Eight training windows and one that keeps the model as it is, shown 60 times a pass, in a bucket of its own."""
     every = windows(9)
     buckets = [every[:8], every[8:] * 60]
-    counts = views(Schedule(0, (8, 60), (1, 1)), 68 * 3)
+    counts = times_seen(Schedule(0, (8, 60), (1, 1)), 68 * 3)
     counted = exposure(counts, buckets, [every[8].clip_id])
     facts = counted.to_json(1e-4)
     assert facts["per_window"] == {"min": 3, "mean": 3.0, "max": 3, "band": "conservative"}
@@ -213,7 +213,7 @@ def test_the_steps_for_so_many_views_are_the_first_that_show_them(
     buckets = [every[: sizes[0]], *([every[sizes[0] :]] if len(sizes) > 1 else [])]
 
     def after(steps: int) -> Exposure:
-        shown = exposure(views(schedule, steps), buckets)
+        shown = exposure(times_seen(schedule, steps), buckets)
         return shown.more({every[0].id: past}, every)
 
     for wanted in (1, 10, 50):
@@ -223,7 +223,7 @@ def test_the_steps_for_so_many_views_are_the_first_that_show_them(
 
 
 def test_views_so_far_are_told_in_few_words() -> None:
-    counted = exposure(views(Schedule(0, (4,), (1,)), 10), [windows(4)])
+    counted = exposure(times_seen(Schedule(0, (4,), (1,)), 10), [windows(4)])
     line = counted.so_far()
     assert line["per_window"] == {"min": 2, "mean": 2.5, "max": 3, "band": "conservative"}
     assert line["windows"] == {"2": 2, "3": 2}

@@ -14,7 +14,7 @@ def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:
     for step in range(1, 41):
         bucket = bucket_of(schedule, step)
         throughput.tell(bucket, {"data": 0.0, "forward": cost[bucket]})
-        left = {b: turns(schedule, b, 40) - turns(schedule, b, step) for b in (0, 1)}
+        left = {b: turns(schedule, 40)[b] - turns(schedule, step)[b] for b in (0, 1)}
         truth = sum(cost[bucket_of(schedule, later)] for later in range(step + 1, 41))
         found = time_left(throughput.by_bucket, left, [9.0, 1.0])
         assert found == pytest.approx(truth), step

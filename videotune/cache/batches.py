@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from videotune.cache.expert_schedule import ExpertSchedule
-from videotune.cache.keys import text_key
-from videotune.cache.sampler import Schedule, picks, visit
+from videotune.cache.keys import moments_of, sample_key, sample_of, text_key
+from videotune.cache.sampler import Schedule, bucket_of, picks
 from videotune.cache.store import Store
-from videotune.cache.views import moments_of, view, view_key
 from videotune.data.buckets import padded_box
 from videotune.diffusion.objective import Objective
 from videotune.diffusion.timesteps import Timesteps
@@ -102,7 +101,7 @@ class Source:
         own = self.ranges.get(self.expert_schedule.at(step)) if self.expert_schedule else None
         levels = self.objective.timesteps
         if self.shift_of is not None:
-            bucket, _ = picks(self.schedule, step)
+            bucket = bucket_of(self.schedule, step)
             levels = replace(levels, shift=self.shift_of(self.buckets[bucket][0].shape))
         return replace(levels, lo=own[0], hi=own[1]) if own else levels
 
@@ -125,7 +124,7 @@ class Source:
 
     def plain(self, window: Window) -> Moments:
         """A window without any draw of frames, place or image noise: what validation, ruler and previews look at."""
-        return self.drawn(view(window, PLAIN, self.schedule.seed, self.image_noise), window.id)
+        return self.drawn(sample_of(window, PLAIN, self.schedule.seed, self.image_noise), window.id)
 
     @property
     def conditions_on_first_frame(self) -> bool:
@@ -140,7 +139,7 @@ class Source:
             repeats = self.clips[window.clip_id].repeats
             number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
             variant = number % self.variants if self.variants else number
-        return view(window, variant, self.schedule.seed, self.image_noise)
+        return sample_of(window, variant, self.schedule.seed, self.image_noise)
 
     @cached_property
     def _copies(self) -> tuple[Sequence[int], ...]:
@@ -161,7 +160,7 @@ class Source:
             assert self.encode is not None, "without variants in the store, somebody must encode"
             with self._one_at_a_time:
                 return self.encode(shown)
-        key = view_key(shown, self.prints["vae"], self.schedule.seed, self.image_noise)
+        key = sample_key(shown, self.prints["vae"], self.schedule.seed, self.image_noise)
         return moments_of(self.store.get("latents", key))
 
 
@@ -248,9 +247,7 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
     """
     seed = source.schedule.seed
     bucket, places = picks(source.schedule, step)
-    takes = [
-        source.take(bucket, place, epoch) for place, epoch in zip(places, visit(source.schedule, step), strict=True)
-    ]
+    takes = [source.take(bucket, place, epoch) for place, epoch in places]
     windows = [shown.window for shown in takes]
     captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
     t = source.timesteps_of(step).draw(uniforms(seed, step, len(takes), source.stratified))

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from videotune.cache.keys import text_key
-from videotune.cache.shards import Entry, Name
+from videotune.cache.entry import Entry, Name
+from videotune.cache.keys import noise_of, sample_key, sample_of, tensors_of, text_key
 from videotune.cache.store import Store
-from videotune.cache.views import noise_of, tensors_of, view, view_key
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_index import SLOWEST_DECODER
@@ -86,8 +85,8 @@ def missing(
     for caption in captions:
         texts[text_key(caption, prints["text_encoder"], tokens)] = caption
     for window, variant in takes:
-        shown = view(window, variant, seed, image_noise)
-        views.setdefault(view_key(shown, prints["vae"], seed, image_noise), (window, variant))
+        shown = sample_of(window, variant, seed, image_noise)
+        views.setdefault(sample_key(shown, prints["vae"], seed, image_noise), (window, variant))
     asked: dict[Name, ClipShape | None] = {("text", key): None for key in texts}
     store.examine(asked | {("latents", key): window.shape for key, (window, _) in views.items()}, fits)
     return Todo(
@@ -138,8 +137,8 @@ def wanted(
 ) -> set[Name]:
     """The names of all entries that these captions and takes are read from."""
     texts = {("text", text_key(caption, prints["text_encoder"], tokens)) for caption in captions}
-    views = (view(window, variant, seed, image_noise) for window, variant in takes)
-    return texts | {("latents", view_key(shown, prints["vae"], seed, image_noise)) for shown in views}
+    views = (sample_of(window, variant, seed, image_noise) for window, variant in takes)
+    return texts | {("latents", sample_key(shown, prints["vae"], seed, image_noise)) for shown in views}
 
 
 def fill(
@@ -154,14 +153,14 @@ def fill(
 ) -> FillReport:
     """Encode what is missing, with frames decoded ahead by ``workers`` (None: by this process, in turn).
 
-    Each entry is on the disk when the next one begins; they are packed into shards along the way. ``helps``: somebody else
-    holds the folder's lock for this process, and packs. Raises VideotuneError that names the clip where one cannot be
+    Each entry is on the disk when the next one begins. ``helps``: another process holds the folder's lock for this one.
+    Raises VideotuneError that names the clip where one cannot be
     decoded or encoded, and where another process fills the same cache.
     """
     begun = time.monotonic()
     with nullcontext() if helps else store.filling():
-        captions = _fill_captions(family, store, todo.captions, progress, not helps)
-        takes, waited = _fill_takes(family, store, todo.takes, facts, seed, workers, progress, not helps)
+        captions = _fill_captions(family, store, todo.captions, progress)
+        takes, waited = _fill_takes(family, store, todo.takes, facts, seed, workers, progress)
     return FillReport(captions, takes, time.monotonic() - begun, waited)
 
 
@@ -186,7 +185,7 @@ def _pixels(pairs: Sequence[tuple[Window, int]]) -> int:
     return sum(window.shape.frames * window.shape.height * window.shape.width for window, _ in pairs)
 
 
-def _fill_captions(family: Family, store: Store, captions: Sequence[str], progress: Progress, packs: bool) -> int:
+def _fill_captions(family: Family, store: Store, captions: Sequence[str], progress: Progress) -> int:
     """How many were encoded; another process may have made some since ``missing`` looked."""
     encoder, tokens = family.fingerprints()["text_encoder"], family.spec.text_tokens
     left = [text for text in captions if not store.has("text", text_key(text, encoder, tokens))]
@@ -198,8 +197,6 @@ def _fill_captions(family: Family, store: Store, captions: Sequence[str], progre
             with _named(f"the caption {caption[:60]!r}", "Shorten it, or free memory."):
                 states = _finite(family.encode_text([caption])[0])
             store.put("text", text_key(caption, encoder, tokens), states, about)
-            if packs and (store.full("text") or done == len(left)):
-                store.pack("text")
             progress(_rate("captions", done, begun), done, len(left))
     finally:
         family.free("text_encoder")
@@ -214,22 +211,21 @@ def _fill_takes(
     seed: int,
     workers: Workers | None,
     progress: Progress,
-    packs: bool,
 ) -> tuple[int, float]:
     """How many were encoded, and the seconds for which the VAE waited for frames."""
     vae, waited = family.fingerprints()["vae"], 0.0
     noisy = family.spec.image_noise
-    left = [pair for pair in takes if not store.has("latents", view_key(view(*pair, seed, noisy), vae, seed, noisy))]
-    views = (view(*pair, seed, noisy) for pair in left)
+    left = [
+        pair for pair in takes if not store.has("latents", sample_key(sample_of(*pair, seed, noisy), vae, seed, noisy))
+    ]
+    views = (sample_of(*pair, seed, noisy) for pair in left)
     begun = time.monotonic()
     try:
         for done, (shown, frames, wait) in enumerate(_decoded(views, facts, workers), 1):
             clip, window = facts[shown.window.clip_id], shown.window
             tensors = tensors_of(_encoded(family, shown, frames, clip, seed))
             about = {"clip": _printable(clip.path), "window": window.id, "variant": shown.variant, "encoder": vae}
-            store.put("latents", view_key(shown, vae, seed, noisy), tensors, about)
-            if packs and (store.full("latents") or done == len(left)):
-                store.pack("latents")
+            store.put("latents", sample_key(shown, vae, seed, noisy), tensors, about)
             waited += wait
             progress(_rate("windows", done, begun), done, len(left))
     finally:
@@ -287,7 +283,11 @@ def _printable(path: str) -> str:
 
 def cut_captions(store: Store, encoder: str, tokens: int, captions: Sequence[str]) -> list[str]:
     """The captions that are longer than the model reads."""
-    return [text for text in captions if store.about("text", text_key(text, encoder, tokens))["about"].get("cut")]
+    return [
+        text
+        for text in captions
+        if (entry := store.entry("text", text_key(text, encoder, tokens))) and entry.about.get("cut")
+    ]
 
 
 def to_model(frames: np.ndarray) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Set
+from dataclasses import asdict, dataclass
 
-from videotune.cache.shards import Entry, Name
+from videotune.cache.entry import UNREADABLE, Entry, Name, file_of, read_entry, read_tensors
 from videotune.cache.store import Store
 
 Progress = Callable[[int, int, str], None]
@@ -48,7 +48,6 @@ class Row:
     made: str | None
     versions: dict[str, str]
     file: str
-    whole: bool
 
     def to_json(self) -> dict[str, object]:
         """The row as JSON."""
@@ -60,75 +59,57 @@ def verify(store: Store, progress: Progress) -> list[Damaged]:
 
     Raises VideotuneError where another process is filling the cache.
     """
-    found: list[Damaged] = []
-    known = {entry.name: entry for entry in store.entries()}
-    with store.filling():  # which itself drops what is cut short, and says so only in sum
-        there = {entry.name for entry in store.entries()}
-        found += [_damaged(entry, "was gone or cut short") for name, entry in known.items() if name not in there]
-        held: dict[str, list[Entry]] = {}
-        for entry in store.entries():
-            held.setdefault(entry.file, []).append(entry)
-        bad = []
-        for done, file in enumerate(sorted(held)):
-            progress(done, len(held), file)
-            for entry, tensors, why in store.checked(held[file]):
-                if tensors is None:
-                    bad.append(entry.name)
-                    found.append(_damaged(entry, why))
-        progress(len(held), len(held), "")
-        if bad:
-            store.drop(bad, merge=False)
+    found, names = [], store.names()
+    with store.filling():
+        for done, (kind, key) in enumerate(names):
+            file = file_of(kind, key)
+            progress(done, len(names), file)
+            entry = None
+            try:
+                entry = read_entry(store.folder, kind, key)
+                read_tensors(store.folder, entry)
+            except UNREADABLE as error:
+                found.append(Damaged(kind, key, file, entry.of if entry else "", f"cannot be read ({error})"))
+        progress(len(names), len(names), "")
+        store.drop((row.kind, row.key) for row in found)
     return found
 
 
-def _damaged(entry: Entry, why: str) -> Damaged:
-    return Damaged(entry.kind, entry.key, entry.file, entry.of, why)
-
-
 def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
-    """What of the cache is not ``wanted``; with ``yes`` it is removed, and small shards become larger ones.
+    """What of the cache is not ``wanted``; with ``yes`` it is removed.
 
     Raises VideotuneError where another process is filling the cache.
     """
-    files = store.contents().strays | store.contents().parts | store.contents().leftovers
-    sizes = {file: (store.folder / file).stat().st_size for file in files if (store.folder / file).is_file()}
-    pruned = _pruned(store, wanted, sizes)
-    if not yes:
-        return pruned
-    with store.filling():  # which removes what killed writers left behind
-        pruned = _pruned(store, wanted, sizes)
-        store.drop(entry.name for entry in pruned.entries)
-        store.sweep(store.contents().strays)
-    gone = {file: size for file, size in sizes.items() if not (store.folder / file).exists()}
-    return replace(pruned, files=tuple(sorted(gone)), file_bytes=sum(gone.values()))
-
-
-def _pruned(store: Store, wanted: Set[Name], sizes: Mapping[str, int]) -> Pruned:
-    entries = tuple(entry for entry in store.entries() if entry.name not in wanted)
-    kept = len(store.entries()) - len(entries)
-    return Pruned(entries, sum(e.bytes for e in entries), tuple(sorted(sizes)), sum(sizes.values()), kept)
+    entries = store.entries()
+    gone = tuple(entry for entry in entries if entry.name not in wanted)
+    sizes = {
+        f: (store.folder / f).stat().st_size for f in store.strays() | store.parts() if (store.folder / f).is_file()
+    }
+    if yes:
+        with store.filling():
+            store.drop((entry.name for entry in gone), store.strays())
+        sizes = {file: size for file, size in sizes.items() if not (store.folder / file).exists()}
+    kept, files = len(entries) - len(gone), tuple(sorted(sizes))
+    return Pruned(gone, sum(entry.bytes for entry in gone), files, sum(sizes.values()), kept)
 
 
 def listing(store: Store) -> list[Row]:
     """Every entry, latents first, by what it was made of."""
-    origins = store.contents().origins
-    rows = []
-    for entry in store.entries():
-        origin = dict(origins.get(entry.origin, {}))
-        row = Row(
+    rows = [
+        Row(
             kind=entry.kind,
             key=entry.key,
             of=entry.of,
             clip=entry.about.get("clip"),
             bytes=entry.bytes,
             tensors={
-                name: f"{dtype} {'x'.join(map(str, shape))}".strip() for name, (dtype, shape) in entry.tensors.items()
+                name: f"{kind} {'x'.join(map(str, shape))}".strip() for name, (kind, shape) in entry.tensors.items()
             },
             encoder=entry.about.get("encoder"),
-            made=origin.pop("made", None),
-            versions=origin,
+            made=entry.made,
+            versions=dict(entry.versions),
             file=entry.file,
-            whole=store.has(*entry.name),
         )
-        rows.append(row)
+        for entry in store.entries()
+    ]
     return sorted(rows, key=lambda row: (row.kind, row.clip or "", row.of, row.key))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from videotune.cache import maintenance as care
 from videotune.cache.encode import wanted
-from videotune.cache.lock import LOCK
-from videotune.cache.store import Store
+from videotune.cache.entry import KINDS
+from videotune.cache.store import EARLIER, LOCK, Store
 from videotune.console import bar, echo, out, print_table, size
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DONE, SKIPPED, VideotuneError
@@ -50,7 +50,7 @@ def cache_at(place: Path) -> Path:
     """
     if (place / CACHE_NAME).is_dir():
         return refuse_linked_folder(place / CACHE_NAME)
-    if place.name == CACHE_NAME or any((place / name).is_file() for name in ("manifest.jsonl", LOCK)):
+    if place.name == CACHE_NAME or any((place / name).exists() for name in (LOCK, EARLIER, *KINDS)):
         return place
     if place.is_file() and (place.parent / CACHE_NAME).is_dir():  # an archive's cache lies beside it
         return refuse_linked_folder(place.parent / CACHE_NAME)
@@ -147,7 +147,7 @@ def list_cache(place: Path, *, as_json: bool = False, every: bool = False) -> in
             size(row.bytes),
             row.encoder and row.encoder[:8],
             row.made,
-            row.key[:8] if row.whole else f"{row.key[:8]} (damaged)",
+            row.key[:8],
         ]
         for row in rows
     ]
@@ -170,8 +170,7 @@ def by_encoder(rows: Sequence[care.Row]) -> list[str]:
         if kind == "latents":
             what = f"{counted(len(own), 'window')} of {counted(clips, 'clip')}"
         made = max((row.made for row in own if row.made), default="")[:16].replace("T", " ")
-        damaged = sum(not row.whole for row in own)
-        parts = [what, size(sum(row.bytes for row in own)), made, f"{damaged} damaged" if damaged else ""]
+        parts = [what, size(sum(row.bytes for row in own)), made]
         by = f"{'VAE' if kind == 'latents' else 'text encoder'} {encoder[:8]}"
         lines.append(f"{by}: {', '.join(part for part in parts if part)}")
     return lines

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.adapters.kinds import by_module
 from videotune.adapters.patterns import grouped
 from videotune.cache.exposure import TARGETS, steps_for
-from videotune.cache.sampler import steps_a_pass
+from videotune.cache.sampler import steps_per_epoch
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
 from videotune.console import bar, print_table, size
@@ -120,7 +120,7 @@ def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
     if not any(window.clip_id not in job.library.regularization for window in job.library.windows):
         return {}
     repeats = max(clip.repeats for clip in job.library.clips if not clip.held_out)
-    guess = float(steps_a_pass(job.schedule)) / repeats
+    guess = float(steps_per_epoch(job.schedule)) / repeats
     # of views that were reached before the data changed the step is not known any more: that of the change is after it
     return {str(views): max(job.past.step, steps_for(views, job.exposure, guess)) for views in sorted(targets)}
 

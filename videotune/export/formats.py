@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
-from videotune.cache.shards import alone, hash_of
+from videotune.cache.entry import alone, hash_of
 from videotune.errors import VideotuneError
 from videotune.export.fused import fuse
 from videotune.types import Family

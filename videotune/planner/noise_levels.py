@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from videotune.cache.sampler import steps_a_pass
+from videotune.cache.sampler import steps_per_epoch
 from videotune.config.schema import Config
 from videotune.console import print_table
 from videotune.errors import DONE
@@ -26,7 +26,7 @@ def plot_noise_levels(words: Overrides, *, as_json: bool = False) -> int:
     shapes: dict[str, tuple[int, float]] = {}
     if resolved.config.timestep_shift == "resolution":
         job = open_job(resolved, spec, base, to_look=True)
-        turns = float(steps_a_pass(job.schedule))
+        turns = float(steps_per_epoch(job.schedule))
         sizes = zip(job.shapes, job.buckets, job.schedule.batches, strict=True)
         shapes = {str(shape): (spec.tokens(shape), len(bucket) / batch / turns) for shape, bucket, batch in sizes}
     facts = levels(spec, resolved.config, shapes)

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from videotune.cache.encode import FillReport, Todo, cut_captions, dealt, fill, fits_of, missing
-from videotune.cache.shards import KINDS
 from videotune.cache.store import Store
 from videotune.console import bar, clock, echo
 from videotune.data.workers import Workers
@@ -68,7 +67,7 @@ def fill_distributed(
 ) -> Store:
     """The cache, with all that the run reads from it; processes that see the same folder share out what it lacks.
 
-    One of them holds the folder's lock, so that no other run writes there, and packs what the others have written. Machines
+    One of them holds the folder's lock, so that no other run writes there. Machines
     with caches of their own each fill theirs.
     """
     store, work = Store(job.cache, keep_bytes), partial(fill_cache, job, family, reads=reads, on_progress=on_progress)
@@ -88,9 +87,6 @@ def fill_distributed(
             work(store, own=own)
             dist.barrier()
         store = Store(job.cache, keep_bytes)
-        with store.filling():
-            for kind in KINDS:
-                store.pack(kind)
         what = f"{len(todo.captions)} captions and {len(todo.takes)} windows into {job.cache}"
         echo(f"encoded {what} by {len(members)} processes in {clock(time.monotonic() - begun)}")
         work(store)

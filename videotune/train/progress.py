@@ -85,8 +85,8 @@ def seconds_left(trainer: Trainer, step: int) -> float | None:
 
 def steps_left(job: Job, step: int) -> dict[int, int]:
     """How many steps of each bucket come after a step, exactly."""
-    every = range(len(job.buckets))
-    return {bucket: turns(job.schedule, bucket, job.steps) - turns(job.schedule, bucket, step) for bucket in every}
+    done, whole = turns(job.schedule, step), turns(job.schedule, job.steps)
+    return {bucket: whole[bucket] - done[bucket] for bucket in range(len(job.buckets))}
 
 
 def tokens_of_buckets(job: Job) -> list[float]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.cache.exposure import Exposure, exposure
-from videotune.cache.sampler import Schedule, steps_a_pass, views
+from videotune.cache.sampler import Schedule, steps_per_epoch, times_seen
 from videotune.config.resolve import Resolved, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import echo
@@ -63,7 +63,7 @@ class Job:
     @property
     def shares(self) -> tuple[float, ...]:
         """The share of the steps that each bucket has."""
-        turns = float(steps_a_pass(self.schedule))
+        turns = float(steps_per_epoch(self.schedule))
         return tuple(
             len(bucket) / batch / turns for bucket, batch in zip(self.buckets, self.schedule.batches, strict=True)
         )
@@ -75,10 +75,10 @@ class Job:
 
     def exposure(self, steps: int) -> Exposure:
         """Views of every window and clip after so many steps; until the data last changed, those that were counted."""
-        since = exposure(views(self.schedule, steps), self.buckets, self.library.regularization)
+        since = exposure(times_seen(self.schedule, steps), self.buckets, self.library.regularization)
         if not self.past.step:
             return since
-        until = exposure(views(self.schedule, self.past.step), self.buckets, self.library.regularization)
+        until = exposure(times_seen(self.schedule, self.past.step), self.buckets, self.library.regularization)
         return since.less(until).more(self.past.views, self.library.windows)
 
     def views_at(self, step: int) -> float:
@@ -93,7 +93,7 @@ class Job:
     def _views_a_step(self) -> float:
         repeats = {clip.id: clip.repeats for clip in self.library.clips}
         entries = sum(repeats[window.clip_id] for window in self.training_windows)
-        return entries / len(self.training_windows) / float(steps_a_pass(self.schedule))
+        return entries / len(self.training_windows) / float(steps_per_epoch(self.schedule))
 
     @cached_property
     def training_windows(self) -> tuple[Window, ...]:
@@ -158,7 +158,7 @@ def open_job(
     notes += [
         f"{dataset.path} is left out: its loss_weight is 0" for dataset in config.datasets if dataset not in weighing
     ]
-    steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_a_pass(schedule))
+    steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_per_epoch(schedule))
     notes += [arithmetic] if arithmetic else []
     notes += epoch_notes(library, shaped, schedule, steps)
     return Job(
@@ -200,7 +200,7 @@ def epoch_notes(
     """What regularization takes of the samples, and training clips that the run never shows."""
     if not library.windows:
         return []
-    seen = exposure(views(schedule, steps), list(shaped.values())).clips
+    seen = exposure(times_seen(schedule, steps), list(shaped.values())).clips
     others = library.regularization
     notes, total = [], sum(seen.values())
     aside = sum(count for name, count in seen.items() if name in others)
