@@ -1,4 +1,4 @@
-"""torch, diffusers and transformers as objects that are imported at their first use.
+"""torch, diffusers, transformers and huggingface_hub as objects that are imported at their first use.
 
 A family's file has its spec, which is read without torch, and its networks: with these names it needs no import inside a
 function. Type checkers see the modules themselves.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import diffusers as diffusers
+    import huggingface_hub as huggingface_hub
     import torch as torch
     import transformers as transformers
 else:
@@ -24,4 +25,6 @@ else:
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module(self._name), name)
 
-    torch, diffusers, transformers = map(_LazyModule, ("torch", "diffusers", "transformers"))
+    diffusers, huggingface_hub, torch, transformers = map(
+        _LazyModule, ("diffusers", "huggingface_hub", "torch", "transformers")
+    )

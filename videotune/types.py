@@ -22,6 +22,16 @@ if TYPE_CHECKING:  # importing this module must not import torch
     from torch import Tensor, nn
 
 
+Nets = Mapping[str, "nn.Module"]
+"""Denoisers by their experts' names."""
+
+Say = Callable[[str], None]
+"""What is told a sentence for the user."""
+
+Fill = Callable[["nn.Module"], object] | None
+"""What puts tensors in the place of a network's parameters, which are on the meta device; None: its weights are read."""
+
+
 @dataclass(frozen=True, order=True)
 class ClipShape:
     """What one sample looks like in pixels: frames × height × width, at fps frames a second. A bucket is one of these."""
@@ -347,7 +357,7 @@ class Family(Protocol):
     variants: tuple[str, ...]
     dtype: torch.dtype
     weights: WeightDtypes
-    stream_text: Callable[[str], None] | None
+    stream_text: Say | None
     """Text encoders that load from now on keep the weights of their blocks on the host; it is told what fails. None: not."""
 
     def __init__(
@@ -370,10 +380,7 @@ class Family(Protocol):
         """For each caption its unpadded states on the CPU: {"text": (l, D), …}."""
 
     def text_parts(self) -> Mapping[str, TextPart]:
-        """The text encoders by their folders' names, as they read captions until they are freed.
-
-        What is done to them (rows laid over a table, weights that train) is done to all that is encoded meanwhile.
-        """
+        """The text encoders by their folders' names; what is done to them is done to all that is encoded until ``free``."""
 
     def tokenizers(self) -> Mapping[str, Any]:
         """A fresh tokenizer of each text encoder, by the encoder's folder; no weights are read."""
@@ -385,10 +392,7 @@ class Family(Protocol):
         """How many tokens the caption has before any cut; more than ``spec.text_tokens`` are cut."""
 
     def encode_in_loop(self, captions: Sequence[str]) -> Condition:
-        """What the denoiser is told of captions, encoded now, on the run's device, with gradients where they are on.
-
-        The numbers are those of ``encode_text`` and ``condition``, whatever captions stand beside one another.
-        """
+        """``condition`` of captions encoded now, on the run's device, with gradients where they are on."""
 
     def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
         """For each format of token rows, each text encoder's key in its one file; {}: the token is the key, a file each."""
@@ -400,26 +404,15 @@ class Family(Protocol):
         """Zeros in the form of what ``condition`` is given for one clip of this shape and a caption of full length."""
 
     def encode_video(self, frames: Tensor, random: np.random.Generator | None = None) -> Moments:
-        """One clip (3, T, H, W) in [-1, 1] -> its latent moments, on the CPU in float32.
-
-        ``random`` gives the draws that this view of it needs (``spec.image_noise``); None: the plain view, without any.
-        """
+        """One clip (3,T,H,W) in [-1,1] -> its moments, on the CPU in float32; ``random`` is for ``spec.image_noise``."""
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
-        """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1, 1], on the CPU in float32.
+        """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU in float32; ``tiled``: in less memory."""
 
-        ``tiled``: in overlapping tiles, which needs less memory and gives slightly other pixels.
-        """
-
-    def part(self, name: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
+    def part(self, name: str, fill: Fill = None) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""
 
-    def denoiser(
-        self,
-        expert: str | None = None,
-        device: torch.device | None = None,
-        fill: Callable[[nn.Module], object] | None = None,
-    ) -> nn.Module:
+    def denoiser(self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None) -> nn.Module:
         """The diffusers transformer, frozen, in the run's dtype on a device (None: the run's). Expert None: the first."""
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
@@ -431,13 +424,8 @@ class Family(Protocol):
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Video tokens attend to their own latent frame and to the text, text to text alone, until switched off."""
 
-    def sample(
-        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
-    ) -> Tensor:
-        """Normalised latents (B,C,F,H,W) sampled by the family's own diffusers pipeline, one for each seed.
-
-        Where the image is told on channels of its own, it is in ``cond.extras``, and ``uncond`` has the same.
-        """
+    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+        """Normalised latents (B,C,F,H,W) sampled by the family's own pipeline, one for each seed."""
 
     def pipeline_class(self) -> Any:
         """The diffusers pipeline that reads this family's LoRA files."""

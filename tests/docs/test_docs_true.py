@@ -82,7 +82,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @EACH
 def test_files_that_are_named_exist(page: Path) -> None:
-    assert missing_paths(spans(page)) == []
+    """The log names files as they were called then."""
+    assert page.name == "LOG.md" or missing_paths(spans(page)) == []
 
 
 @EACH

@@ -24,7 +24,7 @@ from videotune.memory.quantization import (
     share_of,
     unpack,
 )
-from videotune.models.parts import weight_files
+from videotune.models.model_files import weight_files
 from videotune.models.registry import find, names
 from videotune.types import WeightDtypes
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from videotune.errors import VideotuneError
 from videotune.models.base_model import place, spec_for
-from videotune.models.parts import missing
+from videotune.models.model_files import missing
 from videotune.models.pretrained import read_tokenizer
 from videotune.models.registry import find, names
 

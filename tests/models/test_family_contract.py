@@ -411,7 +411,7 @@ def test_fingerprints_follow_the_bytes(name: str, tiny_bases: Callable[..., Path
 
 
 def test_fingerprints_see_the_middle_of_a_file(tmp_path: Path) -> None:
-    from videotune.models import parts as room
+    from videotune.models import model_files as room
 
     content = bytearray(3 << 20)
     (tmp_path / "weights").write_bytes(content)
@@ -422,7 +422,7 @@ def test_fingerprints_see_the_middle_of_a_file(tmp_path: Path) -> None:
 
 
 def test_large_files_are_read_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from videotune.models import parts as room
+    from videotune.models import model_files as room
 
     monkeypatch.setattr(room, "SAMPLED_ABOVE", 1 << 10)
     monkeypatch.setattr(room, "BLOCK", 1 << 10)

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from videotune.errors import VideotuneError
-from videotune.models import parts
+from videotune.models import model_files
 from videotune.models.base_model import part_files
-from videotune.models.parts import fingerprint, has_weights
+from videotune.models.model_files import fingerprint, has_weights
 from videotune.models.wan import Wan
 from videotune.types import Expert, ModelSpec
 
@@ -63,8 +63,8 @@ def test_files_go_to_the_experts_in_order(two: ModelSpec, tmp_path: Path) -> Non
 
 def test_a_change_of_one_tensor_of_a_large_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 40 tensors in turn, small and large ones, although not a tenth of the file is read."""
-    monkeypatch.setattr(parts, "SAMPLED_ABOVE", 1 << 10)
-    monkeypatch.setattr(parts, "BLOCK", 1 << 10)
+    monkeypatch.setattr(model_files, "SAMPLED_ABOVE", 1 << 10)
+    monkeypatch.setattr(model_files, "BLOCK", 1 << 10)
     path = tmp_path / "model.safetensors"
     tensors = {f"{i:02d}.{kind}": torch.zeros(size) for i in range(20) for kind, size in (("w", 1 << 14), ("b", 8))}
     seen = set()
@@ -73,14 +73,14 @@ def test_a_change_of_one_tensor_of_a_large_file_is_seen(tmp_path: Path, monkeypa
         save_file(value, path)
         seen.add(fingerprint(tmp_path))
     assert len(seen) == 1 + len(tensors)
-    assert sum(length for _, length in parts._blocks(path, path.stat().st_size)) < path.stat().st_size / 10
+    assert sum(length for _, length in model_files._blocks(path, path.stat().st_size)) < path.stat().st_size / 10
 
 
 def test_a_fingerprint_does_not_depend_on_how_the_file_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_bases: Callable[[str], Path]
 ) -> None:
     """A copy, and the Hub's cache with its links, are the same bytes: what was encoded with one serves the other."""
-    monkeypatch.setattr(parts, "SAMPLED_ABOVE", 1 << 10)
+    monkeypatch.setattr(model_files, "SAMPLED_ABOVE", 1 << 10)
     source = tiny_bases("wan") / "vae"
     for name in ("copy", "snapshot"):
         (tmp_path / name).mkdir()

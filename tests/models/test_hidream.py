@@ -61,7 +61,7 @@ def test_what_it_cannot_read_is_refused(tiny_bases: Bases, tmp_path: Path) -> No
         HiDream.read_spec(folder)
 
 
-def test_llama_is_missed_and_join(tiny_bases: Bases, tiny_family: Open, tmp_path: Path) -> None:
+def test_llama_is_missed_and_joined(tiny_bases: Bases, tiny_family: Open, tmp_path: Path) -> None:
     """As published, without its fourth text encoder; then with the folder that is made of both."""
     whole, base, llama = tiny_bases("hidream"), tmp_path / "base", tmp_path / "llama"
     shutil.copytree(whole, base)

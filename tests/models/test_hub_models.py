@@ -89,14 +89,14 @@ class FakeHub(BaseHTTPRequestHandler):
             tags = ["license:apache-2.0"]
             self.answer(200, json.dumps({"id": "user/x", "sha": COMMIT, "siblings": siblings, "tags": tags}).encode())
         else:
-            content = files["/".join(parts[4:])]
-            if content is None:
+            name = "/".join(parts[4:])
+            content = files[name]
+            if name in server.broken and self.command == "GET":
                 self.answer(403, b"")
                 return
             headers = {"ETag": f'"{etag(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
             start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
             headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
-            name = "/".join(parts[4:])
             if name in server.cut and self.command == "GET":
                 server.cut.remove(name)
                 self.answer(200, content, headers, cut=len(content) // 2)
@@ -117,12 +117,12 @@ class FakeHub(BaseHTTPRequestHandler):
         """Keep quiet."""
 
 
-def etag(content: bytes | None) -> str:
-    return hashlib.sha256(content or b"").hexdigest()
+def etag(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
-def row(key: str, name: str, content: bytes | None) -> dict[str, Any]:
-    size = len(content or b"x")
+def row(key: str, name: str, content: bytes) -> dict[str, Any]:
+    size = len(content)
     lfs = {"oid": etag(content), "sha256": etag(content), "size": size, "pointerSize": 1}
     return {key: name, "size": size, "oid": "0" * 40, "blobId": "0" * 40, "lfs": lfs}
 
@@ -132,7 +132,7 @@ def server(tiny_bases: Callable[[str], Path]) -> Iterator[Any]:
     base = tiny_bases("wan")
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
         files = {path.relative_to(base).as_posix(): path.read_bytes() for path in base.rglob("*") if path.is_file()}
-        server.files, server.asked, server.cut = files | UNUSED, [], set()  # type: ignore[attr-defined]
+        server.files, server.asked, server.cut, server.broken = files | UNUSED, [], set(), set()  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -182,8 +182,8 @@ def test_what_is_needed_is_fetched_and_told_before(server: Any, placed: Placed) 
     assert more == []
     size = sum(len(server.files[name]) for name in needed)
     come = sum(len(server.files[name]) for name in needed if name.endswith(".safetensors"))
-    assert said_first.startswith(f"user/good: {len(needed)} files, {size / 1000:.0f} KB, ")
-    assert f"{come / 1000:.0f} KB are fetched into " in said_first
+    assert said_first.startswith(f"user/good: {len(needed)} files, {size / 1000:.1f} kB, ")
+    assert f"{come / 1000:.1f} kB are fetched into " in said_first
     assert said_first.endswith("licence: apache-2.0")
     server.asked.clear()
     assert placed("user/good") == (folder, [])
@@ -202,15 +202,15 @@ def test_a_broken_connection_is_taken_up_where_it_broke(server: Any, placed: Pla
 def test_files_that_have_come_are_kept(server: Any, placed: Placed) -> None:
     """An answer that is wrong in the midst ends the run; the next one asks only for what is not there."""
     name = "vae/diffusion_pytorch_model.safetensors"
-    whole, server.files[name] = server.files[name], None
+    server.broken.add(name)
     said, _ = placed("user/good")
     assert said.startswith("error: base_model_name: ")
     before = fetched(server) - {name}
     assert len(before) > 5
-    server.files[name] = whole
+    server.broken.clear()
     server.asked.clear()
     folder, _ = placed("user/good")
-    assert (Path(folder) / name).read_bytes() == whole
+    assert (Path(folder) / name).read_bytes() == server.files[name]
     assert not fetched(server) & before
 
 
@@ -249,7 +249,7 @@ def test_each_file_is_held_once_against_the_hubs_own_hash(server: Any, placed: P
 def test_a_full_disk_is_told_before(server: Any, placed: Placed) -> None:
     said, _ = placed("user/good", free="1000")
     assert said.startswith("error: base_model_name: user/good needs ")
-    assert "has 1.0 KB free. Free some, or set HF_HOME" in said
+    assert "has 1.0 kB free. Free some, or set HF_HOME" in said
     assert not any(name.endswith(".safetensors") for name in fetched(server))
 
 

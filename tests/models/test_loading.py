@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from videotune.errors import VideotuneError
 from videotune.models.base_model import check_base, place, spec_for
 from videotune.models.loading import load_model
-from videotune.models.parts import check_parts, weight_files
+from videotune.models.model_files import check_parts, weight_files
 
 CPU = torch.device("cpu")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -133,7 +133,6 @@ PEAK = """
 import os, sys, torch
 from pathlib import Path
 from diffusers import WanTransformer3DModel
-from videotune.models.loading import load_model
 
 def resident(what):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what)) * 1024

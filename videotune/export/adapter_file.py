@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.export.formats import digest_of
-from videotune.models.config_file import parse_object, read_config
-from videotune.models.parts import some
+from videotune.models.model_files import parse_object, read_config, some
 from videotune.types import Family
 
 if TYPE_CHECKING:

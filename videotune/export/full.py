@@ -12,7 +12,7 @@ from videotune.errors import VideotuneError
 from videotune.export.lora import Exported
 from videotune.files import system_errors, whole_folder, write_json
 from videotune.models.loading import load_model, quietly
-from videotune.models.parts import weight_files
+from videotune.models.model_files import weight_files
 from videotune.types import Family
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from videotune.errors import VideotuneError
 from videotune.export.full import all_but, link
 from videotune.export.lora import Exported
 from videotune.files import whole_folder, write_json
-from videotune.models.parts import headers, spans_of, weight_files
+from videotune.models.model_files import headers, spans_of, weight_files
 from videotune.types import Family
 
 if TYPE_CHECKING:

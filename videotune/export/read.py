@@ -13,8 +13,7 @@ from videotune.adapters.lora import lora_parameters
 from videotune.errors import VideotuneError
 from videotune.export.adapter_file import facts_in, lora_of, read_tensors, refuse, warn_base_differs
 from videotune.export.formats import CONFIG
-from videotune.models.config_file import parse_object
-from videotune.models.parts import note
+from videotune.models.model_files import note, parse_object
 from videotune.models.pretrained import explained
 from videotune.types import Family
 

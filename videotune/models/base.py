@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from videotune.lazy import diffusers, torch, transformers
-from videotune.models.config_file import read_config
-from videotune.models.loading import load_model
-from videotune.models.meta import on_meta
-from videotune.models.parts import fingerprint
-from videotune.models.pipelines import bare_pipeline, in_tiles, own_scheduler, stand_in
+from videotune.models.loading import load_model, on_meta
+from videotune.models.model_files import fingerprint, read_config
+from videotune.models.pipelines import bare_pipeline, in_tiles, joined, own_scheduler, stand_in
 from videotune.models.pretrained import count_tokens, read_tokenizer
 from videotune.models.registry import register
 from videotune.types import (
@@ -25,9 +24,12 @@ from videotune.types import (
     Batch,
     ClipShape,
     Condition,
+    Fill,
     ModelSpec,
     Moments,
+    Nets,
     SampleRequest,
+    Say,
     TextPart,
     WeightDtypes,
 )
@@ -58,8 +60,11 @@ class DiffusersModel:
 
     transformer_class: ClassVar[str]
     vae_class: ClassVar[str]
-    text_encoders: ClassVar[Mapping[str, tuple[str, str]]] = {"text_encoder": ("tokenizer", "T5EncoderModel")}
-    """Each text encoder's folder: its tokenizer's folder, and its class in transformers."""
+    text_encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "T5EncoderModel"}
+    """Each text encoder's folder, and its class in transformers; its tokenizer's folder has the same number."""
+
+    main_encoder, all_layers = "text_encoder", False
+    """Of several text encoders, the one that stands for all in a plan, and whether the states of all its layers are used."""
 
     embedding_names: ClassVar[Mapping[str, str]] = {}
     """What ComfyUI's tokenizer of each text encoder calls new tokens in a file; none: no such form is written."""
@@ -86,7 +91,7 @@ class DiffusersModel:
         self.spec = self.read_spec(folder)
         self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
         self.config = read_config(folder / "transformer" / "config.json")
-        self.stream_text: Callable[[str], None] | None = None
+        self.stream_text: Say | None = None
         self.vae_lock = RLock()
         self._loaded: dict[str, Any] = {}
 
@@ -109,10 +114,11 @@ class DiffusersModel:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def part(self, name: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
+    def part(self, name: str, fill: Fill = None) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""
         if name == "text_encoder":
-            return self._text_encoder(name, fill)
+            encoders = {part: self._text_encoder(part, fill) for part in self.text_encoders}
+            return encoders[name] if len(encoders) == 1 else joined(encoders, self.main_encoder, self.all_layers)
         cls = getattr(diffusers, self.vae_class)
         return load_model(cls, self.folder / name, torch.float32, self.device, fill=fill)
 
@@ -120,12 +126,7 @@ class DiffusersModel:
         """The VAE in float32. It is not tiled unless asked: tiles give other latents and frames than the pipeline's."""
         return self._part("vae", lambda: self.part("vae"))
 
-    def denoiser(
-        self,
-        expert: str | None = None,
-        device: torch.device | None = None,
-        fill: Callable[[nn.Module], object] | None = None,
-    ) -> nn.Module:
+    def denoiser(self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None) -> nn.Module:
         """The transformer, frozen; modules that diffusers keeps in float32 stay so."""
         cls, folder = getattr(diffusers, self.transformer_class), self.folder / self.spec.part_of(expert)
         packed, blocks = self.weights.transformer, self.spec.blocks
@@ -137,16 +138,15 @@ class DiffusersModel:
 
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that caches and checkpoints depend on."""
-        pairs = ((part, tokenizer) for part, (tokenizer, _) in self.text_encoders.items())
-        text = [fingerprint(self.folder / name) for pair in pairs for name in pair]
+        text = [fingerprint(self.folder / name) for part in self.text_encoders for name in (part, tokenizer_of(part))]
         nets = [self.spec.part_of(expert.name) for expert in self.spec.experts]
         own = {name: fingerprint(self.folder / name) for name in ("vae", *nets)}
         return {"text_encoder": "-".join([*text, self.weights.of_text(self.dtype)]), **own}
 
     # text
 
-    def _text_encoder(self, part: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
-        cls = getattr(transformers, self.text_encoders[part][1])
+    def _text_encoder(self, part: str, fill: Fill = None) -> nn.Module:
+        cls = getattr(transformers, self.text_encoders[part])
         packed, stream = self.weights.text_encoder, self.stream_text
         return load_model(cls, self.folder / part, self.dtype, self.device, packed, fill=fill, stream=stream)
 
@@ -157,8 +157,8 @@ class DiffusersModel:
     def _load_text(self) -> Any:
         tokenizers = self.tokenizers()
         parts: dict[str, Any] = {}
-        for part, (folder, cls) in self.text_encoders.items():
-            parts |= {part: self._text_encoder(part), folder: tokenizers[part]}
+        for part, cls in self.text_encoders.items():
+            parts |= {part: self._text_encoder(part), tokenizer_of(part): tokenizers[part]}
             # Older configs name 2 as CLIP's end mark, and then the highest number of a caption counts as its end: that of a
             # new token would. The end mark's own place is the same one in every other caption.
             for module in parts[part].modules() if cls.startswith("CLIP") else ():
@@ -167,26 +167,22 @@ class DiffusersModel:
         return bare_pipeline(self.pipeline_class(), **parts)
 
     def text_parts(self) -> Mapping[str, TextPart]:
-        """The text encoders with their tokenizers."""
+        """The text encoders with their tokenizers, as they read captions until they are freed.
+
+        What is done to them (rows laid over a table, weights that train) is done to all that is encoded meanwhile.
+        """
         pipe = self.text_pipeline()
-        return {
-            part: TextPart(getattr(pipe, folder), getattr(pipe, part))
-            for part, (folder, _) in self.text_encoders.items()
-        }
+        return {part: TextPart(getattr(pipe, tokenizer_of(part)), getattr(pipe, part)) for part in self.text_encoders}
 
     def tokenizers(self) -> Mapping[str, Any]:
         """A fresh tokenizer of each text encoder."""
-        return {
-            part: read_tokenizer(self.folder / name, self.folder / part)
-            for part, (name, _) in self.text_encoders.items()
-        }
+        folder = self.folder
+        return {part: read_tokenizer(folder / tokenizer_of(part), folder / part) for part in self.text_encoders}
 
     def text_skeletons(self) -> Mapping[str, nn.Module]:
         """The text encoders on the meta device."""
-        return {
-            part: on_meta(getattr(transformers, name), self.folder / part)
-            for part, (_, name) in self.text_encoders.items()
-        }
+        classes = {part: getattr(transformers, name) for part, name in self.text_encoders.items()}
+        return {part: on_meta(cls, self.folder / part) for part, cls in classes.items()}
 
     @classmethod
     def clean(cls, caption: str) -> str:
@@ -205,11 +201,14 @@ class DiffusersModel:
         return len(ids) - self.tokens_in_front
 
     def encode(self, caption: str) -> dict[str, Tensor]:
-        """The pipeline's own states of a caption in full length, "text" (L,D) among them, in the form of ``condition``."""
-        text, _ = self.text_pipeline().encode_prompt(
+        """The pipeline's own states of a caption in full length, in the form of ``condition``.
+
+        "text" (L,D), and where the pipeline gives one its "mask" (L,), True where the caption is.
+        """
+        text, mask, *_ = self.text_pipeline().encode_prompt(
             caption, do_classifier_free_guidance=False, max_sequence_length=self.spec.text_tokens, device=self.device
         )
-        return {"text": text[0]}
+        return {"text": text[0]} | ({} if mask is None else {"mask": mask[0]})
 
     def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
         """What of a caption's states must be kept: all, where the states of padding act on what is sampled."""
@@ -248,7 +247,12 @@ class DiffusersModel:
 
     def latent_statistics(self) -> tuple[Tensor, Tensor] | None:
         """The mean and deviation of the VAE's latents, (C,1,1,1) each; None: its config has a scale for all channels."""
-        return None
+        vae = self.vae()
+        found = [vae._buffers.get(name, vae.config.get(name)) for name in ("latents_mean", "latents_std")]
+        if any(values is None for values in found):
+            return None
+        mean, std = (torch.as_tensor(values, device=self.device).float().view(-1, 1, 1, 1) for values in found)
+        return mean, std / (vae.config.get("scaling_factor") or 1.0)
 
     def _normalised(self, mean: Tensor, logvar: Tensor) -> tuple[Tensor, Tensor]:
         statistics, config = self.latent_statistics(), self.vae().config
@@ -269,7 +273,10 @@ class DiffusersModel:
         return {}
 
     def encode_video(self, frames: Tensor, random: np.random.Generator | None = None) -> Moments:
-        """Frames (3,T,H,W) in [-1,1] -> normalised moments, the mean alone where the authors train on it."""
+        """Frames (3,T,H,W) in [-1,1] -> normalised moments, the mean alone where the authors train on it.
+
+        ``random`` gives the draws that this view of it needs (``spec.image_noise``); None: the plain view, without any.
+        """
         self.check_shape(*frames.shape[1:])
         with self.vae_lock, torch.no_grad():
             latent = self.vae().encode(frames[None].to(self.device)).latent_dist
@@ -302,7 +309,7 @@ class DiffusersModel:
         """The checkpoint's own scheduler, at its own shift or at another one."""
         return own_scheduler(self.folder, shift)
 
-    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
+    def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
         """The checkpoint's pipeline over ``nets``, without VAE and text encoders; ``nets`` is asked at each of its steps.
 
         ``cls`` and ``parts``: another class, and further components of it.
@@ -311,7 +318,9 @@ class DiffusersModel:
             part = self.spec.part_of(expert.name)
             config = {**self.config_defaults, **read_config(self.folder / part / "config.json")}
             parts[part] = stand_in(nets, expert.name, config, self.dtype, self.device)
-        pipe = bare_pipeline(cls or self.pipeline_class(), scheduler=self.scheduler(shift), **parts)
+        cls, index = cls or self.pipeline_class(), read_config(self.folder / "model_index.json")
+        settings = {name: index[name] for name in cls._get_signature_keys(cls)[1] if name in index}
+        pipe = bare_pipeline(cls, **({"scheduler": self.scheduler(shift)} | settings | parts))
         pipe.vae_scale_factor = pipe.vae_scale_factor_spatial = self.spec.rules.spatial_stride
         pipe.vae_scale_factor_temporal = self.spec.rules.temporal_stride
         pipe.set_progress_bar_config(disable=True)
@@ -324,23 +333,27 @@ class DiffusersModel:
             words["prompt_attention_mask"] = cond.text_mask.to(self.device)
         return words
 
-    def sample(
-        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
-    ) -> Tensor:
-        """Normalised latents (B,C,F,H,W), float32, on the run's device; noise is drawn on the CPU, by a seed each."""
+    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+        """Normalised latents (B,C,F,H,W), float32, on the run's device; noise is drawn on the CPU, by a seed each.
+
+        Where the image is told on channels of its own, it is in ``cond.extras``, and ``uncond`` has the same.
+        """
         shape = request.shape
         self.check_shape(shape.frames, shape.height, shape.width)
         pipe = self.pipeline(nets, request.shift)
-        return self.run_pipeline(pipe, cond, uncond, request, num_frames=shape.frames).float()
+        return self.run_pipeline(pipe, cond, uncond, request).float()
 
     def run_pipeline(
         self, pipe: Any, cond: Condition, uncond: Condition | None, request: SampleRequest, **words: Any
     ) -> Tensor:
-        """The latents that a pipeline gives; ``words`` are what its call takes beside what every pipeline does."""
+        """The latents that a pipeline gives; ``words`` are what its call takes beside what pipelines usually do."""
         negative = {} if uncond is None else {f"negative_{name}": x for name, x in self.prompt(uncond).items()}
+        shape, asked = request.shape, signature(pipe.__call__).parameters
+        video = {"num_frames": shape.frames, "frame_rate": shape.fps}
         known = {
-            "height": request.shape.height,
-            "width": request.shape.width,
+            **{name: value for name, value in video.items() if name in asked},
+            "height": shape.height,
+            "width": shape.width,
             "num_inference_steps": request.steps,
             "guidance_scale": request.guidance,
             "generator": [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds],
@@ -385,6 +398,11 @@ class DiffusersModel:
     def tiny_pipeline(cls, variant: str) -> Any:
         """A pipeline of tiny random networks of a kind of checkpoint, made in one order."""
         raise NotImplementedError
+
+
+def tokenizer_of(part: str) -> str:
+    """The folder of a text encoder's tokenizer."""
+    return part.replace("text_encoder", "tokenizer")
 
 
 def renamed(name: str, names: Names) -> str:

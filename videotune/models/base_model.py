@@ -6,18 +6,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from videotune.errors import VideotuneError
 from videotune.files import digest, user_cache
 from videotune.lazy import diffusers, torch
-from videotune.models.config_file import read_config
 from videotune.models.hub import fetch, verify
-from videotune.models.loading import check_part
-from videotune.models.meta import to_fill
-from videotune.models.parts import (
+from videotune.models.loading import check_part, to_fill
+from videotune.models.model_files import (
     STEMS,
     NotHere,
     check_parts,
@@ -26,11 +24,12 @@ from videotune.models.parts import (
     headers,
     model_parts,
     note,
+    read_config,
     weight_files,
 )
 from videotune.models.pretrained import explained
 from videotune.models.registry import find, names, of_pipeline
-from videotune.types import BasePlace, Family, ModelSpec
+from videotune.types import BasePlace, Family, ModelSpec, Say
 
 CONFIGS = Path(str(resources.files("videotune") / "assets" / "models"))
 """A folder of configs for each published model; ``index.json`` says which base model names mean it."""
@@ -46,13 +45,7 @@ def published(name: str) -> Path | None:
     return folder if name in {*known, *known.values()} else None
 
 
-def place(
-    name: str,
-    *,
-    weights: bool = True,
-    files: Mapping[str, Path] | None = None,
-    echo: Callable[[str], None] = note,
-) -> BasePlace:
+def place(name: str, *, weights: bool = True, files: Mapping[str, Path] | None = None, echo: Say = note) -> BasePlace:
     """Where the base model called ``name`` lies: asset:NAME, a folder, or a Hub id.
 
     What of a Hub model is not here is downloaded; without ``weights`` its configs and tokenizers alone. With ``weights``
@@ -88,7 +81,7 @@ def check_base(folder: Path) -> None:
             check_part(cls, folder / part, to_fill(cls, folder / part, torch.float32))
 
 
-def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: Callable[[str], None]) -> Path:
+def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: Say) -> Path:
     if name.startswith("asset:"):
         folder = Path(str(resources.files("videotune") / "assets" / name.removeprefix("asset:")))
         if not (folder / "model_index.json").is_file():

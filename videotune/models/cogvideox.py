@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,19 +16,10 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.config_file import read_config
-from videotune.models.frame_attention import isolate, joint_attention
+from videotune.models.frame_attention import isolate
+from videotune.models.model_files import read_config
 from videotune.models.tiny_text import tiny_t5
-from videotune.types import (
-    PLAIN_WEIGHTS,
-    Batch,
-    ClipShape,
-    Condition,
-    ModelSpec,
-    SampleRequest,
-    VideoRules,
-    WeightDtypes,
-)
+from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,16 +91,6 @@ class CogVideoX(DiffusersModel):
     config_defaults = dict.fromkeys(
         ("patch_size_t", "ofs_embed_dim", "use_rotary_positional_embeddings", "use_learned_positional_embeddings")
     )
-
-    def __init__(
-        self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
-    ) -> None:
-        from videotune.diffusion.objective import objective  # imports torch
-        from videotune.diffusion.timesteps import Timesteps
-
-        super().__init__(folder, device, dtype, weights)
-        self._path = objective("v", self.spec.path_constants, Timesteps()).path
-        self._net = SimpleNamespace(**{**self.config_defaults, **self.config})
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
@@ -214,6 +196,19 @@ class CogVideoX(DiffusersModel):
         )
         return out[0].transpose(1, 2)[:, :, front:].float()
 
+    @cached_property
+    def _net(self) -> SimpleNamespace:
+        """The transformer's config by its attributes, as the pipeline reads it."""
+        return SimpleNamespace(**{**self.config_defaults, **self.config})
+
+    @cached_property
+    def _path(self) -> Any:
+        """The noising path."""
+        from videotune.diffusion.objective import objective  # imports torch
+        from videotune.diffusion.timesteps import Timesteps
+
+        return objective("v", self.spec.path_constants, Timesteps()).path
+
     def _front(self, frames: int) -> int:
         """How many latent frames must stand in front of so many, for tokens to cover them all."""
         return -frames % self.spec.patch[0]
@@ -256,17 +251,8 @@ class CogVideoX(DiffusersModel):
     def isolate_frames(net: nn.Module, on: bool) -> None:
         """A frame of 1.5 is a pair of latent frames."""
         shell: Any = net
-
-        def with_frames(
-            _: Any, words: tuple[Any, ...], named: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            # handed on as an argument, so that a block that is computed again for its gradients hears the same
-            video = named["hidden_states"] if "hidden_states" in named else words[0]
-            frames = video.shape[1] // (shell.config.patch_size_t or 1)
-            return words, named | {"attention_kwargs": (named.get("attention_kwargs") or {}) | {"frames": frames}}
-
-        attentions = [block.attn1 for block in shell.transformer_blocks]
-        isolate(attentions, FrameAttention, on, lambda: shell.register_forward_pre_hook(with_frames, with_kwargs=True))
+        attentions, patch = [block.attn1 for block in shell.transformer_blocks], shell.config.patch_size_t or 1
+        isolate(net, attentions, on, lambda hidden_states, **_: hidden_states.shape[1] // patch, text_first=True)
 
     def pipeline_class(self) -> Any:
         """From text, or from an image."""
@@ -279,14 +265,12 @@ class CogVideoX(DiffusersModel):
             raise VideotuneError(f"sample.shift: {self.spec.title} has no shift to set; leave it out")
         return super().scheduler(shift)
 
-    def sample(
-        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
-    ) -> Tensor:
+    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
         """``cond.extras["image"]`` (B,C,1,H,W) goes on from an image, where the checkpoint takes one."""
         shape = request.shape
         self.check_shape(shape.frames, shape.height, shape.width)
         pipe = self.pipeline(nets, request.shift)
-        words: dict[str, Any] = {"num_frames": shape.frames}
+        words = {}
         if self.spec.first_frame is not None:
             pipe.prepare_latents = self._prepare_latents(pipe, cond)  # it has the true image
             words["image"] = torch.zeros(len(cond.text), 3, shape.height, shape.width)
@@ -366,33 +350,3 @@ def _scattered(noise: Tensor) -> Tensor:
     # step is odd and size even, so that i·step + 1 = i has no solution
     places = (torch.arange(size, device=noise.device) * step + 1) % size
     return flat[:, places].view_as(noise)
-
-
-class FrameAttention:
-    """Attention of diffusers' CogVideoX blocks with each frame by itself; ``own`` and ``handle`` undo it."""
-
-    def __init__(self, own: Any, handle: Any) -> None:
-        self.own, self.handle = own, handle
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        image_rotary_emb: Any = None,
-        frames: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        """Video (B, F·n, D) and text (B, L, D) -> both attended; no mask is known here."""
-        assert attention_mask is None
-        assert frames > 0
-        length, joint = encoder_hidden_states.shape[1], torch.cat([encoder_hidden_states, hidden_states], dim=1)
-        q, k, v = (to(joint).unflatten(2, (attn.heads, -1)) for to in (attn.to_q, attn.to_k, attn.to_v))
-        q, k = (norm(x) if norm is not None else x for norm, x in ((attn.norm_q, q), (attn.norm_k, k)))
-        video, text = [x[:, length:] for x in (q, k, v)], [x[:, :length] for x in (q, k, v)]
-        if image_rotary_emb is not None:
-            rotate = diffusers.models.embeddings.apply_rotary_emb
-            video[:2] = (rotate(x, image_rotary_emb, sequence_dim=1) for x in video[:2])
-        joint = torch.cat(joint_attention(video, text, frames, text_first=True)[::-1], dim=1)
-        out = attn.to_out[1](attn.to_out[0](joint))
-        return out[:, length:], out[:, :length]

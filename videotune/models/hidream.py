@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
-from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.config_file import read_config
-from videotune.models.parts import model_parts
+from videotune.models.base import DiffusersModel, lora_targets, tokenizer_of
+from videotune.models.model_files import model_parts, read_config
 from videotune.models.pretrained import count_tokens
 from videotune.models.tiny_text import bytes_tokenizer, clip_tokenizer, tiny_clip, tiny_t5
-from videotune.types import Batch, ClipShape, Condition, ModelSpec, SampleRequest, VideoRules
+from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,11 +66,10 @@ class HiDream(DiffusersModel):
     variants = ("full", "dev")
     transformer_class, vae_class = "HiDreamImageTransformer2DModel", "AutoencoderKL"
     text_encoders = {
-        "text_encoder": ("tokenizer", "CLIPTextModelWithProjection"),
-        "text_encoder_2": ("tokenizer_2", "CLIPTextModelWithProjection"),
-        "text_encoder_3": ("tokenizer_3", "T5EncoderModel"),
-        "text_encoder_4": ("tokenizer_4", "LlamaForCausalLM"),
-    }
+        "text_encoder": "CLIPTextModelWithProjection", "text_encoder_2": "CLIPTextModelWithProjection",
+        "text_encoder_3": "T5EncoderModel", "text_encoder_4": "LlamaForCausalLM",
+    }  # fmt: skip
+    main_encoder, all_layers = "text_encoder_4", True
     original_names = ()
 
     @classmethod
@@ -124,8 +122,8 @@ class HiDream(DiffusersModel):
     def token_lengths(cls, folder: Path, captions: Sequence[str]) -> list[int] | None:
         """The most that any of the tokenizers makes of each caption; CLIP's count where they have a tokenizer.json."""
         counts = [
-            count_tokens(folder / tokenizer, [cls.clean(caption) if "T5" in name else caption for caption in captions])
-            for tokenizer, name in cls.text_encoders.values()
+            count_tokens(folder / tokenizer_of(part), [*map(cls.clean, captions)] if "T5" in name else captions)
+            for part, name in cls.text_encoders.items()
         ]
         if None in counts[2:]:
             return None
@@ -162,30 +160,12 @@ class HiDream(DiffusersModel):
             "pooled": torch.zeros(self.config["text_emb_dim"], dtype=self.dtype),
         }
 
-    def part(self, name: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
-        """The four text encoders are one network that reads as Llama does; the VAE takes clips of one frame."""
-        if name != "text_encoder":
-            return _of_frames(super().part(name, fill))
-        encoders = {part: self._text_encoder(part, fill) for part in self.text_encoders}
-        llama: Any = encoders["text_encoder_4"]
+    def part(self, name: str, fill: Fill = None) -> nn.Module:
+        """The VAE takes clips of one frame."""
+        net = super().part(name, fill)
+        return _of_frames(net) if name == "vae" else net
 
-        class Encoders(torch.nn.ModuleDict):
-            """Called as Llama; its parameters are those of all."""
-
-            def get_input_embeddings(self) -> Any:
-                return llama.get_input_embeddings()
-
-            def forward(self, **named: Any) -> Any:
-                return (torch.stack(llama(**named, output_hidden_states=True).hidden_states[1:]),)
-
-        return Encoders(encoders)
-
-    def denoiser(
-        self,
-        expert: str | None = None,
-        device: torch.device | None = None,
-        fill: Callable[[nn.Module], object] | None = None,
-    ) -> nn.Module:
+    def denoiser(self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None) -> nn.Module:
         """Its routed experts carry gradients."""
         return _trainable(super().denoiser(expert, device, fill))
 
@@ -230,7 +210,7 @@ class HiDream(DiffusersModel):
         """Of images."""
         return diffusers.HiDreamImagePipeline
 
-    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
+    def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
         """The pipeline asks the network for its places."""
         pipe = super().pipeline(nets, shift, cls, **parts)
         pipe.transformer.max_seq = self.spec.padded_tokens
@@ -245,9 +225,7 @@ class HiDream(DiffusersModel):
         }
         return {word: value.to(self.device, self.dtype) for word, value in words.items()}
 
-    def sample(
-        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
-    ) -> Tensor:
+    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
         """The pipeline samples every request at one area, 1024² pixels of a published model.
 
         Here that area is the request's own, so that the pipeline's loop samples the size that was trained.
@@ -393,7 +371,7 @@ def join(base: Path, llama: Path, folder: Path) -> Path:
     if folder.exists():
         raise VideotuneError(f"{folder} is there already: name a new folder")
     part = "text_encoder_4"
-    tokenizer, encoder = HiDream.text_encoders[part]
+    tokenizer, encoder = tokenizer_of(part), HiDream.text_encoders[part]
     links = {entry.name: entry for entry in base.iterdir() if entry.is_dir() and entry.name not in (part, tokenizer)}
     for entry in llama.iterdir():
         if entry.is_file():

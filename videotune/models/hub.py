@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.files import digest, size_text, user_cache, write_text
-from videotune.models.parts import (
+from videotune.lazy import huggingface_hub as hub
+from videotune.models.model_files import (
     STEMS,
     NotHere,
     has_weights,
@@ -25,6 +27,7 @@ from videotune.models.parts import (
     some,
     without_safetensors,
 )
+from videotune.types import Say
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -52,7 +55,7 @@ def go_offline() -> None:
     os.environ[OFFLINE] = "1"
 
 
-def fetch(name: str, *, weights: bool, own: Collection[str], echo: Callable[[str], None]) -> Path:
+def fetch(name: str, *, weights: bool, own: Collection[str], echo: Say) -> Path:
     """The folder in the Hub's cache with what videotune needs of the model ``name``; what is not there is downloaded.
 
     That is the parts of its model_index.json: configs and tokenizers, and with ``weights`` the safetensors of each part but
@@ -61,38 +64,30 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: Callable[[str
     come whole are kept. Raises VideotuneError that says what to do: for a wrong id, a gated or private model, a full disk,
     no network.
     """
-    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-
     if offline():
         return cached(name, weights=weights, own=own, why="the Hub may not be asked (--offline or HF_HUB_OFFLINE)")
     try:
-        info = HfApi().model_info(name, files_metadata=True)
+        info = hub.HfApi().model_info(name)
         listed = {file.rfilename for file in info.siblings or ()}
         if "model_index.json" not in listed:
             raise VideotuneError(_no_layout(name, listed))
         with _bars(False):
-            index = read_config(Path(hf_hub_download(name, "model_index.json", revision=info.sha)))
-        files = wanted(name, index, sorted(listed), weights=weights, own=own)
-        patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
-        with _bars(False):
+            index = read_config(Path(hub.hf_hub_download(name, "model_index.json", revision=info.sha)))
+            files = wanted(name, index, sorted(listed), weights=weights, own=own)
+            patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
             large = weights and _account(name, info, patterns, echo)
         with _bars(large):
-            folder = Path(snapshot_download(name, revision=info.sha, allow_patterns=patterns))
+            folder = Path(hub.snapshot_download(name, revision=info.sha, allow_patterns=patterns))
         write_text(folder.parents[1] / "refs" / "main", str(info.sha))  # where the cache serves without a network
-        return folder
     except VideotuneError:
         raise
-    except Exception as error:  # the hub's library raises a dozen kinds; each is told to the person
-        if _unreached(error):
-            folder = cached(
-                name,
-                weights=weights,
-                own=own,
-                why="the Hub is not reached: check the network; files that have come are kept",
-            )
-            echo(f"note: the Hub is not reached; {name} is taken from {folder}")
-            return folder
-        raise VideotuneError(told(name, error)) from error
+    except Exception as error:  # the hub's library raises a dozen kinds; each is explained
+        if not _unreached(error):
+            raise VideotuneError(explained_error(name, error)) from error
+        why = "the Hub is not reached: check the network; files that have come are kept"
+        folder = cached(name, weights=weights, own=own, why=why)
+        echo(f"note: the Hub is not reached; {name} is taken from {folder}")
+    return folder
 
 
 def wanted(
@@ -123,26 +118,22 @@ def _is_weights(file: str) -> bool:
 @contextmanager
 def _bars(shown: bool) -> Iterator[None]:
     """The Hub's progress bars, or none: of small files they say nothing worth reading."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    change = not shown and not are_progress_bars_disabled()
+    change = not shown and not hub.utils.are_progress_bars_disabled()
     if change:
-        disable_progress_bars()
+        hub.utils.disable_progress_bars()
     try:
         yield
     finally:
         if change:
-            enable_progress_bars()
+            hub.utils.enable_progress_bars()
 
 
-def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: Callable[[str], None]) -> bool:
+def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: Say) -> bool:
     """Tell what will be fetched, if it is much; VideotuneError where the disk has no room for it."""
-    from huggingface_hub import constants, snapshot_download  # light to start
-
-    files = snapshot_download(name, revision=info.sha, allow_patterns=list(patterns), dry_run=True)
+    files = hub.snapshot_download(name, revision=info.sha, allow_patterns=list(patterns), dry_run=True)
     size = sum(file.file_size or 0 for file in files)
     to_come = sum(file.file_size or 0 for file in files if file.will_download)
-    cache = Path(constants.HF_HUB_CACHE)
+    cache = Path(hub.constants.HF_HUB_CACHE)
     if to_come < _WORTH_A_WORD:
         return False
     here = f", {size_text(size - to_come)} of it are here" if to_come < size else ""
@@ -172,89 +163,70 @@ def cached(name: str, *, weights: bool, own: Collection[str] = (), why: str = ""
 
     Raises VideotuneError naming what of it is not there, and ``why`` it cannot be fetched.
     """
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
     try:
-        found = try_to_load_from_cache(name, "model_index.json")
-    except HFValidationError as error:
-        raise VideotuneError(told(name, error)) from error
+        found = hub.try_to_load_from_cache(name, "model_index.json")
+    except hub.errors.HFValidationError as error:
+        raise VideotuneError(explained_error(name, error)) from error
+    first = "Fetch it where there is a network, or give a local folder in diffusers layout."
     if not isinstance(found, str):
-        raise NotHere(
-            f"base_model_name: {name} is not in {constants.HF_HUB_CACHE}, and {why}. {_fetch_first()}{_near(name)}"
-        )
+        cache = hub.constants.HF_HUB_CACHE
+        raise NotHere(f"base_model_name: {name} is not in {cache}, and {why}. {first}{_near(name)}")
     folder = Path(found).parent
     absent = missing(folder, weights=weights, own=own)
     if absent:
-        raise NotHere(
-            f"base_model_name: of {name}, {len(absent)} files are not in {folder}: {some(absent)}; and {why}. "
-            f"{_fetch_first()}"
-        )
+        what = f"{len(absent)} files are not in {folder}: {some(absent)}"
+        raise NotHere(f"base_model_name: of {name}, {what}; and {why}. {first}")
     return folder
-
-
-def _fetch_first() -> str:
-    return "Fetch it where there is a network, or give a local folder in diffusers layout."
 
 
 def _unreached(error: Exception) -> bool:
     """Whether the Hub could not be asked at all, or is out of order itself."""
-    import httpx2
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    import httpx2  # light to start
 
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, hub.errors.HfHubHTTPError):
         return error.response.status_code >= 500
-    return isinstance(error, (httpx2.TransportError, OfflineModeIsEnabled)) and not isinstance(
+    return isinstance(error, (httpx2.TransportError, hub.errors.OfflineModeIsEnabled)) and not isinstance(
         error, httpx2.LocalProtocolError
     )
 
 
-def told(name: str, error: Exception) -> str:
-    """What to say to the person for an error of the Hub's library; a token never stands in it."""
-    from huggingface_hub import constants, errors
-
-    page, token = f"{constants.ENDPOINT}/{name}", bool(os.environ.get("HF_TOKEN"))
-    settings = f"{constants.ENDPOINT}/settings/tokens"
+def explained_error(name: str, error: Exception) -> str:
+    """What the user can do about an error of the Hub's library; a token never stands in it."""
+    errors, end = hub.errors, hub.constants.ENDPOINT
+    page, settings, token = f"{end}/{name}", f"{end}/settings/tokens", os.environ.get("HF_TOKEN", "").strip()
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
-    who = f"base_model_name: {name}"
     if isinstance(error, errors.GatedRepoError):
-        steps = f"Sign in, open {page}, and agree to its terms"
         rest = (
             " with the account that HF_TOKEN belongs to (some authors grant by hand: it may take days)."
             if token
             else f"; then make a token that may read at {settings}, and set HF_TOKEN to it."
         )
-        return f"{who} is gated. {steps}{rest}"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{who} has no files yet: see {page}"
-    if isinstance(error, errors.RepositoryNotFoundError):
+        what = f" is gated. Sign in, open {page}, and agree to its terms{rest}"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        what = f" has no files yet: see {page}"
+    elif isinstance(error, errors.RepositoryNotFoundError):
         rest = (
             "the account of HF_TOKEN must be one that may read it"
             if token
             else f"make a token that may read at {settings}, and set HF_TOKEN to it"
         )
-        return f"{who} is not on the Hub, or is private. Check the id at {page}{_near(name)}; if it is private, {rest}."
-    if isinstance(error, errors.HFValidationError):
-        return f"{who} is neither a folder here nor an id that the Hub knows. Write user/name.{_near(name)}"
-    if status == 401:
-        return f"{who}: the Hub does not accept HF_TOKEN. Make a new one that may read at {settings}, or unset it."
-    if status == 403:
-        return f"{who}: the Hub refuses it to the account of HF_TOKEN. Let the token read gated models: {settings}"
-    if status == 429:
-        return (
-            f"{who}: the Hub has had too many requests from here. Wait some minutes; a token in HF_TOKEN allows more."
+        what = f" is not on the Hub, or is private. Check the id at {page}{_near(name)}; if it is private, {rest}."
+    elif isinstance(error, errors.HFValidationError):
+        what = f" is neither a folder here nor an id that the Hub knows. Write user/name.{_near(name)}"
+    elif status == 401:
+        what = f": the Hub does not accept HF_TOKEN. Make a new one that may read at {settings}, or unset it."
+    elif status == 403:
+        what = f": the Hub refuses it to the account of HF_TOKEN. Let the token read gated models: {settings}"
+    elif status == 429:
+        what = ": the Hub has had too many requests from here. Wait some minutes; a token in HF_TOKEN allows more."
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        what = f": the disk of {hub.constants.HF_HUB_CACHE} is full. Free some, or set HF_HOME to a disk with room."
+    else:
+        what = (
+            f" could not be fetched: {str(error).replace(token, '(HF_TOKEN)') if token else error}\n"
+            "Files that have come whole are kept: run it again to go on. Or give a local folder in diffusers layout."
         )
-    if isinstance(error, OSError) and error.errno == 28:
-        return f"{who}: the disk of {constants.HF_HUB_CACHE} is full. Free some, or set HF_HOME to a disk with room."
-    return (
-        f"{who} could not be fetched: {_without_token(str(error))}\n"
-        "Files that have come whole are kept: run it again to go on. Or give a local folder in diffusers layout."
-    )
-
-
-def _without_token(text: str) -> str:
-    token = os.environ.get("HF_TOKEN", "").strip()
-    return text.replace(token, "(HF_TOKEN)") if token else text
+    return f"base_model_name: {name}{what}"
 
 
 def _near(name: str) -> str:
@@ -274,7 +246,7 @@ def _no_layout(name: str, listed: Collection[str]) -> str:
     )
 
 
-def verify(files: Iterable[Path], echo: Callable[[str], None]) -> None:
+def verify(files: Iterable[Path], echo: Say) -> None:
     """Read files of the Hub's cache once and compare their bytes with their names; others have nothing to compare with.
 
     A file that is as it was (place, size, time, inode) is not read again. Of several processes the first one reads. Raises

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.config_file import read_config
-from videotune.models.frame_attention import isolate, joint_attention
+from videotune.models.frame_attention import isolate
+from videotune.models.model_files import read_config
 from videotune.models.pretrained import read_tokenizer
 from videotune.models.tiny_text import bytes_tokenizer, clip_tokenizer, tiny_clip
-from videotune.types import Batch, ClipShape, Condition, ModelSpec, SampleRequest, VideoRules
+from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -104,10 +104,7 @@ class HunyuanVideo(DiffusersModel):
     )
     variants = ("t2v",)
     transformer_class, vae_class = "HunyuanVideoTransformer3DModel", "AutoencoderKLHunyuanVideo"
-    text_encoders = {
-        "text_encoder": ("tokenizer", "LlamaModel"),
-        "text_encoder_2": ("tokenizer_2", "CLIPTextModel"),
-    }
+    text_encoders = {"text_encoder": "LlamaModel", "text_encoder_2": "CLIPTextModel"}
     embedding_names = {"text_encoder": "llama", "text_encoder_2": "clip_l"}
     comfyui_names = COMFYUI
     tokens_in_front = CROP
@@ -188,27 +185,6 @@ class HunyuanVideo(DiffusersModel):
         pooled = torch.zeros(self.config["pooled_projection_dim"], dtype=self.dtype)
         return super().blank_states(shape) | {"pooled": pooled}
 
-    def part(self, name: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
-        """Both text encoders are one network that reads as Llama does."""
-        if name != "text_encoder":
-            return super().part(name, fill)
-        llama, clip = (self._text_encoder(part, fill) for part in self.text_encoders)
-
-        class Both(torch.nn.Module):
-            """Llama, with CLIP beside it."""
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.llama, self.clip = llama, clip
-
-            def get_input_embeddings(self) -> Any:
-                return llama.get_input_embeddings()  # type: ignore[operator]
-
-            def forward(self, *words: Any, **named: Any) -> Any:
-                return llama(*words, **named)
-
-        return Both()
-
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0; the network is told 1000 t in float32, and a guidance of 1.
 
@@ -231,30 +207,22 @@ class HunyuanVideo(DiffusersModel):
         """With CLIP's."""
         return super().prompt(cond) | {"pooled_prompt_embeds": cond.extras["pooled"].to(self.device, self.dtype)}
 
-    def sample(
-        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
-    ) -> Tensor:
+    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
         """Guidance is told to the network, once a step.
 
         ``uncond`` is asked of a checkpoint alone that has no embedding for it: there guidance joins two answers.
         """
-        pipe = self.pipeline(nets, request.shift)
-        words: dict[str, Any] = {"num_frames": request.shape.frames}
         if self.spec.guidance_embedded:
-            return self.run_pipeline(pipe, cond, None, request, **words).float()
-        words |= {"guidance_scale": GUIDANCE, "true_cfg_scale": request.guidance}
-        return self.run_pipeline(pipe, cond, uncond, request, **words).float()
+            return super().sample(nets, cond, None, request)
+        words = {"guidance_scale": GUIDANCE, "true_cfg_scale": request.guidance}
+        return self.run_pipeline(self.pipeline(nets, request.shift), cond, uncond, request, **words).float()
 
     @staticmethod
     def isolate_frames(net: nn.Module, on: bool) -> None:
         """In blocks of two streams and of one."""
         shell: Any = net
-
-        def tables_by_frame(module: Any, words: tuple[Tensor, ...], tables: tuple[Tensor, Tensor]) -> Any:
-            return tuple(table.unflatten(0, (words[0].shape[2] // module.patch_size_t, -1)) for table in tables)
-
         attentions = [block.attn for block in (*shell.transformer_blocks, *shell.single_transformer_blocks)]
-        isolate(attentions, FrameAttention, on, lambda: shell.rope.register_forward_hook(tables_by_frame))
+        isolate(net, attentions, on, lambda hidden_states, **_: hidden_states.shape[2] // shell.config.patch_size_t)
 
     def pipeline_class(self) -> Any:
         """From text."""
@@ -307,42 +275,3 @@ def _rest_of_template() -> str:
     text = max(re.split(r"<\|\w+\|>", front), key=len)
     others = 1 + len(re.sub(r"<\|\w+\|>", "*", front)) - len(text)  # with the beginning, which the tokenizer adds
     return text[CROP - 1 - others :]
-
-
-class FrameAttention:
-    """Attention of diffusers' blocks with each latent frame by itself; ``own`` and ``handle`` undo it.
-
-    It knows the frames by the rotary tables (F, tokens of a frame, d), which ``isolate_frames`` shapes so.
-    """
-
-    def __init__(self, own: Any, handle: Any) -> None:
-        self.own, self.handle = own, handle
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        attention_mask: Tensor,
-        image_rotary_emb: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Video (B, F·n, D) and text (B, L, D), of which the mask (B,1,1,F·n+L) shows a part -> both attended."""
-
-        rotate = diffusers.models.embeddings.apply_rotary_emb
-        frames, tables = len(image_rotary_emb[0]), tuple(table.flatten(0, 1) for table in image_rotary_emb)
-        own = attn.to_q, attn.to_k, attn.to_v, attn.norm_q, attn.norm_k
-        # double blocks have projections of the text's own; single ones project both alike
-        added = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj, attn.norm_added_q, attn.norm_added_k)
-        video, text = (
-            [to(states).unflatten(2, (attn.heads, -1)) for to in layers[:3]]
-            for layers, states in ((own, hidden_states), (own if added[0] is None else added, encoder_hidden_states))
-        )
-        video[:2] = (rotate(norm(x), tables, sequence_dim=1) for norm, x in zip(own[3:], video, strict=False))
-        norms = (own if added[0] is None else added)[3:]
-        text[:2] = (norm(x) for norm, x in zip(norms, text, strict=False))
-        seen, read = joint_attention(video, text, frames, attention_mask[..., hidden_states.shape[1] :])
-        if getattr(attn, "to_out", None) is not None:
-            seen = attn.to_out[1](attn.to_out[0](seen))
-        if getattr(attn, "to_add_out", None) is not None:
-            read = attn.to_add_out(read)
-        return seen, read

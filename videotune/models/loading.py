@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.meta import as_loaded, dtype_of, kept_in_float32, to_fill
-from videotune.models.parts import Header, headers, note, weight_files
-from videotune.models.pretrained import pretrained
+from videotune.models.model_files import Header, headers, note, read_config, weight_files
+from videotune.models.pretrained import explained, pretrained
 from videotune.models.registry import FAMILIES, names
+from videotune.types import Fill, Say
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,8 +38,8 @@ def load_model(
     blocks: Sequence[str] = (),
     *,
     stay: torch.device | None = None,
-    fill: Callable[[nn.Module], object] | None = None,
-    stream: Callable[[str], None] | None = None,
+    fill: Fill = None,
+    stream: Say | None = None,
 ) -> nn.Module:
     """A part of a base model by its class of diffusers or transformers, frozen, in ``dtype`` on ``device``.
 
@@ -101,7 +101,7 @@ def _pack(
     return pack_linears(net, blocks or [longest_list(net)], packed, dtype, kept_in_float32(cls, dtype))
 
 
-def _streamed(net: nn.Module, device: torch.device, echo: Callable[[str], None]) -> nn.Module:
+def _streamed(net: nn.Module, device: torch.device, echo: Say) -> nn.Module:
     """Move a network to the device, but for the weights of its longest list of blocks."""
     from videotune.memory.quantization import longest_list
     from videotune.memory.weight_streaming import OffloadSettings, stream_blocks  # imports torch
@@ -201,7 +201,7 @@ def refuse_dtypes(files: list[Path], found: Mapping[str, Header]) -> None:
         )
 
 
-def check_part(cls: Any, folder: Path, net: nn.Module, echo: Callable[[str], None] | None = None) -> Rename | None:
+def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) -> Rename | None:
     """Compare the heads of a part's files with its config's model.
 
     Returns how tensors must be renamed, where the file has the authors' names (None: it has diffusers'). ``echo`` is told
@@ -271,3 +271,67 @@ def shown(files: list[Path]) -> str:
     """The file as the user knows it: where a link of ours leads."""
     first = files[0].resolve() if files[0].is_symlink() and "blobs" not in files[0].resolve().parts else files[0]
     return str(first) if len(files) == 1 else f"{first} (and {len(files) - 1} more)"
+
+
+def on_meta(cls: Any, folder: Path) -> nn.Module:
+    """A network of diffusers or transformers as its config describes it, all of it on the meta device."""
+    with torch.device("meta"):
+        return built(cls, folder)
+
+
+def to_fill(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The model that a part's config describes, parameters on the meta device, buffers real."""
+    from accelerate import init_empty_weights  # torch comes with it
+
+    if read_config(folder / "config.json").get("quantization_config"):
+        raise VideotuneError(f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16")
+    with _default_dtype(dtype), init_empty_weights():
+        return built(cls, folder)
+
+
+def built(cls: Any, folder: Path) -> Any:
+    """A network of diffusers or transformers as the config in its folder describes it.
+
+    Raises VideotuneError where there is no such network.
+    """
+    with explained(f"{folder / 'config.json'} describes no {cls.__name__}"):
+        if hasattr(cls, "load_config"):
+            return cls.from_config(cls.load_config(folder))
+        return cls(pretrained(cls.config_class, folder))
+
+
+def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """A part of a base model on the meta device, each parameter in the dtype that it would be loaded in."""
+    if hasattr(cls, "load_config"):
+        net = to_fill(cls, folder, dtype)
+    else:
+        with _default_dtype(dtype):
+            net = on_meta(cls, folder)
+        net.tie_weights()  # type: ignore[operator]
+    for name, parameter in net.named_parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype_of(name, cls, dtype))
+    return net
+
+
+def kept_in_float32(cls: Any, dtype: torch.dtype) -> tuple[str, ...]:
+    """Parts of the paths of modules that a model's authors keep in float32."""
+    if not hasattr(cls, "load_config") and dtype != torch.float16:  # transformers means half precision alone by that
+        return tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
+    return tuple(getattr(cls, "_keep_in_fp32_modules", None) or ())
+
+
+def dtype_of(name: str, cls: Any, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a parameter, by its name, of a model that is loaded in ``dtype``."""
+    return torch.float32 if any(part in kept_in_float32(cls, dtype) for part in name.split(".")) else dtype
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """As diffusers does: some models make their buffers in torch's default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -7,30 +7,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.config_file import read_config
-from videotune.models.frame_attention import FrameProcessor, isolate
+from videotune.models.frame_attention import isolate
+from videotune.models.model_files import read_config
 from videotune.models.pipelines import known_latents, own_scheduler
 from videotune.models.tiny_text import tiny_t5
 from videotune.rng import draws, seed32
-from videotune.types import (
-    PLAIN_WEIGHTS,
-    Batch,
-    ClipShape,
-    Condition,
-    ModelSpec,
-    SampleRequest,
-    VideoRules,
-    WeightDtypes,
-)
+from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -129,11 +121,10 @@ class LTXVideo(DiffusersModel):
     )  # fmt: skip
     config_defaults = {"patch_size": 1, "patch_size_t": 1}
 
-    def __init__(
-        self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
-    ) -> None:
-        super().__init__(folder, device, dtype, weights)
-        self.newer = _newer(folder)
+    @cached_property
+    def newer(self) -> bool:
+        """Whether it is a checkpoint of 0.9.5 or later."""
+        return _newer(self.folder)
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
@@ -167,27 +158,11 @@ class LTXVideo(DiffusersModel):
             shift_by_tokens=_shifts(read_config(folder / "scheduler" / "scheduler_config.json")),
         )  # fmt: skip
 
-    def encode(self, caption: str) -> dict[str, Tensor]:
-        """ "text" (L,D), padding included, and "mask" (L,), True where the caption is.
-
-        Up to 0.9.1 T5 reads the padding without a mask, so that it acts on the words; the transformer sees the words alone.
-        """
-        text, mask, _, _ = self.text_pipeline().encode_prompt(
-            caption, do_classifier_free_guidance=False, max_sequence_length=self.spec.text_tokens, device=self.device
-        )
-        return {"text": text[0], "mask": mask[0]}
-
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """With the mask of a full caption."""
         return super().blank_states(shape) | {"mask": torch.ones(self.spec.text_tokens, dtype=torch.bool)}
 
-    def latent_statistics(self) -> tuple[Tensor, Tensor]:
-        """Buffers of the VAE itself."""
-        vae = self.vae()
-        mean, std = (buffer.float().view(-1, 1, 1, 1) for buffer in (vae.latents_mean, vae.latents_std))
-        return mean, std / vae.config.scaling_factor
-
-    def part(self, name: str, fill: Callable[[nn.Module], object] | None = None) -> nn.Module:
+    def part(self, name: str, fill: Fill = None) -> nn.Module:
         """A VAE that is told a timestep is told the usual one."""
         net: Any = super().part(name, fill)
         if name == "vae" and net.config.timestep_conditioning:
@@ -259,16 +234,13 @@ class LTXVideo(DiffusersModel):
         """Text is only read from, so nothing leaks through it."""
         shell: Any = net
 
-        def tables_by_frame(_: Any, words: tuple[Any, ...], tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-            states, frames, _, _, _, coords = words
-            if (
-                frames is None
-            ):  # a pipeline that tells positions says no count: tokens of a frame have the first one's time
-                frames = states.shape[1] // int((coords[0, 0] == coords[0, 0, 0]).sum())
-            return tuple(table.reshape(len(states) * frames, -1, table.shape[-1]) for table in tables)
+        def frames(hidden_states: Tensor, num_frames: int | None = None, video_coords: Any = None, **_: Any) -> int:
+            if num_frames is not None:
+                return num_frames
+            # a pipeline that tells positions says no count: tokens of a frame have the first one's time
+            return hidden_states.shape[1] // int((video_coords[0, 0] == video_coords[0, 0, 0]).sum())
 
-        attentions = [block.attn1 for block in shell.transformer_blocks]
-        isolate(attentions, FrameProcessor, on, lambda: shell.rope.register_forward_hook(tables_by_frame))
+        isolate(net, [block.attn1 for block in shell.transformer_blocks], on, frames)
 
     def pipeline_class(self) -> Any:
         """The newer one takes an image or none."""
@@ -282,14 +254,12 @@ class LTXVideo(DiffusersModel):
             )
         return own_scheduler(self.folder, shift, use_dynamic_shifting=False)
 
-    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
+    def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
         """With a VAE, which the pipeline asks for its strides."""
         vae = known_latents(self.spec, None, self.device)
         return super().pipeline(nets, shift, cls, **({"vae": vae} | parts))
 
-    def sample(
-        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
-    ) -> Tensor:
+    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
         """``request.first`` goes on from clean first frames.
 
         Up to 0.9.1 by the image-to-video pipeline, else by the one that takes conditions, which lays its own noise on them
@@ -297,7 +267,7 @@ class LTXVideo(DiffusersModel):
         """
         shape, first, size = request.shape, request.first, self.spec.rules.latent_size(request.shape)
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
-        words: dict[str, Any] = {"num_frames": shape.frames, "frame_rate": shape.fps, "generator": generators}
+        words: dict[str, Any] = {"generator": generators}
         cls = None
         if first is not None and self.newer:
             words["image"] = torch.zeros(1, 3, shape.height, shape.width)  # only its size is looked at

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.config_file import read_config
-from videotune.models.parts import model_parts
+from videotune.models.model_files import model_parts, read_config
 from videotune.models.pretrained import explained
+from videotune.types import Nets
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 
 def bare_pipeline(cls: Any, **parts: Any) -> Any:
     """A pipeline of these components; others that its class asks for are None."""
-    asked = signature(cls.__init__).parameters.values()
-    needed = [one.name for one in asked if one.default is Parameter.empty and one.name != "self"]
+    needed = [name for name, one in signature(cls).parameters.items() if one.default is Parameter.empty]
     return cls(**(dict.fromkeys(needed) | parts))
 
 
-def stand_in(
-    nets: Mapping[str, nn.Module], name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-) -> Any:
+def stand_in(nets: Nets, name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
     """What a pipeline holds in place of a network: its facts, and its answers from ``nets[name]``.
 
     ``nets`` is asked at each call and never before the first, so it may load a network when its steps come, and let
@@ -96,6 +93,27 @@ def own_scheduler(folder: Path, shift: float | None = None, **beside: Any) -> An
         config |= {"flow_shift" if "flow_shift" in config else "shift": shift} | beside
     with explained(f"{folder / 'scheduler' / 'scheduler_config.json'} describes no {name}"):
         return cls.from_config(config)
+
+
+def joined(encoders: Mapping[str, nn.Module], main: str, all_layers: bool) -> nn.Module:
+    """Several text encoders as one network that reads as the main one, as they are in memory together.
+
+    ``all_layers``: it gives the states of every layer, (layers,B,L,D).
+    """
+    reader: Any = encoders[main]
+
+    class Encoders(torch.nn.ModuleDict):
+        """Called as the main one; its parameters are those of all."""
+
+        def get_input_embeddings(self) -> Any:
+            return reader.get_input_embeddings()
+
+        def forward(self, **named: Any) -> Any:
+            if not all_layers:
+                return reader(**named)
+            return (torch.stack(reader(**named, output_hidden_states=True).hidden_states[1:]),)
+
+    return Encoders(encoders)
 
 
 @contextmanager

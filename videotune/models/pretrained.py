@@ -10,7 +10,7 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import transformers
-from videotune.models.config_file import read_config
+from videotune.models.model_files import read_config
 
 PROBES = ("a red circle moves left", "a blue square moves up")
 """Two captions that every tokenizer tells apart which has its vocabulary."""

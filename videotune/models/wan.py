@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.config_file import read_config
-from videotune.models.frame_attention import FrameProcessor, isolate
+from videotune.models.frame_attention import isolate
 from videotune.models.loading import load_model
-from videotune.models.parts import fingerprint
+from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import known_latents
 from videotune.models.pretrained import pretrained
 from videotune.models.tiny_text import tiny_t5
-from videotune.types import Batch, ClipShape, Condition, Expert, ModelSpec, SampleRequest, VideoRules
+from videotune.types import Batch, ClipShape, Condition, Expert, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +90,7 @@ class Wan(DiffusersModel):
     )
     variants = ("t2v", "i2v", "ti2v", "t2v-a14b", "i2v-a14b")
     transformer_class, vae_class = "WanTransformer3DModel", "AutoencoderKLWan"
-    text_encoders = {"text_encoder": ("tokenizer", "UMT5EncoderModel")}
+    text_encoders = {"text_encoder": "UMT5EncoderModel"}
     embedding_names = {"text_encoder": "umt5xxl"}
     comfyui_names, original_names = COMFYUI, ORIGINAL
     config_defaults = {"image_dim": None}
@@ -148,15 +147,6 @@ class Wan(DiffusersModel):
         """Less the zeros after the caption's true length; the pipeline feeds no mask."""
         return {"text": states["text"][: self.text_length(caption)]}
 
-    def latent_statistics(self) -> tuple[Tensor, Tensor]:
-        """As the VAE's config has them."""
-        config = self.vae().config
-        mean, std = (
-            torch.tensor(values, device=self.device).view(-1, 1, 1, 1)
-            for values in (config.latents_mean, config.latents_std)
-        )
-        return mean, std
-
     @property
     def _reads_clip(self) -> bool:
         """Whether the denoiser is told what CLIP sees in the image (2.1 I2V), beside its latents."""
@@ -183,17 +173,11 @@ class Wan(DiffusersModel):
         from PIL import Image  # light to start
 
         pipe, image = diffusers.WanImageToVideoPipeline(None, None, vae=self.vae(), scheduler=None), frames[:, 0]
-        told = pipe.prepare_latents(
-            image[None].to(self.device),
-            1,
-            self.spec.latent_channels,
-            num_frames=frames.shape[1],
-            height=frames.shape[2],
-            width=frames.shape[3],
-            dtype=torch.float32,
-            device=self.device,
-            latents=torch.empty(0),  # it would draw noise, which is not asked for
-        )[1]
+        size = frames.shape[2], frames.shape[3], frames.shape[1]
+        told = pipe.prepare_latents(  # it would draw noise, which is not asked for
+            image[None].to(self.device), 1, self.spec.latent_channels, *size, torch.float32, self.device,
+            latents=torch.empty(0),
+        )[1]  # fmt: skip
         states = {"image": told[0].to(self.dtype).cpu()}
         if self._reads_clip:
             pipe.image_processor, pipe.image_encoder = self._part("image_encoder", self._image_encoder)
@@ -237,38 +221,20 @@ class Wan(DiffusersModel):
     def isolate_frames(net: nn.Module, on: bool) -> None:
         """Text is only read from, so nothing leaks through it."""
         shell: Any = net
-
-        def tables_by_frame(_: Any, words: tuple[Tensor, ...], tables: tuple[Tensor, Tensor]) -> Any:
-            samples, _, frames = words[0].shape[:3]
-            frames //= shell.config.patch_size[0]
-            rows = (table.reshape(frames, -1, *table.shape[2:]) for table in tables)
-            return tuple(table.repeat(samples, 1, 1, 1) for table in rows)
-
-        attentions = [block.attn1 for block in shell.blocks]
-        isolate(attentions, FrameProcessor, on, lambda: shell.rope.register_forward_hook(tables_by_frame))
+        attentions, patch = [block.attn1 for block in shell.blocks], shell.config.patch_size[0]
+        isolate(net, attentions, on, lambda hidden_states, **_: hidden_states.shape[2] // patch)
 
     def pipeline_class(self) -> Any:
         """From text, or from an image."""
         return diffusers.WanImageToVideoPipeline if self.spec.given == "concat" else diffusers.WanPipeline
 
-    def pipeline(self, nets: Mapping[str, nn.Module], shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
-        """With the settings that stand in the checkpoint's index."""
-        index = read_config(self.folder / "model_index.json")
-        parts |= {
-            "boundary_ratio": index.get("boundary_ratio"),
-            "expand_timesteps": bool(index.get("expand_timesteps")),
-        }
-        return super().pipeline(nets, shift, cls, **parts)
-
-    def sample(
-        self, nets: Mapping[str, nn.Module], cond: Condition, uncond: Condition | None, request: SampleRequest
-    ) -> Tensor:
+    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
         """An image is in ``cond.extras`` (image-to-video) or ``request.first`` (TI2V).
 
         Samples with one are drawn one by one: the pipeline takes a single image for all.
         """
         if self.spec.given != "concat" and request.first is None:
-            return self._draw(self.pipeline(nets, request.shift), cond, uncond, request)
+            return super().sample(nets, cond, uncond, request)
         drawn = []
         for i, seed in enumerate(request.seeds):
             one, other = (None if c is None else c.map(lambda x, i=i: x[i : i + 1]) for c in (cond, uncond))  # type: ignore[misc]
@@ -280,16 +246,18 @@ class Wan(DiffusersModel):
             pipe.vae = known_latents(self.spec, first.float().to(self.device), self.device)
             if "clip" in one.extras:
                 pipe.encode_image = lambda *_, clip=one.extras["clip"]: clip.to(self.device)
-            drawn.append(self._draw(pipe, one, other, replace(request, seeds=(seed,))))
-        return torch.cat(drawn)
+            drawn.append(self.run_pipeline(pipe, one, other, replace(request, seeds=(seed,))))
+        return torch.cat(drawn).float()
 
-    def _draw(self, pipe: Any, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
-        words: dict[str, Any] = {"num_frames": request.shape.frames}
-        if "image_processor" in pipe.components:  # what the pixels would be: only their size is looked at
+    def run_pipeline(
+        self, pipe: Any, cond: Condition, uncond: Condition | None, request: SampleRequest, **words: Any
+    ) -> Tensor:
+        """With an image of which only the size is looked at, and the guidance of a second expert."""
+        if "image_processor" in pipe.components:
             words["image"] = torch.zeros(1, 3, request.shape.height, request.shape.width)
         if len(self.spec.experts) > 1:
             words["guidance_scale_2"] = request.guidance if request.guidance_2 is None else request.guidance_2
-        return self.run_pipeline(pipe, cond, uncond, request, **words).float()
+        return super().run_pipeline(pipe, cond, uncond, request, **words)
 
     def fingerprints(self) -> dict[str, str]:
         """Latents of image-to-video have the image's beside them, in the denoiser's dtype, and so another name."""

@@ -14,7 +14,7 @@ from videotune.config.load import merge, parse_sets, read_config, read_preset, s
 from videotune.config.resolve import Resolved, resolve
 from videotune.errors import VideotuneError
 from videotune.models.base_model import part_files, place, published, spec_for
-from videotune.models.parts import NotHere, note
+from videotune.models.model_files import NotHere, note
 from videotune.types import BasePlace, ModelSpec
 
 
