@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
 
 from videotune.files import write_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 SAME_BITS = "cpu-independent=1"
 """Of x264's parameters, for the same file each time: as it comes, its AVX-512 code makes other bits from call to call."""
@@ -44,9 +44,6 @@ def video_bytes(
     H.264 plays in every browser. Frames a second are exact up to a denominator of 1001. One thread encodes, for another
     number of them makes other bits.
     """
-    import av
-    import numpy as np
-
     height, width = (side // 2 * 2 for side in frames[0].shape[:2])
     told = {"crf": str(crf), **options}
     if codec == "libx264":
