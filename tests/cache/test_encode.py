@@ -462,7 +462,7 @@ class Slow:
         self.seconds, self.asked, self.cancelled = seconds, 0, 0
         self.futures: list[Future[Any]] = []
 
-    def ask(self, task: str, words: dict[str, Any], limit: float) -> Future[Any]:
+    def submit(self, task: str, words: dict[str, Any], limit: float) -> Future[Any]:
         assert (task, limit >= self.limit) == ("decode", True)
         future: Future[Any] = Future()
         frames = np.zeros((len(words["times"]), words["height"], words["width"], 3), np.uint8)

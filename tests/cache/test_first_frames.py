@@ -57,7 +57,7 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
     for step in (1, 2):
         batch = prepare(source, step).batch
         for row, name in enumerate(batch.window_ids):
-            moments = encode_take(family, sample_of(windows[name], 0, 5, False), job.library.facts, 5)
+            moments = encode_take(family, sample_of(windows[name], 0, 5, False), job.library.media, 5)
             for key in ("image", "clip"):
                 assert torch.equal(batch.cond.extras[key][row], moments.extras[key])
             assert torch.equal(batch.x0[row], moments.mean)
@@ -198,6 +198,6 @@ def test_what_is_missing_and_wanted_counts_the_noise(make: Make, tmp_path: Path)
     todo = missing(store, prints, 512, (), pairs, 5, True)
     assert len(todo.takes) == 3
     assert len(missing(store, prints, 512, (), pairs, 5).takes) == 1
-    fill(family, store, todo, job.library.facts, 5, None, lambda what, done, total: None)
+    fill(family, store, todo, job.library.media, 5, None, lambda what, done, total: None)
     assert not missing(store, prints, 512, (), pairs, 5, True)
     assert wanted(prints, 512, (), pairs, 5, True) == {(entry.kind, entry.key) for entry in store.entries()}

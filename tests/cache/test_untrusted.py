@@ -18,8 +18,8 @@ from videotune.cache.encode import cut_captions, fits_of
 from videotune.cache.entry import describe
 from videotune.cache.maintenance import listing, prune, verify
 from videotune.cache.store import Store
-from videotune.data.file_checks import ClipProblem, refuse_linked_folder
-from videotune.data.media_index import MediaIndex
+from videotune.data.file_checks import refuse_linked_folder
+from videotune.data.media_index import Examined, MediaIndex
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import write_json
@@ -209,10 +209,9 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
     clip = write_clip(tmp_path / "a.mp4", noise(5, 32, 48))
     index = tmp_path / ".videotune-cache" / "index.json"
 
-    def read() -> tuple[Any, Any]:
-        media = MediaIndex(index, None, workers)
-        known = media.identify([clip], [tmp_path])
-        return known, media.content_scans(known, 10.0)
+    def read() -> Examined:
+        (one,) = MediaIndex(index, None, workers).examine([clip], [tmp_path], 10.0)
+        return one
 
     good = read()
     text = index.read_text()
@@ -231,8 +230,8 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
                 continue
             node[place[-1]] = odd
             index.write_text(json.dumps(value))
-            ((_, info),), _ = read()
-            assert isinstance(info, ClipProblem) or info.path == str(clip)
+            info = read().info
+            assert info is None or info.path == str(clip)
     for odd in ["../../../../tmp/x", "", *ODD]:
         value = json.loads(text)
         next(iter(value["files"].values()))["id"] = odd

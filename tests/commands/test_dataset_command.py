@@ -65,10 +65,8 @@ def test_images_are_listed_and_not_split(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_folder_without_videos_has_nothing_to_split(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "notes.txt").write_text("no clip")
-    with pytest.raises(VideotuneError, match="No video files") as none:
+    with pytest.raises(VideotuneError, match="No video files"):
         run(tmp_path / "in", tmp_path / "out")
-    assert "image" not in str(none.value)
-    assert ".png" not in str(none.value)
     Image.fromarray(noise(1)[0]).save(tmp_path / "in" / "a.png")
     with pytest.raises(VideotuneError, match=r"No video files.*Images, of which it has 1, have no scenes to split"):
         run(tmp_path / "in", tmp_path / "out")

@@ -174,7 +174,7 @@ def test_a_pipe_is_no_caption_and_is_not_waited_for(tmp_path: Path) -> None:
         ("metadata.csv", "file_name,text,text\na,b,c\n", r"metadata\.csv:1 names the column 'text' twice"),
         ("metadata.csv", "", "lists nothing"),
         ("metadata.csv", "file_name,text\n", "lists nothing"),
-        ("metadata.csv", "file_name,text\na.mp4,Bär\n".encode("latin-1"), "is not UTF-8 text .*Save it as UTF-8"),
+        ("metadata.csv", "file_name,text\na.mp4,Bär\n".encode("latin-1"), "is not UTF-8 text .*save it as UTF-8"),
         ("metadata.csv", "file_name,text\na.mp4,x\n".encode("utf-16"), "looks like UTF-16"),
         ("metadata.csv", "file_name,text\na.mp4," + "x" * 200_000, r"metadata\.csv:2 is no CSV: field larger"),
         ("metadata.jsonl", '{"file_name": "a.mp4", "text": "x"}\n{"file_name":', r"metadata\.jsonl:2 is no JSON"),

@@ -55,31 +55,15 @@ def zero_a_range(data: Bytes, others: list[Path], random: Random) -> Bytes:
     return data
 
 
-def swap_ranges(data: Bytes, others: list[Path], random: Random) -> Bytes:
-    a, b, c, d = sorted(int(place) for place in random.integers(0, len(data), 4))
-    return data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:]
-
-
 def swap_boxes(data: Bytes, others: list[Path], random: Random) -> Bytes:
     """The names of two boxes (MP4) or chunks (AVI, PNG) change places."""
-    names = [b"moov", b"mdat", b"trak", b"mdia", b"stbl", b"stts", b"ctts", b"stss", b"stsc", b"stsz", b"stco", b"elst"]
-    names += [
-        b"avcC",
-        b"tkhd",
-        b"mdhd",
-        b"hdlr",
-        b"strh",
-        b"strf",
-        b"movi",
-        b"idx1",
-        b"IHDR",
-        b"IDAT",
-        b"PLTE",
-        b"IEND",
-    ]
+    boxes = (
+        "moov mdat trak mdia stbl stts ctts stss stsc stsz stco elst avcC tkhd mdhd hdlr strh strf movi idx1 IHDR IDAT"
+    )
+    names = [name.encode() for name in [*boxes.split(), "PLTE", "IEND"]]
     there = [name for name in names if name in data]
     if len(there) < 2:
-        return swap_ranges(data, others, random)
+        return flip_bits(data, others, random)
     a, b = (data.find(there[int(i)]) for i in random.choice(len(there), 2, replace=False))
     data[a : a + 4], data[b : b + 4] = data[b : b + 4], data[a : a + 4]
     return data
@@ -99,28 +83,8 @@ def splice(data: Bytes, others: list[Path], random: Random) -> Bytes:
     return data[: int(random.integers(1, len(data)))] + other[int(random.integers(len(other))) :]
 
 
-def append_garbage(data: Bytes, others: list[Path], random: Random) -> Bytes:
-    return data + random.bytes(int(random.integers(1, 4000)))
-
-
-def repeat_a_range(data: Bytes, others: list[Path], random: Random) -> Bytes:
-    first, last = sorted(int(place) for place in random.integers(0, len(data), 2))
-    return data[:last] + data[first:last] * int(random.integers(1, 4)) + data[last:]
-
-
-MUTATIONS: list[Callable[[Bytes, list[Path], Random], Bytes]] = [
-    flip_bits,
-    flip_in_header,
-    flip_at_the_end,
-    cut_short,
-    zero_a_range,
-    swap_ranges,
-    swap_boxes,
-    huge_number,
-    splice,
-    append_garbage,
-    repeat_a_range,
-]
+MUTATIONS: list[Callable[[Bytes, list[Path], Random], Bytes]]
+MUTATIONS = [flip_bits, flip_in_header, flip_at_the_end, cut_short, zero_a_range, swap_boxes, huge_number, splice]
 
 
 def write_seeds(folder: Path) -> Path:

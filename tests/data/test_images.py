@@ -82,55 +82,40 @@ def test_exif_orientation_makes_the_picture_upright(tmp_path: Path, suffix: str,
 COLOUR = (200, 60, 30)
 
 
-def modes() -> dict[str, Image.Image]:
-    flat = Image.new("RGB", (64, 48), COLOUR)
-    see_through = flat.convert("RGBA")
-    see_through.putalpha(17)
-    return {
-        "rgba.png": see_through,
-        "rgba.webp": see_through,
-        "palette.png": flat.convert("P", palette=Image.Palette.ADAPTIVE),
-        "palette.gif": flat.convert("P", palette=Image.Palette.ADAPTIVE),
-        "palette.bmp": flat.convert("P", palette=Image.Palette.ADAPTIVE),
-        "cmyk.tif": flat.convert("CMYK"),
-        "cmyk.jpg": flat.convert("CMYK"),
-        "ycbcr.tif": flat.convert("YCbCr"),
-    }
+FLAT = Image.new("RGB", (64, 48), COLOUR)
+SEE_THROUGH = FLAT.convert("RGBA")
+SEE_THROUGH.putalpha(17)
+PALETTE = FLAT.convert("P", palette=Image.Palette.ADAPTIVE)
+GREY = Image.new("L", (64, 48), 100)
 
 
-WRITE = {
-    "rgba.webp": {"lossless": True, "exact": True},
-    "ycbcr.tif": {"compression": "tiff_lzw"},
-}
-"""Pillow 12.3 cannot read the uncompressed YCbCr TIFF that it writes; scanners write compressed ones."""
-
-
-@pytest.mark.parametrize("name", modes())
-def test_colours_of_every_mode(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "made", "how", "colour"),
+    [
+        ("rgba.png", SEE_THROUGH, {}, COLOUR),
+        ("rgba.webp", SEE_THROUGH, {"lossless": True, "exact": True}, COLOUR),
+        ("palette.png", PALETTE, {}, COLOUR),
+        ("palette_key.png", PALETTE, {"transparency": bytes([9] * 256)}, COLOUR),
+        ("palette.gif", PALETTE, {}, COLOUR),
+        ("palette.bmp", PALETTE, {}, COLOUR),
+        ("cmyk.tif", FLAT.convert("CMYK"), {}, COLOUR),
+        ("cmyk.jpg", FLAT.convert("CMYK"), {}, COLOUR),
+        # Pillow 12.3 cannot read the uncompressed YCbCr TIFF that it writes; scanners write compressed ones
+        ("ycbcr.tif", FLAT.convert("YCbCr"), {"compression": "tiff_lzw"}, COLOUR),
+        ("grey.png", GREY, {}, 100),
+        ("grey.jpg", GREY, {}, 100),
+        ("grey.tif", GREY, {}, 100),
+        ("grey_alpha.png", GREY.convert("LA"), {}, 100),
+        ("black_and_white.png", GREY.convert("1", dither=Image.Dither.NONE), {}, 0),
+    ],
+)
+def test_colours_of_every_mode(
+    tmp_path: Path, name: str, made: Image.Image, how: dict[str, Any], colour: tuple[int, int, int] | int
+) -> None:
     """An alpha channel is left out, as a video's is: the colours below it are shown as they are."""
-    modes()[name].save(tmp_path / name, **WRITE.get(name, {}))
+    made.save(tmp_path / name, **how)
     shown = decode(probe(tmp_path / name), [0.0], 48, 64)[0].astype(int)
-    assert np.abs(shown - COLOUR).max() <= 4
-
-
-def test_a_palette_with_transparency(tmp_path: Path) -> None:
-    flat = Image.new("RGB", (64, 48), COLOUR).convert("P", palette=Image.Palette.ADAPTIVE)
-    flat.save(tmp_path / "a.png", transparency=bytes([9] * 256))
-    shown = decode(probe(tmp_path / "a.png"), [0.0], 48, 64)[0].astype(int)
-    assert np.abs(shown - COLOUR).max() <= 4
-
-
-@pytest.mark.parametrize("name", ["grey.png", "grey.jpg", "grey.tif", "grey_alpha.png"])
-def test_grey_is_grey(tmp_path: Path, name: str) -> None:
-    grey = Image.new("L", (64, 48), 100)
-    (grey.convert("LA") if "alpha" in name else grey).save(tmp_path / name)
-    assert np.abs(decode(probe(tmp_path / name), [0.0], 48, 64)[0].astype(int) - 100).max() <= 1
-
-
-def test_black_and_white(tmp_path: Path) -> None:
-    Image.fromarray(picture()[..., 0] > 100).save(tmp_path / "a.png")
-    shown = decode(probe(tmp_path / "a.png"), [0.0], 64, 96)[0]
-    assert set(np.unique(shown)) == {0, 255}
+    assert np.abs(shown - colour).max() <= 4
 
 
 @pytest.mark.parametrize("name", ["deep.png", "deep.tif"])

@@ -63,39 +63,32 @@ def put(made: Path, kind: str, path: Path) -> Path:
     return shutil.copy(made / f"{kind}.mp4", path)
 
 
-Known = dict[str, tuple[str, MediaInfo | str]]
+Known = dict[str, tuple[str, MediaInfo | str | None, ContentScan | None]]
 
 
 def identified(
-    folder: Path, index: Path | None, workers: Workers | None = None, progress: Any = None
+    folder: Path, index: Path | None, workers: Workers | None = None, progress: Any = None, until: float = 10.0
 ) -> tuple[Known, list[str]]:
-    """By name the id and the media info, or the problem's text; and the notes."""
+    """By name the id, the media info or the problem's text, and the content scan; and the notes."""
     paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
     media = MediaIndex(index, progress, workers)
-    known = [
-        (name, info if isinstance(info, MediaInfo) else str(info)) for name, info in media.identify(paths, [folder])
-    ]
-    return {path.name: what for path, what in zip(paths, known, strict=True)}, media.notes
+    known = media.examine(paths, [folder], until)
+    plain = [(one.id, str(one.problem) if one.problem else one.info, one.scan) for one in known]
+    return {path.name: what for path, what in zip(paths, plain, strict=True)}, media.notes
 
 
-def scan(folder: Path, index: Path | None, workers: Workers | None = None, progress: Any = None) -> Known:
-    known, notes = identified(folder, index, workers, progress)
+def scan(folder: Path, index: Path | None, workers: Workers | None = None, *how: Any) -> Known:
+    known, notes = identified(folder, index, workers, *how)
     assert notes == []
     return known
 
 
-def content(
-    folder: Path, index: Path | None, workers: Workers | None, until: float, progress: Any = None
-) -> list[ContentScan | ClipProblem | None]:
-    """The content scans of the files a.mp4, b.mp4 (no video) and c.mp4."""
-    media = MediaIndex(index, None, workers)
-    known = media.identify([folder / name for name in ("a.mp4", "b.mp4", "c.mp4")], [folder])
-    media._progress = progress
-    return media.content_scans(known, until)
+def expected(path: Path, until: float = 10.0) -> tuple[str, MediaInfo, ContentScan]:
+    return hash_file(path), probe(path), scan_content(probe(path), until)
 
 
 def codecs(known: Known) -> dict[str, str]:
-    return {name: info.codec for name, (_, info) in known.items() if isinstance(info, MediaInfo)}
+    return {name: info.codec for name, (_, info, _) in known.items() if isinstance(info, MediaInfo)}
 
 
 def read(index: Path) -> Any:
@@ -124,37 +117,21 @@ def test_files_are_what_hashing_and_probing_give(folder: Path, tmp_path: Path, w
     for place in (None, index):
         known = scan(folder, place, workers)
         for name in ("a.mp4", "c.mp4"):
-            assert known[name] == (hash_file(folder / name), probe(folder / name))
+            assert known[name] == expected(folder / name)
         with pytest.raises(ClipProblem) as caught:
             probe(folder / "b.mp4")
-        assert known["b.mp4"] == (hash_file(folder / "b.mp4"), str(caught.value))
+        assert known["b.mp4"] == (hash_file(folder / "b.mp4"), str(caught.value), None)
     value = read(index)
     assert (value["version"], len(value["files"]), len(value["contents"])) == (INDEX_VERSION, 3, 3)
 
 
 @pytest.mark.usefixtures("no_workers")
 def test_a_second_scan_starts_no_worker_and_writes_nothing(folder: Path, tmp_path: Path, workers: Workers) -> None:
-    first, scans = (
-        scan(folder, tmp_path / "index.json", workers),
-        content(folder, tmp_path / "index.json", workers, 30.0),
-    )
+    first = scan(folder, tmp_path / "index.json", workers, None, 30.0)
     written = (tmp_path / "index.json").stat().st_mtime_ns
-    assert scan(folder, tmp_path / "index.json") == first
-    assert content(folder, tmp_path / "index.json", None, 3600.0) == scans, "both are of the whole clip"
+    again = scan(folder, tmp_path / "index.json", None, None, 3600.0)
+    assert again == first, "both are of the whole clip"
     assert (tmp_path / "index.json").stat().st_mtime_ns == written
-
-
-def test_scanning_imports_no_decoder_here(folder: Path) -> None:
-    code = f"""
-        import sys
-        from pathlib import Path
-        from videotune.data.media_index import MediaIndex
-        ((_, info),) = MediaIndex(None).identify([Path({str(folder / "a.mp4")!r})], [])
-        assert info.width == 96
-        print([name for name in ("av", "torch", "PIL", "cv2") if name in sys.modules])
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_changed_files_are_probed_and_moved_copied_or_touched_ones_hashed(
@@ -170,10 +147,10 @@ def test_changed_files_are_probed_and_moved_copied_or_touched_ones_hashed(
     put(made, "good2", folder / "d.mp4")
     known = scan(folder, index, workers)
     assert codecs(known) == {"copied.mp4": "marked", "c.mp4": "marked", "d.mp4": "h264", "moved.mp4": "marked"}
-    assert known["d.mp4"] == (hash_file(folder / "d.mp4"), probe(folder / "d.mp4"))
-    for name, (clip_id, info) in known.items():
+    assert known["d.mp4"] == expected(folder / "d.mp4")
+    for name, (clip_id, info, _) in known.items():
         assert clip_id == hash_file(folder / name)
-        assert isinstance(info, str) or info.path == str(folder / name)
+        assert not isinstance(info, MediaInfo) or info.path == str(folder / name)
     assert len(read(index)["contents"]) == 4
 
 
@@ -216,7 +193,7 @@ def test_a_damaged_index_is_reported_and_made_anew(folder: Path, tmp_path: Path,
 @pytest.mark.parametrize("place", ["info", "contents", "problem", "size", "scan"])
 def test_damage_inside_the_index_is_mended(folder: Path, tmp_path: Path, workers: Workers, place: str) -> None:
     index = tmp_path / "index.json"
-    good, scans = scan(folder, index, workers), content(folder, index, workers, 10.0)
+    good = scan(folder, index, workers)
     edit(index, lambda row: row.update({place: 3}) if place in row else None)
     value = read(index)
     if place == "contents":
@@ -226,8 +203,7 @@ def test_damage_inside_the_index_is_mended(folder: Path, tmp_path: Path, workers
     index.write_text(json.dumps(value))
     known, notes = identified(folder, index, workers)
     assert known == good
-    assert ["was damaged" in note for note in notes] == ([] if place == "scan" else [True])
-    assert content(folder, index, workers, 10.0) == scans
+    assert ["was damaged" in note for note in notes] == [True]
     assert scan(folder, index, workers) == good
 
 
@@ -236,8 +212,8 @@ def test_damaged_media_info_is_not_lent_to_a_copy(folder: Path, tmp_path: Path, 
     scan(folder, index, workers)
     edit(index, lambda row: row.get("info", {}).pop("width", None))
     shutil.move(folder / "a.mp4", folder / "moved.mp4")
-    ((_, info),) = MediaIndex(index, None, workers).identify([folder / "moved.mp4"], [])
-    assert info == probe(folder / "moved.mp4")
+    (moved,) = MediaIndex(index, None, workers).examine([folder / "moved.mp4"], [], 10.0)
+    assert moved.info == probe(folder / "moved.mp4")
 
 
 def test_another_versions_index_is_made_anew_without_a_note(folder: Path, tmp_path: Path, workers: Workers) -> None:
@@ -276,7 +252,7 @@ def test_a_scan_killed_outright_leaves_a_whole_index(made: Path, tmp_path: Path,
         from videotune.data import media_index
         media_index.SAVE_EVERY = 0
         folder = Path({str(tmp_path / "set")!r})
-        media_index.MediaIndex(folder.parent / "index.json").identify(sorted(folder.iterdir()), [folder])
+        media_index.MediaIndex(folder.parent / "index.json").examine(sorted(folder.iterdir()), [folder], 10.0)
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     end = time.monotonic() + 20
@@ -286,16 +262,17 @@ def test_a_scan_killed_outright_leaves_a_whole_index(made: Path, tmp_path: Path,
     assert process.wait() in (-signal.SIGKILL, 0)
     assert 1 <= len(read(tmp_path / "index.json")["files"]) <= 60
     known = scan(tmp_path / "set", tmp_path / "index.json", workers)
-    assert len({clip_id for clip_id, info in known.values() if isinstance(info, MediaInfo)}) == 60
+    assert len({clip_id for clip_id, info, _ in known.values() if isinstance(info, MediaInfo)}) == 60
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
 def test_a_hang_is_reported_and_not_remembered(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(folder / "aa.mp4")  # whoever reads it waits for ever
     monkeypatch.setattr(module, "stat_of", Path.stat)  # which would refuse it
+    monkeypatch.setattr(module, "SLOWEST_DECODER", 0.0)
     with Workers(2, limit=1.0) as workers:
         known = scan(folder, tmp_path / "index.json", workers)
-    assert known["aa.mp4"] == ("", "unreadable: no answer within 1 s")
+    assert known["aa.mp4"] == ("", "unreadable: no answer within 1 s", None)
     assert set(codecs(known)) == {"a.mp4", "c.mp4"}
     assert names(tmp_path / "index.json") == {"a.mp4", "b.mp4", "c.mp4"}
 
@@ -307,11 +284,11 @@ def test_what_is_no_file_is_reported_without_a_worker(tmp_path: Path, no_workers
     os.symlink("nowhere.mp4", tmp_path / "link.mp4")
     known = scan(tmp_path, None)
     assert known == {
-        "device.mp4": ("", "not_a_video: is no regular file"),
-        "link.mp4": ("", "missing_file: link to nowhere.mp4, which is missing"),
-        "pipe.mp4": ("", "not_a_video: is no regular file"),
+        "device.mp4": ("", "not_a_video: is no regular file", None),
+        "link.mp4": ("", "missing_file: link to nowhere.mp4, which is missing", None),
+        "pipe.mp4": ("", "not_a_video: is no regular file", None),
     }
-    for name, (_, text) in known.items():
+    for name, (_, text, _) in known.items():
         with pytest.raises(ClipProblem, match=str(text)):
             probe(tmp_path / name)
 
@@ -319,8 +296,8 @@ def test_what_is_no_file_is_reported_without_a_worker(tmp_path: Path, no_workers
 def test_what_cannot_be_read_is_reported_and_not_remembered(folder: Path, tmp_path: Path, workers: Workers) -> None:
     (folder / "folder.mp4").mkdir()
     media = MediaIndex(tmp_path / "index.json", None, workers)
-    known = media.identify([folder / "folder.mp4", folder / "missing.mp4", folder / "a.mp4"], [folder])
-    assert [getattr(what, "reason", None) for _, what in known] == ["unreadable", "missing_file", None]
+    known = media.examine([folder / "folder.mp4", folder / "missing.mp4", folder / "a.mp4"], [folder], 10.0)
+    assert [one.problem and one.problem.reason for one in known] == ["unreadable", "missing_file", None]
     assert media.notes == []
     assert names(tmp_path / "index.json") == {"a.mp4"}
 
@@ -335,33 +312,27 @@ def test_a_name_that_is_no_text_is_a_name(made: Path, tmp_path: Path, workers: W
         mark(tmp_path / "index.json")
 
 
-def test_a_content_scan_is_made_once_and_remembered(folder: Path, tmp_path: Path, workers: Workers) -> None:
+def test_a_content_scan_is_of_the_seconds_asked_for(folder: Path, tmp_path: Path, workers: Workers) -> None:
     index = tmp_path / "index.json"
     calls: list[tuple[int, int, str]] = []
-    first = content(folder, index, workers, 0.5, lambda done, total, name: calls.append((done, total, name[-5:])))
-    assert calls == [(0, 2, "a.mp4"), (1, 2, "c.mp4"), (2, 2, "")]
-    info = probe(folder / "a.mp4")
-    assert first == [scan_content(info, 0.5), None, scan_content(probe(folder / "c.mp4"), 0.5)]
+    first = scan(folder, index, workers, lambda done, total, name: calls.append((done, total, name[-5:])), 0.5)
+    assert calls == [(0, 3, "a.mp4"), (1, 3, "b.mp4"), (2, 3, "c.mp4"), (3, 3, "")]
+    assert first["a.mp4"] == expected(folder / "a.mp4", 0.5)
     edit(index, lambda row: row.get("scan", {}).update({"jitter": 0.125}))
-    assert [getattr(one, "jitter", None) for one in content(folder, index, workers, 0.5)] == [0.125, None, 0.125]
+    found = scan(folder, index, workers, None, 0.5)["a.mp4"][2]
+    assert found is not None
+    assert found.jitter == 0.125
     for other in (0.25, 0.75):  # what another run asked for decides nothing
-        assert content(folder, index, workers, other)[0] == scan_content(info, other)
+        assert scan(folder, index, workers, None, other)["a.mp4"] == expected(folder / "a.mp4", other)
 
 
-def test_a_problem_is_remembered_but_not_that_of_another_file_in_its_place(
-    folder: Path, tmp_path: Path, workers: Workers
-) -> None:
-    index = tmp_path / "index.json"
-    media = MediaIndex(index, None, workers)
-    known = media.identify([folder / "a.mp4"], [folder])
-    path, aside = folder / "a.mp4", tmp_path / "aside"
-    path.rename(aside)
-    (lost,) = media.content_scans(known, 1.0)
-    path.write_bytes(b"\0" * aside.stat().st_size)
-    (bad,) = media.content_scans(known, 1.0)
-    assert isinstance(lost, ClipProblem)
-    assert isinstance(bad, ClipProblem)
-    aside.replace(path)
-    assert isinstance(content(folder, index, workers, 1.0)[0], ContentScan)
-    edit(index, lambda row: row.update({"scan": {"until": 1.0, "problem": ["decode_error", "frame 0"]}}))
-    assert "frame 0" in str(content(folder, index, workers, 1.0)[0])
+def test_a_problem_of_the_pictures_is_remembered(tmp_path: Path, workers: Workers, no_workers: None) -> None:
+    path = write_clip(tmp_path / "a.mp4", noise(12), options={"bf": "0"})
+    data = bytearray(path.read_bytes())
+    begin = data.index(b"mdat") + 4
+    data[begin : begin + 4000] = bytes(4000)
+    path.write_bytes(data)
+    for pool in (workers, None):
+        (one,) = MediaIndex(tmp_path / "index.json", None, pool).examine([path], [], 10.0)
+        assert one.problem is not None
+        assert one.problem.reason == "decode_error"

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workers() -> Iterator[Workers]:
     with Workers(2) as pool:
         yield pool
+
+
+def ask(workers: Workers, path: Path, limit: float | None = None, known: Sequence[str] = ()) -> Future[Any]:
+    return workers.submit("examine", {"path": str(path), "until": 9.0, "known": list(known)}, limit)
 
 
 HELD: list[int] = []
@@ -103,11 +107,12 @@ def gone(pids: set[int]) -> bool:
 
 
 def test_answers_are_what_the_same_calls_say_here(clip: Path, workers: Workers) -> None:
-    answer = workers.submit("probe", {"path": str(clip)}).result()
+    answer = ask(workers, clip).result()
     info = probe(clip)
-    assert answer == {"id": hash_file(clip), "info": json.loads(json.dumps(info.to_json()))}
+    expected = {"id": hash_file(clip), "info": info.to_json(), "scan": scan_content(info, 9.0).to_json()}
+    assert answer == json.loads(json.dumps(expected))
     assert MediaInfo.from_json(answer["info"]) == info
-    assert workers.submit("probe", {"path": str(clip), "unless": [answer["id"]]}).result() == {"id": answer["id"]}
+    assert ask(workers, clip, known=[answer["id"]]).result() == {"id": answer["id"]}
     words = {"times": [1.0, 0.0, 1.0], "height": 48, "width": 48, "resize": "random", "place": (0.0, 1.0)}
     wanted = decode(info, [1.0, 0.0, 1.0], 48, 48, resize="random", place=(0.0, 1.0))
     for given in (info, answer["info"]):
@@ -127,19 +132,13 @@ def test_frames_larger_than_the_pipe_come_whole(tmp_path: Path, workers: Workers
     assert workers.submit("decode", words | {"times": []}).result().shape == (0, 640, 960, 3)
 
 
-def test_content_scans_are_submitted_the_same_way(clip: Path, workers: Workers) -> None:
-    info = probe(clip)
-    answer = workers.submit("content_scan", {"info": info, "until": 9.0}).result()
-    assert answer == json.loads(json.dumps(scan_content(info, 9.0).to_json()))
-
-
 def test_a_clips_problem_is_raised_here(clip: Path, tmp_path: Path, workers: Workers) -> None:
     words = {"info": probe(clip), "times": [99.0], "height": 32, "width": 32}
     with pytest.raises(ClipProblem, match="lies outside the clip") as caught:
         workers.submit("decode", words).result()
     assert (caught.value.reason, type(caught.value)) == ("decode_error", ClipProblem)
     (tmp_path / "text.mp4").write_text("hello " * 100)
-    answer = workers.submit("probe", {"path": str(tmp_path / "text.mp4")}).result()
+    answer = ask(workers, tmp_path / "text.mp4").result()
     assert answer["problem"][0] == "not_a_video"
 
 
@@ -149,7 +148,7 @@ def test_a_file_that_the_disk_no_longer_gives_is_no_fact_of_its_content(tmp_path
     path.unlink()
     with pytest.raises(DecoderCrash):
         workers.submit("decode", words).result()
-    assert workers.submit("probe", {"path": str(path)}).result()["id"] == ""
+    assert ask(workers, path).result()["id"] == ""
 
 
 def test_frames_that_do_not_fit_here_leave_the_pool_sound(
@@ -171,7 +170,7 @@ def test_a_bug_is_raised_with_its_traceback_and_the_clip(clip: Path, workers: Wo
         workers.submit("no such task", {"path": str(clip)}).result()
     assert str(clip) in str(caught.value)
     assert "Traceback" in str(caught.value)
-    assert workers.submit("probe", {"path": str(clip)}).result()["info"]  # and the pool goes on
+    assert ask(workers, clip).result()["info"]  # and the pool goes on
 
 
 @pytest.mark.parametrize(("error", "kind"), [(MemoryError(), "crash"), (KeyError("x"), "error")])
@@ -179,25 +178,25 @@ def test_errors_cross_the_pipe_as_what_they_are(error: Exception, kind: str, mon
     def fail(**arguments: object) -> None:
         raise error
 
-    monkeypatch.setitem(worker.TASKS, "content_scan", fail)
+    monkeypatch.setitem(worker.TASKS, "examine", fail)
     out = io.BytesIO()
-    worker._answer("content_scan", {}, out)
+    worker._answer("examine", {}, out)
     assert json.loads(out.getvalue())[0] == kind
 
 
 @posix
 def test_a_crash_costs_one_clip(clip: Path, endless: Path, workers: Workers) -> None:
-    crashing = workers.submit("probe", {"path": str(endless)})
+    crashing = ask(workers, endless)
     until(lambda: reading(endless))
     (pid,) = children()
-    others = [workers.submit("probe", {"path": str(clip)}) for _ in range(4)]
+    others = [ask(workers, clip) for _ in range(4)]
     assert others[0].result(20)
     os.kill(pid, signal.SIGSEGV)
     with pytest.raises(DecoderCrash, match=r"the decoder crashed \(SIGSEGV\)") as caught:
         crashing.result(20)
     assert caught.value.reason == "unreadable"
     assert [other.result(20)["id"] for other in others] == [hash_file(clip)] * 4
-    assert workers.submit("probe", {"path": str(clip)}).result(20)["id"] == hash_file(clip)
+    assert ask(workers, clip).result(20)["id"] == hash_file(clip)
     workers.close()
     assert children() == set()
 
@@ -205,16 +204,16 @@ def test_a_crash_costs_one_clip(clip: Path, endless: Path, workers: Workers) -> 
 @posix
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_hang_costs_one_clip(clip: Path, endless: Path, workers: Workers, stopped: bool) -> None:
-    hanging = workers.submit("probe", {"path": str(endless)}, limit=1.0)
+    hanging = ask(workers, endless, limit=1.0)
     until(lambda: reading(endless))
     (pid,) = children()
     if stopped:
         os.kill(pid, signal.SIGSTOP)
-    others = [workers.submit("probe", {"path": str(clip)}) for _ in range(4)]
+    others = [ask(workers, clip) for _ in range(4)]
     assert [other.result(20)["id"] for other in others] == [hash_file(clip)] * 4
     with pytest.raises(DecoderCrash, match=r"no answer within 1 s"):
         hanging.result(20)
-    assert [workers.submit("probe", {"path": str(clip)}).result(20)["id"] for _ in range(3)] == [hash_file(clip)] * 3
+    assert [ask(workers, clip).result(20)["id"] for _ in range(3)] == [hash_file(clip)] * 3
     workers.close()
     assert children() == set()
 
@@ -222,18 +221,18 @@ def test_a_hang_costs_one_clip(clip: Path, endless: Path, workers: Workers, stop
 @posix
 def test_a_child_that_died_between_tasks_is_not_the_next_clips_fault(clip: Path) -> None:
     with Workers(1) as workers:
-        workers.submit("probe", {"path": str(clip)}).result()
+        ask(workers, clip).result()
         (pid,) = children()
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert workers.submit("probe", {"path": str(clip)}).result()["id"] == hash_file(clip)
+        assert ask(workers, clip).result()["id"] == hash_file(clip)
 
 
 def test_children_are_started_when_needed(clip: Path) -> None:
     with Workers(4) as workers:
         assert children() == set()
         for _ in range(3):
-            workers.submit("probe", {"path": str(clip)}).result()
+            ask(workers, clip).result()
         assert len(children()) < 4
 
 
@@ -261,13 +260,13 @@ def test_ordered_pulls_no_further_than_said(clip: Path, tmp_path: Path, workers:
 
 @posix
 def test_what_was_asked_ahead_is_given_up_when_nobody_wants_it(clip: Path, endless: Path) -> None:
-    tasks = [("probe", {"path": str(path)}) for path in (clip, *[endless] * 9)]
+    tasks = [("examine", {"path": str(path), "until": 9.0}) for path in (clip, *[endless] * 9)]
     with Workers(1) as workers:
         answers = workers.map(tasks, ahead=10)
         assert next(answers)["id"] == hash_file(clip)
         until(lambda: reading(endless))
         answers.close()
-        last = workers.submit("probe", {"path": str(clip)})
+        last = ask(workers, clip)
         os.kill(children().pop(), signal.SIGKILL)  # of the nine, one was being opened
         assert last.result(20)["id"] == hash_file(clip)
 
@@ -278,7 +277,7 @@ def test_closing_ends_everything_also_when_an_exception_flies(clip: Path, endles
 
     def work(workers: Workers) -> None:
         with workers:
-            futures.extend(workers.submit("probe", {"path": str(endless)}) for _ in range(5))
+            futures.extend(ask(workers, endless) for _ in range(5))
             until(lambda: len(children()) == 2 and reading(endless))
             raise ZeroDivisionError
 
@@ -290,14 +289,14 @@ def test_closing_ends_everything_also_when_an_exception_flies(clip: Path, endles
         with pytest.raises(CancelledError):
             future.result(0)
     with pytest.raises(RuntimeError, match="closed"):
-        workers.submit("probe", {"path": str(clip)})
+        ask(workers, clip)
     workers.close()
 
 
 def test_a_child_that_cannot_start_says_why(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
     with Workers(1) as workers, pytest.raises(RuntimeError, match=r"(?s)could not start.*ModuleNotFoundError"):
-        workers.submit("probe", {"path": str(clip)}).result()
+        ask(workers, clip).result()
     assert children() == set()
 
 
@@ -307,9 +306,9 @@ PARENT = """
     from videotune.data.workers import Workers, default_workers
     clip, endless, said = sys.argv[1:]
     workers = Workers(2)
-    answer = workers.submit("probe", {"path": clip}).result()
-    busy = workers.submit("probe", {"path": endless})  # one child is busy, and another idle
-    workers.submit("probe", {"path": clip}).result()
+    answer = workers.submit("examine", {"path": clip, "until": 9.0}).result()
+    busy = workers.submit("examine", {"path": endless, "until": 9.0})  # one child is busy, and another idle
+    workers.submit("examine", {"path": clip, "until": 9.0}).result()
     pids = sorted(child.pid for child in workers._children)
     Path(said + ".part").write_text(json.dumps({"answer": answer, "pids": pids}))
     os.replace(said + ".part", said)
@@ -372,17 +371,17 @@ def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:
     code = """
         import os, sys
         from videotune.data import worker
-        probe_file = worker.probe_file
-        def noisy(path):
+        examine = worker.examine
+        def noisy(path, until):
             os.write(1, b"noise ")
             os.write(2, b"noise ")
             print("more noise", flush=True)
             print("still more", file=sys.stderr)
-            return probe_file(path)
-        worker.TASKS["probe"] = noisy
+            return examine(path, until)
+        worker.TASKS["examine"] = noisy
         worker.main()
     """
-    request = json.dumps(["probe", {"path": str(clip)}]).encode() + b"\n"
+    request = json.dumps(["examine", {"path": str(clip), "until": 9.0}]).encode() + b"\n"
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         stdin=subprocess.PIPE,
@@ -402,20 +401,13 @@ def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:
         assert (child.stdout.read(), child.stderr.read()) == (b"", b"")
 
 
-def test_the_module_runs_as_a_program(clip: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "videotune.data.worker"], input=b"", capture_output=True, check=True, timeout=20
-    )
-    assert done.stdout == b'["ok", "ready"]\n'
-
-
 def test_the_default_pool_is_one_and_ends_with_the_process(clip: Path) -> None:
     assert default_workers() is default_workers()
     code = f"""
         import json
         from videotune.data.workers import default_workers
         workers = default_workers()
-        workers.submit("probe", {{"path": {str(clip)!r}}}).result()
+        workers.submit("examine", {{"path": {str(clip)!r}, "until": 9.0}}).result()
         print(json.dumps([workers.count, [child.pid for child in workers._children]]))
     """
     done = subprocess.run(

@@ -125,7 +125,7 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
         store = Store(Path(folder))
         takes = [(window, variant) for window in windows]
         todo = missing(store, family.fingerprints(), job.spec.text_tokens, (), takes, seed)
-        fill(eye, store, todo, job.library.facts, seed, None, lambda what, done, total: None)
+        fill(eye, store, todo, job.library.media, seed, None, lambda what, done, total: None)
     frames = [((x + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy() for x in handed]
     return dict(zip(windows, frames, strict=True))
 

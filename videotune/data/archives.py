@@ -17,7 +17,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
@@ -75,7 +74,14 @@ def unpack(archive: Path, cache: Path, progress: Progress | None = None) -> Path
             )
         folder = home / files.digest([str(archive.absolute()), about.st_size, about.st_mtime_ns])
         home.mkdir(parents=True, exist_ok=True)
-        with _alone(home, progress):
+        lock = FileLock(home / ".lock")
+        try:
+            alone = lock.acquire(timeout=0)
+        except Timeout:
+            if progress is not None:
+                progress(0, 1, "waiting for another process that unpacks an archive")
+            alone = lock.acquire()
+        with alone:
             for left in home.glob(".part-*"):  # a killed process's: no other is at work here now
                 shutil.rmtree(left)
             if not _is_whole(folder):
@@ -88,22 +94,6 @@ def unpack(archive: Path, cache: Path, progress: Progress | None = None) -> Path
             f"{archive} could not be unpacked into {home}: {error.strerror or error}{where}."
         ) from error
     return folder
-
-
-@contextmanager
-def _alone(home: Path, progress: Progress | None) -> Iterator[None]:
-    """Hold the folder of archives for this process alone; reports where another one is at work there."""
-    lock = FileLock(home / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if progress is not None:
-            progress(0, 1, "waiting for another process that unpacks an archive")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _is_whole(folder: Path) -> bool:

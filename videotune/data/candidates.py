@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.types import VideoRules
+from videotune.types import VideoRules, Window
 
 from .buckets import Choices, Size, choose_size
 from .captions import read_caption, with_trigger
@@ -22,7 +22,6 @@ from .frame_sampling import FrameSampling, sample_frames, shrink_factor, without
 from .layouts import ClipFile, repeats_of
 from .locations import Location
 from .media_info import MediaInfo
-from .source_videos import SourceClip
 
 
 @dataclass
@@ -82,11 +81,6 @@ class Candidate:
         """The captions with the trigger."""
         return tuple(with_trigger(caption, self.dataset.trigger) for caption in self.written)
 
-    def source_clip(self, dataset_name: str) -> SourceClip:
-        """What tells the source of this clip."""
-        signatures = self.scan.signatures if self.scan is not None else ()
-        return SourceClip(PurePosixPath(dataset_name) / self.relative, self.media.seconds, signatures)
-
     def sample(self, config: Config, rules: VideoRules) -> None:
         """Choose the size and the windows, random ones only if it is not held out; ClipProblem where none has room."""
         info, shrink = self.media, shrink_factor(self.video, rules)
@@ -96,7 +90,12 @@ class Candidate:
         cuts: tuple[float, ...] = ()
         if video.frame_sample_strategy == "keyframe" and video.keyframe_source == "scenes" and self.scan is not None:
             cuts = self.scan.cuts
-        self.sampling = sample_frames(info, video, rules, cuts, clip_id=self.clip_id, size=self.size, resize=resize)
+        sampling = sample_frames(info, video, rules, cuts)
+        self.sampling = replace(sampling, windows=tuple(self._own(window, resize) for window in sampling.windows))
+
+    def _own(self, window: Window, resize: str) -> Window:
+        shape = replace(window.shape, height=self.size[0], width=self.size[1])
+        return replace(window, clip_id=self.clip_id, shape=shape, resize=resize)
 
 
 def examine(candidates: Sequence[Candidate], config: Config, rules: VideoRules) -> None:

@@ -51,12 +51,7 @@ def read_caption(path: Path) -> tuple[str, ...]:
     """The variants of a caption: the lines of a UTF-8 file, trimmed, without blank ones; ClipProblem where there is none."""
     if path.exists() and not path.is_file():  # a pipe's reader would wait for ever
         raise ClipProblem("missing_caption", f"{path} is no regular file")
-    try:
-        text = _decoded(path.read_bytes())
-    except _NoText as error:
-        raise ClipProblem("undecodable_caption", f"{path} {error}; save it as UTF-8") from error
-    except OSError as error:
-        raise ClipProblem("missing_caption", f"{path}: {error.strerror}") from error
+    text = _read_text(path)
     lines = variants(text)
     if not lines:
         raise ClipProblem("empty_caption", f"{path} has no text")
@@ -68,18 +63,19 @@ def variants(text: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
-class _NoText(ValueError):
-    """Bytes that are no UTF-8 text; says what they look like."""
-
-
-def _decoded(content: bytes) -> str:
-    """UTF-8 text, with a byte order mark or without; _NoText names the encoding that it looks like instead."""
+def _read_text(path: Path) -> str:
+    """UTF-8 text, with a byte order mark or without; ClipProblem names the encoding that it looks like instead."""
     try:
-        text = content.decode("utf-8-sig")
+        content = path.read_bytes()
+    except OSError as error:
+        raise ClipProblem("missing_caption", f"{path} cannot be read: {error.strerror}") from error
+    try:
+        text, fault = content.decode("utf-8-sig"), f"holds a NUL (byte {content.find(0)})"
     except UnicodeDecodeError as error:
-        raise _NoText(f"is not UTF-8 text (byte {error.start}); it looks like {_looks_like(content)}") from error
+        text, fault = "\0", f"is not UTF-8 text (byte {error.start})"
     if "\0" in text:
-        raise _NoText(f"holds a NUL (byte {content.index(0)}); it looks like {_looks_like(content)}")
+        detail = f"{path} {fault}; it looks like {_looks_like(content)}; save it as UTF-8"
+        raise ClipProblem("undecodable_caption", detail)
     return text
 
 
@@ -105,17 +101,15 @@ def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
     variants. VideotuneError that names the file and the line for all that cannot be read as that.
     """
     try:
-        text = _decoded(path.read_bytes())
-    except _NoText as error:
-        raise VideotuneError(f"{path} {error}. Save it as UTF-8.") from error
-    except OSError as error:
-        raise VideotuneError(f"{path} cannot be read: {error.strerror}.") from error
+        text = _read_text(path)
+    except ClipProblem as problem:
+        raise VideotuneError(f"{problem.detail}.") from problem
     rows = list(_csv_rows(path, text) if path.suffix == ".csv" else _json_rows(path, text))
     columns = list(dict.fromkeys(column for _, row in rows for column in row))
     if not rows:
         raise VideotuneError(f"{path} lists nothing. Write a row a clip, or delete the file.")
     column, notes = _text_column(path, columns)
-    listed = [_listed(path, line, row, column) for line, row in rows]
+    listed = [_listed(path, place, row, column) for place, row in rows]
     broken = sum(isinstance(row.get(column), str) and len(variants(row[column])) > 1 for _, row in rows)
     if broken:
         notes.append(f"{broken} captions of {path} hold line breaks; each line is a variant")
@@ -143,8 +137,8 @@ def _text_column(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
     return found[0], [others] if len(found) > 1 else []
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows with the line that each begins at.
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows with the place ("PATH:line") that each begins at.
 
     The separator is the one that makes file_name a column of the head: csv.Sniffer guesses from the captions, whose
     commas mislead it.
@@ -155,70 +149,59 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     delimiter = named[0] if named else max(readings, key=lambda mark: len(readings[mark]))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True)
     head: list[str] = []
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise VideotuneError(
-                f'{path}:{line} is no CSV: {error}. Put a text that holds {delimiter!r}, a quote or a line\'s end in "…", '
-                'and write each " in it twice.'
-            ) from error
-        if not any(cell.strip() for cell in cells):
-            continue
-        if not head:
-            head = _head(path, line, cells)
-            continue
-        while len(cells) > len(head) and not cells[-1].strip():
-            cells.pop()
-        if len(cells) != len(head):
-            raise VideotuneError(
-                f"{path}:{line} has {len(cells)} columns, the head has {len(head)} ({', '.join(head)}). "
-                f'Put a text that holds {delimiter!r} in "…".'
-            )
-        yield line, dict(zip(head, cells, strict=True))
+    line = 1
+    try:
+        for cells in reader:
+            place, line = f"{path}:{line}", reader.line_num + 1
+            while len(cells) > len(head) and not cells[-1].strip():
+                cells.pop()
+            if not any(cell.strip() for cell in cells):
+                continue
+            if head and len(cells) != len(head):
+                raise VideotuneError(
+                    f"{place} has {len(cells)} columns, the head has {len(head)} ({', '.join(head)}). "
+                    f'Put a text that holds {delimiter!r} in "…".'
+                )
+            if head:
+                yield place, dict(zip(head, cells, strict=True))
+                continue
+            head = [cell.strip() for cell in cells]
+            if len(set(head)) < len(head):
+                raise VideotuneError(f"{place} names the column {max(head, key=head.count)!r} twice.")
+    except csv.Error as error:
+        raise VideotuneError(
+            f'{path}:{line} is no CSV: {error}. Put a text that holds {delimiter!r}, a quote or a line\'s end in "…", '
+            'and write each " in it twice.'
+        ) from error
 
 
-def _head(path: Path, line: int, cells: Sequence[str]) -> list[str]:
-    names = [cell.strip() for cell in cells]
-    while names and not names[-1]:
-        names.pop()
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise VideotuneError(f"{path}:{line} names the column {twice[0]!r} twice.")
-    return names
-
-
-def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for line, row in enumerate(text.split("\n"), start=1):  # not splitlines: JSON may hold other line ends as they are
-        if not row.strip():
-            continue
-        try:
-            value = json.loads(row)
-        except (ValueError, RecursionError) as error:
-            raise VideotuneError(f"{path}:{line} is no JSON: {error}. Write one object a line.") from error
-        if not isinstance(value, dict):
-            raise VideotuneError(f'{path}:{line} is no object. Write {{"file_name": "…", "text": "…"}} on each line.')
-        yield line, value
+        if row.strip():
+            try:
+                value = json.loads(row)
+            except (ValueError, RecursionError) as error:
+                raise VideotuneError(f"{path}:{line} is no JSON: {error}. Write one object a line.") from error
+            if not isinstance(value, dict):
+                raise VideotuneError(
+                    f'{path}:{line} is no object. Write {{"file_name": "…", "text": "…"}} on each line.'
+                )
+            yield f"{path}:{line}", value
 
 
-def _listed(path: Path, line: int, row: Mapping[str, Any], column: str) -> MetadataRow:
+def _listed(path: Path, place: str, row: Mapping[str, Any], column: str) -> MetadataRow:
     """A row understood; a text that is absent, null or blank has no variants."""
     name, value = row.get("file_name"), row.get(column)
     if not isinstance(name, str) or not name.strip():
-        raise VideotuneError(f"{path}:{line} has no file_name. Name the clip's file, relative to {path.parent}.")
+        raise VideotuneError(f"{place} has no file_name. Name the clip's file, relative to {path.parent}.")
     texts = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):
-        raise VideotuneError(
-            f"{path}:{line}: {column} must be a text or a list of texts, not {json.dumps(value)[:80]}."
-        )
+        raise VideotuneError(f"{place}: {column} must be a text or a list of texts, not {json.dumps(value)[:80]}.")
     try:
         "".join([name, *texts]).encode()
     except UnicodeEncodeError as error:
-        raise VideotuneError(f"{path}:{line} holds half of a character ({error.reason}). Write it whole.") from error
-    return MetadataRow(name.strip(), tuple(variant for text in texts for variant in variants(text)), f"{path}:{line}")
+        raise VideotuneError(f"{place} holds half of a character ({error.reason}). Write it whole.") from error
+    return MetadataRow(name.strip(), tuple(variant for text in texts for variant in variants(text)), place)
 
 
 def with_trigger(caption: str, trigger: str | None) -> str:

@@ -14,9 +14,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from videotune.files import REVALIDATED, Number, checked
@@ -25,8 +26,7 @@ from .decode import Reader
 from .file_checks import ClipProblem
 from .media_info import MediaInfo
 
-if TYPE_CHECKING:
-    Picture = NDArray[np.float32]
+Picture = NDArray[np.float32]
 
 SIDE = 60
 """Rows and columns of the picture that is examined, whatever the clip's aspect."""
@@ -141,8 +141,6 @@ class _Scan:
     """
 
     def __init__(self, info: MediaInfo, total: int) -> None:
-        from av.video.reformatter import VideoReformatter
-
         self.count, self.seconds, self.blank = 0, 0.0, 0.0
         self.rests: list[float] = []
         self.changes: list[float] = []
@@ -160,8 +158,6 @@ class _Scan:
 
     def add(self, frame: Any) -> None:
         """The next frame."""
-        from av.video.reformatter import Interpolation
-
         grey = self._shrink.reformat(frame, SIDE, SIDE, "gray", interpolation=Interpolation.AREA, threads=1)
         picture = np.asarray(grey.to_ndarray(), np.float32)
         index, duration = self.count, self.durations[self.count]
@@ -261,8 +257,6 @@ def _jitter(stamps: Sequence[float]) -> float:
 
 def _signature(frame: Any, info: MediaInfo) -> str:
     """A frame in 200 letters: base64 of 10 × 10 brightnesses, 5 × 5 blues and 5 × 5 reds (Cb, Cr), upright, a byte each."""
-    from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
-
     small = VideoReformatter().reformat(
         frame, SIDE, SIDE, "yuv444p", dst_color_range=ColorRange.JPEG, interpolation=Interpolation.AREA, threads=1
     )

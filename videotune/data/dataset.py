@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from videotune.config.schema import Config
@@ -18,12 +18,12 @@ from .accounting import ClipAccount, account_of, notes_on_clips
 from .archives import Progress
 from .buckets import kept_share, parse_resolution, suits
 from .candidates import Candidate, examine
-from .file_checks import ClipProblem, refuse_links
+from .file_checks import refuse_links
 from .frame_sampling import fps_of, planned_frames, shrink_factor
 from .locations import Location, open_location
 from .media_index import MediaIndex
 from .media_info import MediaInfo
-from .source_videos import group_by_source, hold_out, near_duplicates
+from .source_videos import SourceClip, group_by_source, hold_out, near_duplicates
 from .workers import Workers
 
 
@@ -81,13 +81,9 @@ def scan(
         notes += locations[-1].notes
         candidates += [Candidate(file, dataset, locations[-1], choices, video) for file in locations[-1].files]
     index = MediaIndex(index_path, progress, workers)
-    identified = index.identify([one.file.path for one in candidates], [location.root for location in locations])
-    scans = index.content_scans(identified, config.video_config.max_duration)
-    for candidate, (content_id, info), found in zip(candidates, identified, scans, strict=True):
-        candidate.content_id = content_id
-        candidate.info = info if isinstance(info, MediaInfo) else None
-        candidate.scan = None if isinstance(found, ClipProblem) else found
-        candidate.problem = next((one for one in (info, found) if isinstance(one, ClipProblem)), None)
+    roots, until = [location.root for location in locations], config.video_config.max_duration
+    for one, examined in zip(candidates, index.examine([c.file.path for c in candidates], roots, until), strict=True):
+        one.content_id, one.info, one.scan, one.problem = examined
     examine(candidates, config, rules)
     usable = [candidate for candidate in candidates if candidate.problem is None]
     notes += [
@@ -128,7 +124,11 @@ def _hold_out(
 ) -> list[str]:
     """Find the source videos and near-duplicates of clips, and hold some sources out; returns notes."""
     names = _dataset_names(locations, [dataset.path for dataset in config.datasets])
-    clips = [candidate.source_clip(names[candidate.location.root]) for candidate in usable]
+    clips = [
+        SourceClip(PurePosixPath(names[one.location.root]) / one.relative, one.media.seconds, one.scan.signatures)
+        for one in usable
+        if one.scan is not None
+    ]
     for i, j in near_duplicates(clips):
         for one, other in ((usable[j], usable[i]), (usable[i], usable[j])):
             one.duplicate = one.duplicate or str(other.relative)

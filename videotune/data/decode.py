@@ -12,18 +12,18 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import av
 import numpy as np
+from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
+from numpy.typing import NDArray
 
 from .file_checks import MAX_PIXELS, ClipProblem
 from .images import read_image
 from .media_info import HDR_TRANSFERS, OPEN_OPTIONS, MediaInfo, limit_pixels, video_stream
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Frames = NDArray[np.uint8]
+Frames = NDArray[np.uint8]
 
 LEAP = 12
 """Seek only where it spares more frames than this: a seek empties the decoder, whose threads then begin anew."""
@@ -69,11 +69,6 @@ def decode(
     return out
 
 
-def _threads_for(info: MediaInfo) -> int:
-    """Threads cost more than they give on small frames."""
-    return min(4, os.cpu_count() or 1) if info.width * info.height >= 320 * 240 else 1
-
-
 class Reader:
     """A clip held open between calls of ``frames``, each of which goes on where the last one stopped.
 
@@ -82,7 +77,8 @@ class Reader:
 
     def __init__(self, info: MediaInfo, threads: int = 0) -> None:
         self.info = info
-        self.threads = threads or _threads_for(info)
+        small = info.width * info.height < 320 * 240  # threads cost more than they give there
+        self.threads = threads or (1 if small else min(4, os.cpu_count() or 1))
         self._container: Any = None
         self._decoded: Iterator[tuple[int, Any]] = iter(())
         self._last: tuple[int, Any] | None = None  # the last frame that was decoded, and its place
@@ -137,8 +133,6 @@ class Reader:
 
     def _walk(self, run: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """The frames of one run, on from where the reader is, or from a keyframe, or from the beginning."""
-        import av
-
         wanted = {self._place(index): index for index in run}
         end, key = max(wanted), self._keyframe(run[0])
         behind = self._last is None or min(wanted) < self._last[0]
@@ -172,8 +166,6 @@ class Reader:
 
     def _start(self, key: int) -> None:
         """Begin a pass at a keyframe; 0 is the beginning."""
-        import av
-
         if self._container is None or key == 0:
             self.close()
             path = os.path.abspath(self.info.path)
@@ -206,8 +198,6 @@ class Reader:
 
 def _still_frame(info: MediaInfo) -> Any:
     """The picture of a still clip as a PyAV frame (rgb24), upright; ClipProblem (decode_error) where it has changed."""
-    import av
-
     try:
         pixels, _, _ = read_image(Path(info.path))
     except ClipProblem as problem:
@@ -222,8 +212,6 @@ class _Reshape:
     """A decoded frame -> uint8 (height, width, 3), written in place: upright, square pixels, sized and cropped."""
 
     def __init__(self, info: MediaInfo, height: int, width: int, resize: str, place: tuple[float, float]) -> None:
-        from av.video.reformatter import Interpolation, VideoReformatter
-
         self.size = _size(info, height, width, resize)
         if math.prod(self.size) > MAX_PIXELS:
             shape = f"a picture of {info.width} × {info.height} cannot be cut to {width} × {height}"
@@ -247,8 +235,6 @@ class _Reshape:
 
     def __call__(self, frame: Any, out: Frames, rows: Sequence[int]) -> None:
         """Write the frame into these rows of ``out`` (T, height, width, 3)."""
-        from av.video.reformatter import Colorspace
-
         high, wide = self.size if self.turns % 2 == 0 else self.size[::-1]
         matrix = None
         if not frame.format.is_rgb and frame.colorspace not in (1, 4, 5, 6, 7, 9):
@@ -313,8 +299,6 @@ class _ToneMapping:
     """FFmpeg's scale filter for pictures of one size; one thread at a time."""
 
     def __init__(self, transfer: int) -> None:
-        import av
-
         self._lock, self._transfer = Lock(), transfer
         self._graph = av.filter.Graph()
         size = f"video_size={TILE_WIDTH}x{TILE_HEIGHT}"
@@ -332,8 +316,6 @@ class _ToneMapping:
             raise ClipProblem("decode_error", detail) from error
 
     def __call__(self, tile: NDArray[np.uint16]) -> Any:
-        import av
-
         frame = av.VideoFrame.from_ndarray(tile, format="gbrp10le")
         frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = self._transfer, 9, 0, 2
         with self._lock:

@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+
+from numpy.random import Generator
 
 from videotune.config.data_schema import VideoConfig
 from videotune.errors import VideotuneError
@@ -16,9 +17,6 @@ from videotune.types import PLAIN, ClipShape, Take, VideoRules, Window
 
 from .file_checks import ClipProblem
 from .media_info import MediaInfo
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
 
 SWAP_PROBABILITY = 0.1
 """How likely two neighbouring frames change places under temporal augmentation."""
@@ -41,8 +39,9 @@ def _multiple(kind: str, ratio: int | None, own: int) -> int:
     if ratio is None:
         return 1
     if ratio < own or ratio % own:
+        what = "below it" if ratio < own else "no whole multiple of it"
         raise VideotuneError(
-            f"video_config.{kind}_compression_ratio: this model's VAE has {own}, and {ratio} is no multiple of it. "
+            f"video_config.{kind}_compression_ratio: this model's VAE has {own}, and {ratio} is {what}. "
             f"Leave it out, or set {own}, {2 * own}, {3 * own} …"
         )
     return ratio // own
@@ -164,26 +163,17 @@ class FrameSampling:
     frames_cut: int = 0
 
 
-def sample_frames(
-    info: MediaInfo,
-    video: VideoConfig,
-    rules: VideoRules,
-    cuts: Sequence[float] = (),
-    *,
-    clip_id: str = "",
-    size: tuple[int, int] = (1, 1),
-    resize: str = "center",
-) -> FrameSampling:
+def sample_frames(info: MediaInfo, video: VideoConfig, rules: VideoRules, cuts: Sequence[float] = ()) -> FrameSampling:
     """Lay windows over a clip; ``cuts`` (seconds) are where scenes begin, for ``keyframe_source`` "scenes".
 
     "uniform": windows of the planned count one after the other ("chunks", the rest at the tail is cut), the first alone
     ("head"), or one every ``window_stride`` frames ("slide"). A clip shorter than that takes one window of the largest
     valid count that it fills, down to ``smallest_window``. "random": as many windows, each with a random start within its
     equal share of the clip. "keyframe": windows begin at keyframes of the container, or scenes are sampled one by one, so
-    that no window crosses a cut. ``stretch``: one window over the whole clip. An image is one window of one frame.
-    ClipProblem (too_short) where no window has room.
+    that no window crosses a cut. ``stretch``: one window over the whole clip. An image is one window of one frame. The
+    windows lack the clip's id and size. ClipProblem (too_short) where no window has room.
     """
-    return _Sampler(info, video, rules, cuts, clip_id, size, resize).sample()
+    return _Sampler(info, video, rules, sorted(cuts)).sample()
 
 
 def without_randomness(video: VideoConfig) -> VideoConfig:
@@ -192,26 +182,21 @@ def without_randomness(video: VideoConfig) -> VideoConfig:
     return video.model_copy(update={"frame_sample_strategy": strategy, "temporal_augmentation": False})
 
 
+@dataclass
 class _Sampler:
     """What windows are laid with: ``base`` is the rate of which every ``keep``-th frame is shown, ``usable`` the seconds."""
 
-    def __init__(
-        self,
-        info: MediaInfo,
-        video: VideoConfig,
-        rules: VideoRules,
-        cuts: Sequence[float],
-        clip_id: str,
-        size: tuple[int, int],
-        resize: str,
-    ) -> None:
-        self.info, self.video, self.rules, self.cuts = info, video, rules, sorted(cuts)
-        self.clip_id, self.size, self.resize = clip_id, size, resize
-        self.planned, _ = planned_frames(video, rules)
-        self.smallest = smallest_window(video, rules)
-        self.keep, self.fps = keep_every(video, rules), fps_of(video, rules)
+    info: MediaInfo
+    video: VideoConfig
+    rules: VideoRules
+    cuts: list[float]
+
+    def __post_init__(self) -> None:
+        self.planned, _ = planned_frames(self.video, self.rules)
+        self.smallest = smallest_window(self.video, self.rules)
+        self.keep, self.fps = keep_every(self.video, self.rules), fps_of(self.video, self.rules)
         self.base = self.fps * self.keep
-        self.usable = min(info.seconds, video.max_duration)
+        self.usable = min(self.info.seconds, self.video.max_duration)
 
     def sample(self) -> FrameSampling:
         """The clip's windows, and what they leave out."""
@@ -260,7 +245,7 @@ class _Sampler:
         return ((frames - 1) * self.keep + 1) / self.base
 
     def _window(self, start: float, end: float, frames: int, sampling: str = "even", swaps: bool = False) -> Window:
-        return Window(self.clip_id, start, end, ClipShape(frames, *self.size, self.fps), sampling, swaps, self.resize)
+        return Window("", start, end, ClipShape(frames, 1, 1, self.fps), sampling, swaps)
 
     def _video_windows(self) -> list[Window]:
         video, usable = self.video, self.usable

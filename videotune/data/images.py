@@ -5,15 +5,13 @@ from __future__ import annotations
 import warnings
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL.Image import Image as Picture
 
 from .file_checks import MAX_PIXELS, ClipProblem, head_of, type_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from PIL.Image import Image as Picture
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 """What counts as an image in a dataset folder (compared in lower case). A GIF of several pictures is a video."""
@@ -24,8 +22,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 
 def is_animated(path: Path) -> bool:
     """Whether a GIF has more than one picture: it is a video then."""
-    from PIL import Image
-
     try:
         with Image.open(path, formats=("GIF",)) as picture:
             return bool(getattr(picture, "is_animated", False))
@@ -35,8 +31,6 @@ def is_animated(path: Path) -> bool:
 
 def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
     """uint8 (H, W, 3), the name of the format, and whether a pixel is not opaque; ClipProblem, whatever is in the file."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's warnings of bombs: the limit here is our own
@@ -50,18 +44,17 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
     except UnidentifiedImageError as error:
         raise _unidentified(path) from error
     except Image.DecompressionBombError as error:
-        raise ClipProblem(
-            "unreadable", f"it says that it has more than {MAX_PIXELS // 10**6} million pixels"
-        ) from error
-    except (OSError, MemoryError) as error:
-        raise ClipProblem("decode_error", f"the image is damaged or cut short ({_words(error)})") from error
+        raise _too_large("more") from error
     except Exception as error:
         # Pillow's readers are Python that meets bytes of any kind: SyntaxError, struct.error, KeyError, IndexError …
-        raise ClipProblem("decode_error", f"the image is damaged ({_words(error)})") from error
+        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ClipProblem("decode_error", f"the image is damaged or cut short ({what})") from error
 
 
-def _words(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+def _too_large(size: str) -> ClipProblem:
+    return ClipProblem(
+        "unreadable", f"its header declares {size} pixels; at most {MAX_PIXELS // 10**6} million are read"
+    )
 
 
 def _unidentified(path: Path) -> ClipProblem:
@@ -77,10 +70,7 @@ def _unidentified(path: Path) -> ClipProblem:
 def _refuse(picture: Picture) -> None:
     """ClipProblem for what is several pictures, and for what is too large, before a pixel is decoded."""
     if picture.width * picture.height > MAX_PIXELS:
-        size = f"{picture.width} × {picture.height}"
-        raise ClipProblem(
-            "unreadable", f"it says that it has {size} pixels; at most {MAX_PIXELS // 10**6} million are read"
-        )
+        raise _too_large(f"{picture.width} × {picture.height}")
     count = getattr(picture, "n_frames", 1)
     if count > 1 and picture.format == "TIFF":
         raise ClipProblem("not_a_video", f"it holds {count} pages; save the one that is meant as a file of its own")
@@ -91,8 +81,6 @@ def _refuse(picture: Picture) -> None:
 
 def _pixels(picture: Picture) -> NDArray[np.uint8]:
     """uint8 (H, W, 3): upright by the EXIF orientation, in sRGB; an alpha channel is left out, as a video's is."""
-    from PIL import ImageOps
-
     profile = picture.info.get("icc_profile")
     picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):  # Pillow's own way to 8 bits cuts brightness off
@@ -123,8 +111,6 @@ def _is_transparent(picture: Picture) -> bool:
 
 def _to_srgb(picture: Picture, profile: bytes | None) -> Picture:
     """The picture in sRGB; a profile that is damaged or belongs to other channels is passed over, as browsers do."""
-    from PIL import ImageCms
-
     if not profile:
         return picture
     try:

@@ -17,6 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import av
+import numpy as np
+from av.stream import Disposition
+
 from videotune.files import REVALIDATED, Count, Number, checked
 
 from .file_checks import MAX_PIXELS, ClipProblem, head_of, stat_of, type_of
@@ -149,8 +153,6 @@ def _unpack(text: str) -> list[int]:
 
 def probe(path: str | os.PathLike[str]) -> MediaInfo:
     """Read the media info of a video or, by its suffix, of an image; raises ClipProblem, whatever is in the file."""
-    import av
-
     file = Path(path)
     stat_of(file)
     head = head_of(file)
@@ -229,8 +231,6 @@ def limit_pixels(codec_context: Any) -> None:
 
 def video_stream(container: Any) -> Any:
     """The stream that is the video: the first that is no cover picture; ClipProblem where there is none."""
-    from av.stream import Disposition
-
     for stream in container.streams.video:
         if not int(stream.disposition) & int(Disposition.attached_pic):
             return stream
@@ -250,8 +250,6 @@ class _Packet(NamedTuple):
 
 def _demux(container: Any, stream: Any) -> tuple[list[_Packet], Any, bool]:
     """All packets in decoding order, the first frame decoded, and whether one was cut short."""
-    import av
-
     packets: list[_Packet] = []
     first_frame, cut_short, started = None, False, False
     hides = stream.codec_context.codec.canonical_name == "vp8"  # the one codec whose hidden frames are own packets
@@ -347,9 +345,6 @@ def _check_whole(packets: Sequence[_Packet], cut_short: bool, stream: Any, conta
 
 def _orientation(frame: Any) -> tuple[int, bool]:
     """The counter-clockwise turn in degrees, and whether a vertical flip comes before it (display matrix)."""
-    import av
-    import numpy as np
-
     kind = av.sidedata.sidedata.Type.DISPLAYMATRIX
     if kind not in frame.side_data:
         return 0, False

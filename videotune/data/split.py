@@ -17,7 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from videotune import files
 from videotune.errors import VideotuneError
@@ -261,9 +263,6 @@ def _write_caption(file: ClipFile, target: Path) -> bool:
 
 def _encode(path: Path, info: MediaInfo, part: Scene, frames: Iterator[tuple[int, Any]]) -> None:
     """Write frames as H.264 in MP4, each at its own time counted from the first."""
-    import av
-    from av.video.reformatter import VideoReformatter
-
     numerator, denominator = info.time_base
     reformatter = VideoReformatter()
     with av.open(str(path), "w") as container:
@@ -302,9 +301,6 @@ def _ticks_of(info: MediaInfo, index: int) -> int:
 
 def _upright(frame: Any, info: MediaInfo, reformatter: Any) -> Any:
     """The frame as 8-bit 4:2:0 in its own range: square pixels, even sides (an odd one loses its last line), upright."""
-    import av
-    from av.video.reformatter import ColorRange, Colorspace
-
     wide, high = (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
     how: dict[str, Any] = {"src_color_range": frame.color_range, "dst_color_range": frame.color_range}
     if frame.format.is_rgb:

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
 
 from videotune.files import write_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 GAP = 4
 """Black pixels between two videos that stand side by side."""
@@ -50,9 +50,6 @@ def video_bytes(
     H.264 plays in every browser. Frames a second are exact up to a denominator of 1001. One thread encodes, for another
     number of them makes other bits.
     """
-    import av
-    import numpy as np
-
     height, width = (side // 2 * 2 for side in frames[0].shape[:2])
     told = {"crf": str(crf), **options}
     if codec == "libx264":

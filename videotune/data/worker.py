@@ -28,24 +28,28 @@ from .file_checks import ClipProblem
 from .media_info import MediaInfo, probe
 
 
-def probe_file(path: str, unless: Iterable[str] = ()) -> dict[str, Any]:
-    """The hash of a file's bytes, and its media info or problem, but for contents that are known already (``unless``)."""
+def examine(path: str, until: float, known: Iterable[str] = ()) -> dict[str, Any]:
+    """The hash of a file's bytes; its media info and content scan, or problem, but for contents that are ``known``."""
     try:
-        clip_id = hash_file(Path(path))
+        answer: dict[str, Any] = {"id": hash_file(Path(path))}
     except OSError as error:  # rights, or a disk that went away: says nothing about the content
         return {"id": "", "problem": ["unreadable", error.strerror or str(error)]}
-    if clip_id in unless:
-        return {"id": clip_id}
+    if answer["id"] in known:
+        return answer
     try:
-        return {"id": clip_id, "info": probe(path).to_json()}
+        info = probe(path)
+        answer["info"] = info.to_json()
+        answer["scan"] = scan_content(info, until).to_json()
     except ClipProblem as problem:
-        return {"id": clip_id if _is_readable(path) else "", "problem": [problem.reason, problem.detail]}
+        answer["problem"] = [problem.reason, problem.detail]
+        if not _is_readable(path):
+            answer["id"] = ""
+    return answer
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    "probe": probe_file,
+    "examine": examine,
     "decode": lambda info, **how: decode(MediaInfo.from_json(info), **how, threads=1),  # the pool has a process per CPU
-    "content_scan": lambda info, until: scan_content(MediaInfo.from_json(info), until).to_json(),
 }
 
 
@@ -89,8 +93,6 @@ def main() -> None:
     """Answer requests until stdin ends."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not disturb the answers
-    import av  # noqa: F401  # here, so that no task's time limit counts it, and its absence is an error at the start
-
     requests: SimpleQueue[list[Any]] = SimpleQueue()
     out.write(b'["ok", "ready"]\n')
     out.flush()
@@ -104,7 +106,3 @@ def main() -> None:
             _answer(task, arguments, out)
     except BrokenPipeError:  # the parent is gone
         os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

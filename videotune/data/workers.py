@@ -217,7 +217,7 @@ def _call(child: subprocess.Popen[bytes], task: _Task) -> Any:
         late = time.monotonic() - begun >= task.limit
         detail = f"no answer within {task.limit:g} s" if late else _cause_of_death(child.returncode)
         detail = "there is not enough memory for it" if isinstance(error, MemoryError) else detail
-        raise DecoderCrash("unreadable" if task.name == "probe" else "decode_error", detail) from error
+        raise DecoderCrash("unreadable" if task.name == "examine" else "decode_error", detail) from error
     finally:
         timer.cancel()
         if time.monotonic() - begun >= task.limit:
