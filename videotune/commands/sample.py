@@ -24,7 +24,7 @@ from videotune.data.images import probe_image
 from videotune.data.windows import snap_frames
 from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import read_embedding
-from videotune.export.read import read_file
+from videotune.export.lora import read_file
 from videotune.families.find import place, spec_for
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name

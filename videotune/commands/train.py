@@ -14,7 +14,7 @@ from videotune.commands.plan import make_plan
 from videotune.console import bar, clock, echo, guard_stderr, size, warn
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
-from videotune.export.lora import Exported
+from videotune.export.verify import Exported
 from videotune.planner.fit import peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.report.thumbnails import keep_pictures
