@@ -246,6 +246,12 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+def path_from(folder: Path, path: Path) -> str:
+    """A path relative to the folder where it lies in it, else whole."""
+    place, home = path.absolute(), folder.absolute()
+    return place.relative_to(home).as_posix() if place.is_relative_to(home) else str(place)
+
+
 def hash_path(path: Path) -> str:
     """32 hex digits that name a file's bytes, or the names and bytes of all files in a folder."""
     if path.is_file():

@@ -8,43 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from export_kit import acts, scale, trained
 from safetensors.torch import load_file, save_file
 
 from videotune.adapters.effect import new_weight
 from videotune.adapters.kinds import PARTS, by_module
-from videotune.adapters.lora import add_lora
-from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.merge import export_merged, raw, spans_of
 
 Open = Callable[..., Any]
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-
-
-def trained(family: Any, kind: str, expert: str | None = None) -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter]]:
-    net = family.denoiser(expert)
-    alpha = None if kind == "OFT" else 8
-    state = add_lora(net, family.spec, Lora(rank=4, alpha=alpha, targets="linear", variant=kind), seed=0)
-    for index, parameter in enumerate(state.values()):
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
-    return net, state
-
-
-def scale(kind: str) -> float:
-    return 1.0 if kind == "OFT" else 2.0
-
-
-def acts(net: torch.nn.Module) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    x, text = torch.randn(1, 4, 2, 4, 4, generator=generator), torch.randn(1, 8, 16, generator=generator)
-    dtype = net.dtype
-    with torch.no_grad():
-        return net(
-            hidden_states=x.to(dtype),
-            timestep=torch.tensor([500.0]),
-            encoder_hidden_states=text.to(dtype),
-            return_dict=False,
-        )[0]
 
 
 @pytest.mark.parametrize("kind", PARTS)
@@ -60,35 +33,6 @@ def test_the_folder_opens_and_acts_as_the_adapter_did(kind: str, tiny_family: Op
     assert (done.format, done.modules) == ("merged", 20)
     assert json.loads((done.path / "videotune.json").read_text()) == {"step": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["m"], "nothing is left beside it"
-
-
-def drawn(pipe: Any, text: torch.Tensor) -> torch.Tensor:
-    pipe.set_progress_bar_config(disable=True)
-    return pipe(
-        prompt_embeds=text,
-        negative_prompt_embeds=torch.zeros_like(text),
-        height=32,
-        width=32,
-        num_frames=5,
-        num_inference_steps=2,
-        guidance_scale=3.0,
-        generator=torch.Generator().manual_seed(0),
-        output_type="latent",
-    ).frames
-
-
-def test_its_pipeline_draws_what_the_adapter_draws(tiny_family: Open, tmp_path: Path) -> None:
-    from diffusers import WanPipeline
-
-    family = tiny_family("wan")
-    net, state = trained(family, "LOKR")
-    folder = export_merged(family, {"transformer": state}, 2.0, family.folder, tmp_path / "m", {}).path
-    text = torch.randn(1, 512, family.spec.text_width, generator=torch.Generator().manual_seed(1))
-    with_adapter, base = (WanPipeline.from_pretrained(family.folder) for _ in range(2))
-    with_adapter.transformer = net.eval()
-    merged = drawn(WanPipeline.from_pretrained(folder), text)
-    torch.testing.assert_close(merged, drawn(with_adapter, text), rtol=1e-3, atol=1e-4)
-    assert not torch.allclose(merged, drawn(base, text), atol=1e-2)
 
 
 def mixed(family: Any, folder: Path) -> Path:
@@ -139,7 +83,7 @@ def test_both_experts_or_one(experts: tuple[str, ...], tiny_family: Open, tmp_pa
     from diffusers import WanPipeline
 
     family = tiny_family("wan", variant="t2v-a14b")
-    nets = {expert: trained(family, "LORA", expert) for expert in experts}
+    nets = {expert: trained(family, expert=expert) for expert in experts}
     states = {expert: state for expert, (_, state) in nets.items()}
     pipe = WanPipeline.from_pretrained(export_merged(family, states, 2.0, family.folder, tmp_path / "m", {}).path)
     for expert, net in (("high", pipe.transformer), ("low", pipe.transformer_2)):

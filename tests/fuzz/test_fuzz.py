@@ -20,7 +20,7 @@ from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
-from videotune.export.read import read_file, read_parts
+from videotune.export.lora import read_file, read_parts
 from videotune.models.base_model import place, spec_for
 from videotune.models.registry import find
 from videotune.report.build import write_report

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 from videotune.adapters.lora import matching
 from videotune.errors import VideotuneError
-from videotune.export.formats import formats_of, refuse_format
-from videotune.export.fused import fuse
+from videotune.export.formats import formats_of, fuse, refuse_format
 from videotune.export.lora import export_lora
 from videotune.models.registry import find
 

@@ -102,7 +102,7 @@ def test_a_family_of_one_file_trains_by_the_command(package: Path, small_clips: 
     done = run("tiny", "acme", str(tmp_path / "base"))
     assert (done.returncode, done.stderr) == (0, "")
     sets = {"base_model_name": tmp_path / "base", "cache_dir": tmp_path / "cache", "resolution": "32x32", "steps": 3}
-    sets |= {"ruler_after": 2, "sample_after": 3, "samples": 1, "probe_budget": 0, "lora.rank": 2}
+    sets |= {"validate_every": 2, "sample_after": 3, "samples": 1, "sample_metrics.budget": 0, "lora.rank": 2}
     words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
     for command in (["check"], ["train", "--out", str(tmp_path / "run")]):
         done = run(command[0], "--data", str(small_clips), *words, *command[1:])

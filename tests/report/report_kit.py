@@ -32,9 +32,6 @@ class Tree(HTMLParser):
         self.elements.append((tag, dict(attrs)))
         self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 

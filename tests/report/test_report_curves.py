@@ -6,20 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_kit import (
-    WINDOWS,
-    account,
-    chapters,
-    clip,
-    full_run,
-    part,
-    put,
-    reading,
-    report,
-    start,
-    step,
-    write_journal,
-)
+import report_kit as kit
+from report_kit import WINDOWS, account, chapters, clip, part, put, reading, report, start, step, write_journal
 
 from videotune.report.read import read_run
 
@@ -28,7 +16,7 @@ SPENT = {"starting": 2.0, "encoding": 10.0, "loading": 3.0, "training": 40.0, "s
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return full_run(tmp_path / "my run & more")
+    return kit.full_run(tmp_path / "my run & more")
 
 
 def test_the_loss_shown_is_the_journals(run: Path) -> None:
@@ -40,7 +28,7 @@ def test_the_loss_shown_is_the_journals(run: Path) -> None:
     low = list(read_run(run).steps.by_noise[0][1])
     num = len(low) // 10
     change = f"{sum(low[:num]) / num:.3g} → {sum(low[-num:]) / num:.3g}, {len(low)} steps"
-    assert next(one["change"] for one in loss["by_noise"]) == change
+    assert loss["by_noise"][0]["change"] == change
     assert f"t 0.00–0.11 {change}" in part(report(run), "loss")
     assert len(loss["by_noise"]) == 9
 
@@ -129,7 +117,7 @@ def test_clips_that_were_taken_out_decide_no_band(run: Path) -> None:
 
 
 def test_half_way_the_bars_show_so_far_and_by_the_end(tmp_path: Path) -> None:
-    run = full_run(tmp_path / "half", last_step=61)
+    run = kit.full_run(tmp_path / "half", last_step=61)
     order = [("two windows.mov", "62 of 120", 2), ("b <i>bold.webm", "30 of 60", 1), ("zorble left.mp4", "30 of 60", 1)]
     assert bars(run) == order
     assert "moderate 10 to 49: 3 clips" in part(report(run), "exposure")

@@ -98,7 +98,7 @@ def test_the_use_of_the_file_is_told_in_code(tmp_path: Path) -> None:
     base = part(
         use_of(tmp_path, {"format": "diffusers", "path": "x", "use": USE.replace("owner/base", "asset:toy")}), "use"
     )
-    assert "from videotune.families.find import place" in base
+    assert "from videotune.models.base_model import place" in base
     assert "SomePipeline.from_pretrained(place('asset:toy').folder)" in base
 
 

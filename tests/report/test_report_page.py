@@ -1,4 +1,4 @@
-"""The page as a whole: its chapters, that nothing in it comes from elsewhere, and that no text becomes markup."""
+"""The page as a whole: its kit.chapters, that nothing in it comes from elsewhere, and that no text becomes markup."""
 
 import json
 import re
@@ -9,48 +9,19 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from report_kit import (
-    EVIL,
-    account,
-    attributes,
-    chapters,
-    clip,
-    config,
-    elements,
-    full_run,
-    part,
-    put,
-    report,
-    sample,
-    start,
-    step,
-    words,
-    write_journal,
-)
+import report_kit as kit
+from report_kit import EVIL, attributes, clip, elements, part, put, report, sample, start, step, words, write_journal
 
 from videotune.report.build import contact_sheet_page
 from videotune.text import short_path
 
-CHAPTERS = [
-    "verdict",
-    "before",
-    "loss",
-    "validation",
-    "exposure",
-    "samples",
-    "metrics",
-    "clips",
-    "time",
-    "use",
-    "settings",
-    "files",
-    "warnings",
-]
+CHAPTERS = ["verdict", "before", "loss", "validation", "exposure", "samples", "metrics"]
+CHAPTERS += ["clips", "time", "use", "settings", "files", "warnings"]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return full_run(tmp_path / "my run & more")
+    return kit.full_run(tmp_path / "my run & more")
 
 
 def test_the_page_has_its_chapters_in_order_and_is_well_formed(run: Path) -> None:
@@ -78,10 +49,10 @@ def test_the_page_needs_no_network_and_no_script(run: Path) -> None:
 
 
 def test_text_from_files_cannot_become_markup(run: Path) -> None:
-    settings = config()
+    settings = kit.config()
     settings["settings"][EVIL] = settings["origins"][EVIL] = settings["base"]["name"] = EVIL
     put(run, "config.json", settings)
-    checked = account()
+    checked = kit.account()
     checked["clips"].append(dict.fromkeys(("path", "reason", "detail", "shape"), EVIL) | {"warnings": [EVIL]})
     put(run, "check.json", checked | {"notes": [EVIL]})
     put(
@@ -114,7 +85,7 @@ def test_letters_that_utf8_cannot_carry_are_shown_as_question_marks(tmp_path: Pa
 def test_warnings_are_gathered_once_with_their_steps(tmp_path: Path) -> None:
     slow = [{"kind": "warning", "step": n, "text": "slow disk"} for n in (3, 5)]
     write_journal(tmp_path, [start(), *slow, {"kind": "warning", "text": "no step"}], '{"kind"')
-    torn, *lines = chapters(tmp_path)["warnings"]["lines"]
+    torn, *lines = kit.chapters(tmp_path)["warnings"]["lines"]
     assert "torn" in torn
     assert lines == ["slow disk (step 3, 5)", "no step"]
 
@@ -139,7 +110,7 @@ def test_what_is_switched_off_is_not_awaited(tmp_path: Path, value: int) -> None
     }
     own = {"validate_every": value, "sample_after": value, "sample_metrics": {"budget": value}}
     put(tmp_path, "config.json", {"settings": own})
-    found = chapters(tmp_path)
+    found = kit.chapters(tmp_path)
     for anchor, key in keys.items():
         expected = "Not there yet" if value else f"Switched off ({key} is 0)."
         assert found[anchor]["absent"].startswith(expected), anchor
@@ -220,8 +191,8 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
 
 
 def test_all_notes_of_a_contact_sheet_are_told_once() -> None:
-    said = sheet({}, job_notes=("of the job", "of both"), notes=["of both", "of the account"])
-    assert [said.count(note) for note in ("of the job", "of both", "of the account")] == [1, 1, 1]
+    said = sheet({}, job_notes=("of the job", "of both"), notes=["of both", "of the kit.account"])
+    assert [said.count(note) for note in ("of the job", "of both", "of the kit.account")] == [1, 1, 1]
 
 
 def test_paths_of_several_datasets_begin_with_the_datasets_name() -> None:

@@ -10,23 +10,9 @@ from urllib.parse import unquote
 import av
 import numpy as np
 import pytest
+import report_kit as kit
 from PIL import Image
-from report_kit import (
-    CLIPS,
-    EVIL,
-    account,
-    attributes,
-    chapters,
-    elements,
-    full_run,
-    part,
-    put,
-    report,
-    sample,
-    start,
-    step,
-    write_journal,
-)
+from report_kit import EVIL, attributes, elements, full_run, part, put, report, sample, start, step, write_journal
 
 from videotune.data.video_writer import read_video, side_by_side, write_video
 from videotune.report import media
@@ -96,7 +82,7 @@ def test_what_is_over_the_budget_is_referred_to_and_counted(run: Path, monkeypat
 
 
 def test_videos_that_cannot_be_read_are_said(tmp_path: Path) -> None:
-    cards = chapters(full_run(tmp_path / "run"))["before"]["cards"]
+    cards = kit.chapters(full_run(tmp_path / "run"))["before"]["cards"]
     assert [card["why"].partition(":")[0] for card in cards] == ["cannot be shown side by side"] * 2
 
 
@@ -117,7 +103,7 @@ def test_side_by_side_in_rows_and_a_shorter_one_keeps_its_last_frame() -> None:
 
 @pytest.mark.parametrize(("row", "kind"), [(0, "training clips"), (2, "regularization clips"), (3, "no clip")])
 def test_a_prompt_says_whether_it_is_a_caption(run: Path, row: int, kind: str) -> None:
-    checked = account()
+    checked = kit.account()
     for clip, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
         clip |= {"kind": name, "captions": ["something else"]}
     checked["clips"][row]["captions"] = ["a zorble moves left"]
@@ -126,11 +112,11 @@ def test_a_prompt_says_whether_it_is_a_caption(run: Path, row: int, kind: str) -
 
 
 def test_pictures_and_captions_of_clips_stand_in_the_table(run: Path) -> None:
-    checked = account()
+    checked = kit.account()
     checked["clips"][0]["captions"] = ["a caption " * 40]
     put(run, "check.json", checked)
     (run / "pictures").mkdir()
-    Image.new("RGB", (96, 32), RED).save(run / "pictures" / f"{next(iter(CLIPS))[:16]}.jpg")
+    Image.new("RGB", (96, 32), RED).save(run / "pictures" / f"{next(iter(kit.CLIPS))[:16]}.jpg")
     page = report(run)
     (picture,) = attributes(page, "src", "img")
     assert Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))).size == (96, 32)
@@ -223,7 +209,7 @@ def test_the_nearest_clip_stands_beside_each_sample_by_its_name(tmp_path: Path) 
     assert "3.00 × base" in said
     assert "0.50 × clips" in said
     assert attributes(report(tmp_path), "src", "video") == ["probe/step-000250-0badcafe-seed42.mp4"]
-    assert len(chapters(tmp_path)["metrics"]["charts"]) == 2
+    assert len(kit.chapters(tmp_path)["metrics"]["charts"]) == 2
 
 
 def test_no_copy_is_said_too_and_what_an_encoder_is_called_and_that_clips_are_alike(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from videotune.config.resolve import resolve
 from videotune.console import bar, echo
 from videotune.data.video_writer import read_video, side_by_side, write_video
 from videotune.errors import DONE, VideotuneError
-from videotune.files import digest, write_json, write_whole
+from videotune.files import digest, path_from, write_json, write_whole
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.report.build import write_report
@@ -157,8 +157,7 @@ def remember(run: Path, folder: Path, entry: Mapping[str, Any]) -> None:
     Paths are relative to the run folder where they lie in it.
     """
     listed = folder / "compare.json"
-    here, home = folder.absolute(), run.absolute()
-    begin = here.relative_to(home).as_posix() if here.is_relative_to(home) else str(here)
+    begin = path_from(run, folder)
     new = {**entry, "video": f"{begin}/{entry['video']}", "sheet": f"{begin}/{entry['sheet']}"}
     before = read_record(listed) if listed.is_file() else []
     kept = [line for line in before if (line["prompt"], line["seed"]) != (entry["prompt"], entry["seed"])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import export_embedding
 from videotune.export.formats import CONFIG, changes_nothing, refuse_format
 from videotune.export.full import export_full
-from videotune.export.lora import Exported, export_lora
+from videotune.export.lora import export_lora
 from videotune.export.merge import export_merged
+from videotune.export.verify import Exported
 from videotune.files import hash_path, write_json
 from videotune.models.base_model import part_files, place, spec_for
 from videotune.records import read_record
@@ -25,7 +25,7 @@ from videotune.train.components import open_models
 from videotune.train.experts import of_expert, prefix, trained
 from videotune.train.run_dir import read_run_config, run_settings
 from videotune.train.text_encoders import ROWS, by_part
-from videotune.types import Family
+from videotune.types import Family, ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,38 +51,32 @@ def export(
     resolved = resolve(settings, {}, spec)
     checkpoint = pick(run, step)
     family = open_models(spec, base, resolved.config)
-    state = checkpoint.load("ema" if checkpoint.has_ema else "weights")
     if merge:
         refuse_merge(resolved.config, formats)
-        written = [merge_run(run, family, state, checkpoint.step, resolved, out)]
-    else:
-        written = export_run(run, family, state, checkpoint.step, resolved, formats, out)
-    for done in written:
-        print(
-            f"{done.format}: {done.path}  ({done.modules} parts, read back by {done.reader}: {exactly(done.max_error)})"
-        )
+    state = checkpoint.load("ema" if checkpoint.has_ema else "weights")
+    for done in export_run(run, family, state, checkpoint.step, resolved, formats, out, merge=merge):
+        read = f"{done.modules} parts, read back by {done.reader}: {exactly(done.max_error)}"
+        print(f"{done.format}: {done.path}  ({read})")
     write_report(run)
     return DONE
 
 
-def named_formats(value: str | Sequence[str]) -> list[str]:
-    """The formats that ``output_model_format`` names."""
-    return [value] if isinstance(value, str) else list(value)
-
-
 def check_formats(config: Config, family: Family) -> None:
     """Raise VideotuneError for a format that could not be written: before a training, not after it."""
-    method = config.training_method
-    for name in named_formats(config.output_model_format):
+    method, title = config.training_method, family.spec.title
+    for name in _named_formats(config):
         if method == "FINE_TUNE" and name != "diffusers":
-            raise VideotuneError(
-                f"output_model_format: a fine-tuned model is written as a diffusers folder, not {name!r}"
-            )
+            raise VideotuneError(f"output_model_format: a fine-tuned model is a diffusers folder, not {name!r}")
         if method == "EMBEDDING" and name not in family.embedding_keys():
             known = ", ".join(sorted(family.embedding_keys()))
-            raise VideotuneError(f"output_model_format: {family.spec.title} has {known}, not {name!r}")
+            raise VideotuneError(f"output_model_format: {title} has {known}, not {name!r}")
         if method == "LORA":
             refuse_format(family, config.lora.variant, name)
+
+
+def _named_formats(config: Config) -> list[str]:
+    named = config.output_model_format
+    return [named] if isinstance(named, str) else list(named)
 
 
 def refuse_merge(config: Config, formats: Sequence[str]) -> None:
@@ -104,40 +98,45 @@ def export_run(
     formats: Sequence[str] = (),
     out: Path | None = None,
     tell: Callable[[str], None] = echo,
+    merge: bool = False,
 ) -> list[Exported]:
     """Write each format, a file for each expert that was trained, and the list of them into ``exports.json``.
 
     An expert that has had no step, in a run so short that all of them fell to the other, has no file; ``tell`` hears of it.
-    What trained of the text encoders alone has one, whatever the experts are.
+    What trained of the text encoders alone has one, whatever the experts are. ``merge``: instead of all that, the base model
+    with the adapters of all experts in its weights.
     """
-    config = resolved.config
-    wanted = list(formats) or named_formats(config.output_model_format)
-    folder, name = _place(run, config, out)
-    done, experts = [], experts_of(family, config, state, tell)
-    for format in wanted:
+    config, spec = resolved.config, family.spec
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
+    begin = (out or Path(config.output_model_destination or run / "export")) / f"{name}-step-{step}"
+    facts, done = _facts(run, step, resolved), []
+    if merge:
+        adapters = {expert: of_expert(state, prefix(spec, expert)) for expert in trained(spec, config)}
+        facts |= {"expert": list(adapters)} if len(spec.experts) > 1 else {}
+        facts |= {"merged": config.lora.variant, "use": _whole(family)}
+        path = begin.with_name(f"{begin.name}-merged")
+        done = [export_merged(family, adapters, config.lora.scale, _base(config, spec), path, facts)]
+    experts = () if merge else experts_of(family, config, state, tell)
+    for format in () if merge else formats or _named_formats(config):
+        ending = "" if format == "diffusers" else f"-{format}"
         if config.training_method == "EMBEDDING":
-            path = folder / f"{name}-step-{step}{'' if format == 'diffusers' else f'-{format}'}"
-            facts = _facts(run, family, step, resolved, None) | _use(run, family, config, None, format)
-            files = export_embedding(family, format, of_expert(state, ROWS), config.embedding.token, path, facts)
-            done += [replace(file, use=facts["use"]) for file in files]
+            path, own = begin.with_name(begin.name + ending), of_expert(state, ROWS)
+            told = facts | _use(family, config, None, format, facts["base"]["name"])
+            done += export_embedding(family, format, own, config.embedding.token, path, told)
             continue
         for expert in experts:
-            own = of_expert(state, prefix(family.spec, expert) if expert else "")
-            ending = ("" if format == "diffusers" else f"-{format}") + (
-                family.spec.export_suffix(expert) if expert else ""
-            )
-            path = folder / f"{name}-step-{step}{ending}"
-            facts = _facts(run, family, step, resolved, expert) | _use(run, family, config, expert, format)
+            own = of_expert(state, prefix(spec, expert) if expert else "")
+            path = begin.with_name(begin.name + ending + (family.spec.export_suffix(expert) if expert else ""))
+            told = facts | ({"expert": expert} if expert and len(spec.experts) > 1 else {})
+            told |= _use(family, config, expert, format, facts["base"]["name"])
             if config.training_method == "FINE_TUNE":
                 net, text = by_part(family, own)
-                first = expert or family.spec.experts[0].name
-                whole = export_full(family, first, net, _folder(family, resolved), path, facts, text)
-                done.append(replace(whole, use=facts["use"]))
-                continue
-            assert expert is not None, "an adapter is of a denoiser"
-            scale = config.lora.scale
-            file = path.with_name(f"{path.name}.safetensors")
-            done.append(replace(export_lora(family, format, own, scale, file, facts, expert), use=facts["use"]))
+                done.append(
+                    export_full(family, expert or spec.experts[0].name, net, _base(config, spec), path, told, text)
+                )
+            else:
+                path = path.with_name(f"{path.name}.safetensors")
+                done.append(export_lora(family, format, own, config.lora.scale, path, told, expert))
     _list(run, done)
     return done
 
@@ -156,32 +155,6 @@ def experts_of(
         return names
     tell(f"the expert {idle[0]} has had no step, so no file is written for it: more steps, or a shorter expert_period")
     return tuple(name for name in names if name not in idle)
-
-
-def merge_run(
-    run: Path, family: Family, state: Mapping[str, Tensor], step: int, resolved: Resolved, out: Path | None = None
-) -> Exported:
-    """Write the base model with the run's adapters, of all experts that were trained, in its weights."""
-    config, spec = resolved.config, family.spec
-    folder, name = _place(run, config, out)
-    experts = trained(spec, config)
-    facts = _facts(run, family, step, resolved, experts[0]) | {
-        **({"expert": list(experts)} if len(spec.experts) > 1 else {}),
-        "merged": config.lora.variant,
-        "use": f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)",
-    }
-    adapters = {expert: of_expert(state, prefix(spec, expert)) for expert in experts}
-    scale, base = config.lora.scale, _folder(family, resolved)
-    whole = export_merged(family, adapters, scale, base, folder / f"{name}-step-{step}-merged", facts)
-    done = replace(whole, use=facts["use"])
-    _list(run, [done])
-    return done
-
-
-def _place(run: Path, config: Config, out: Path | None) -> tuple[Path, str]:
-    """The folder of a run's exports, and what their names begin with."""
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
-    return out or Path(config.output_model_destination or run / "export"), name
 
 
 def _list(run: Path, done: Sequence[Exported]) -> None:
@@ -207,20 +180,15 @@ def exported(run: Path, format: str) -> Path:
     return path
 
 
-def _folder(family: Family, resolved: Resolved) -> Path:
-    """Where the base model lies, with the weights that it was trained from."""
-    config = resolved.config
-    return place(str(config.base_model_name), files=part_files(config.transformer.file, family.spec)).folder
-
-
-def _facts(run: Path, family: Family, step: int, resolved: Resolved, expert: str | None) -> dict[str, Any]:
+def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
     """What the file says of itself, so that it can be used years later."""
-    config, kept = resolved.config, read_run_config(run)
-    plan, file = read_record(run / "plan.json"), config.transformer.file
+    config, kept, plan = resolved.config, read_run_config(run), read_record(run / "plan.json")
+    file, name = config.transformer.file, kept["base"]["name"]
     files = [Path(one).name for one in ([file] if isinstance(file, str) else file or []) if one]
     return {
         "videotune": __version__,
-        "base": {**kept["base"], "name": _base_name(run)},
+        # of a local folder the last part alone: the file is made to be shared
+        "base": {**kept["base"], "name": Path(name).name if Path(name).is_absolute() else name},
         **({"transformer_file": files} if files else {}),
         "data": kept["data"],
         "step": step,
@@ -231,29 +199,32 @@ def _facts(run: Path, family: Family, step: int, resolved: Resolved, expert: str
         "fps": config.video_config.target_fps,
         "buckets": [bucket["shape"] for bucket in plan["buckets"]],
         "ema": config.ema.decay,
-        **({"expert": expert} if expert and len(family.spec.experts) > 1 else {}),
     }
 
 
-def _base_name(run: Path) -> str:
-    """The base model's name; of a local folder its last part alone: the file is made to be shared."""
-    name: str = read_run_config(run)["base"]["name"]
-    return Path(name).name if Path(name).is_absolute() else name
+def _base(config: Config, spec: ModelSpec) -> Path:
+    """Where the base model lies, with the weights that it was trained from."""
+    return place(str(config.base_model_name), files=part_files(config.transformer.file, spec)).folder
 
 
-def _use(run: Path, family: Family, config: Config, expert: str | None, format: str) -> dict[str, Any]:
-    """How the file is used, in code, and what of it a reader might ask."""
+def _whole(family: Family) -> str:
+    """How a folder of a whole model is used, in code."""
+    return f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)"
+
+
+def _use(family: Family, config: Config, expert: str | None, format: str, base: str) -> dict[str, Any]:
+    """How the file is used, in code, and what of it a reader might ask; ``base``: the base model's name."""
     pipeline, kind = family.pipeline_class().__name__, config.lora.variant
+    if config.training_method == "FINE_TUNE":
+        return {"use": _whole(family)}
     if config.training_method == "EMBEDDING":
         use = (
-            f"class Pipeline({pipeline}, TextualInversionLoaderMixin): pass; "
-            f"pipe = Pipeline.from_pretrained({_base_name(run)!r}); "
+            f"class Pipeline({pipeline}, TextualInversionLoaderMixin): pass; pipe = Pipeline.from_pretrained({base!r}); "
             "pipe.load_textual_inversion(THIS_FILE); prompt = pipe.maybe_convert_prompt(prompt, pipe.tokenizer)"
         )
         return {"vectors": config.embedding.vectors, "use": use}
-    if config.training_method == "FINE_TUNE":
-        return {"use": f"pipe = {pipeline}.from_pretrained(THIS_FOLDER)"}
-    begin = f"pipe = {pipeline}.from_pretrained({_base_name(run)!r}); "
+    begin = f"pipe = {pipeline}.from_pretrained({base!r}); "
+    alpha = "baked into lora_B" if kind in ("LORA", "DORA") else "none" if kind == "OFT" else "baked into the weights"
     if kind in ("LORA", "DORA"):
         second = ", load_into_transformer_2=True" if expert != family.spec.experts[0].name else ""
         use = f"{begin}pipe.load_lora_weights(THIS_FILE{second})"
@@ -266,7 +237,4 @@ def _use(run: Path, family: Family, config: Config, expert: str | None, format: 
             f"{net}.add_adapter(peft.get_peft_config(json.loads(head['{CONFIG}']))); "
             f"peft.set_peft_model_state_dict({net}, safetensors.torch.load_file(THIS_FILE))"
         )
-    alpha = {"LORA": "baked into lora_B", "DORA": "baked into lora_B", "OFT": "none"}.get(
-        kind, "baked into the weights"
-    )
     return {"variant": kind, "rank": config.lora.rank, "alpha": alpha, "use": use}

@@ -24,7 +24,7 @@ from videotune.data.media_info import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import read_embedding
-from videotune.export.read import read_file
+from videotune.export.lora import read_file
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name

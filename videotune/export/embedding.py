@@ -6,17 +6,15 @@ name is the word. Our own facts stand in the header under the key ``videotune``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.config.schema import token_names
 from videotune.errors import VideotuneError
-from videotune.export.adapter_file import facts_in, read_tensors
-from videotune.export.formats import digest_of
-from videotune.export.lora import Exported
-from videotune.files import write_whole
+from videotune.export.adapter_file import AdapterFile
+from videotune.export.verify import Exported, check_finite, check_same, failed, write_verified
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -34,38 +32,33 @@ def export_embedding(
     In diffusers' form each encoder has a file; where there are several, its name ends in the encoder's. Raises
     VideotuneError for rows that are not finite, and where a file does not read back as it was written.
     """
-    if any(not bool(value.isfinite().all()) for value in rows.values()):
-        raise VideotuneError("the new tokens' rows are NaN or infinite: they are not exported")
+    check_finite("new tokens' rows", rows)
     whole = {name: value.detach().cpu().float().contiguous() for name, value in rows.items()}
     keys = family.embedding_keys()[format]
-    if keys:
-        file = path.with_name(f"{path.name}.safetensors")
-        _write(file, {keys[name]: value for name, value in whole.items()}, {**facts, "token": token})
-        return [
-            Exported(
-                format,
-                file,
-                len(whole),
-                _difference(family, file, whole, token),
-                "safetensors, by the key that ComfyUI asks for",
-            )
-        ]
+    parts = [whole] if keys else [{name: value} for name, value in whole.items()]
     done = []
-    for name, value in whole.items():
-        file = path.with_name(f"{path.name}{f'-{name}' if len(whole) > 1 else ''}.safetensors")
-        _write(file, {token: value}, {**facts, "token": token, "text_encoder": name})
-        _read_by_diffusers(family.tokenizers()[name], file, token, value)
-        off = _difference(family, file, {name: value}, token)
-        done.append(Exported(format, file, 1, off, "diffusers load_textual_inversion"))
+    for part in parts:
+        (name, value), *_ = part.items()
+        file = path.with_name(f"{path.name}{f'-{name}' if len(parts) > 1 else ''}.safetensors")
+        own = {**facts, "token": token} | ({} if keys else {"text_encoder": name})
+        tensors = {keys[key]: x for key, x in part.items()} if keys else {token: value}
+        tokenizer = None if keys else family.tokenizers()[name]
+        verify = partial(_verify, family, token, part, tokenizer)
+        done.append(write_verified(format, file, len(part), tensors, own, verify))
     return done
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    facts = {**facts, "digest": digest_of(tensors)}
-    header = {"format": "pt", "videotune": json.dumps(facts, ensure_ascii=False)}
-    write_whole(path, lambda aside: save_file(dict(tensors), aside, metadata=header))
+def _verify(family: Family, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path) -> tuple[float, str]:
+    """Read a file back, with a tokenizer by diffusers too; VideotuneError where its token or its rows are others."""
+    named, found = read_embedding(family, path)
+    if named != token:
+        raise failed(path, f"its token is {named!r}")
+    check_same(rows, found.items(), path)
+    if tokenizer is None:
+        return 0.0, "safetensors, by the key that ComfyUI asks for"
+    (own,) = rows.values()
+    _read_by_diffusers(tokenizer, path, token, own)
+    return 0.0, "diffusers load_textual_inversion"
 
 
 def _read_by_diffusers(tokenizer: Any, path: Path, token: str, rows: Tensor) -> None:
@@ -75,24 +68,8 @@ def _read_by_diffusers(tokenizer: Any, path: Path, token: str, rows: Tensor) -> 
 
     (state,) = load_textual_inversion_state_dicts([str(path.parent)], weight_name=path.name)
     named = Reader._retrieve_tokens_and_embeddings([None], [state], tokenizer)
-    tokens, found = Reader._extend_tokens_and_embeddings(*named, tokenizer)
-    same = all(bool((a == b).all()) for a, b in zip(found, rows, strict=True))
-    if tuple(tokens) != token_names(token, len(rows)) or not same:
-        raise VideotuneError(
-            f"{path}: diffusers reads {len(found)} rows of {tokens[:1]} as something else: not exported"
-        )
-
-
-def _difference(family: Family, path: Path, rows: Mapping[str, Tensor], token: str) -> float:
-    """0.0: what is read back is what was written; VideotuneError where it is not."""
-    named, found = read_embedding(family, path)
-    if (
-        named != token
-        or set(found) != set(rows)
-        or any(not bool((found[name] == value).all()) for name, value in rows.items())
-    ):
-        raise VideotuneError(f"{path} reads back as something else: not exported")
-    return 0.0
+    found = zip(*Reader._extend_tokens_and_embeddings(*named, tokenizer), strict=True)
+    check_same(dict(zip(token_names(token, len(rows)), rows, strict=True)), found, path)
 
 
 def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
@@ -103,9 +80,9 @@ def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
     """
     if not path.is_file():
         raise VideotuneError(f"no such file of new tokens: {path}")
-    found, header = read_tensors(path)
-    facts = facts_in(header, path)
-    tensors = {key: value.float()[None] if value.ndim == 1 else value.float() for key, value in found.items()}
+    file = AdapterFile(path)
+    facts = file.facts
+    tensors = {key: value.float()[None] if value.ndim == 1 else value.float() for key, value in file.tensors.items()}
     encoders = {key: name for keys in family.embedding_keys().values() for name, key in keys.items()}
     token = facts.get("token", "-".join(path.stem.split()))
     if tensors and set(tensors) <= set(encoders):
@@ -113,8 +90,7 @@ def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
     names = list(family.text_skeletons())
     own = facts.get("text_encoder", names[0])
     if len(tensors) != 1 or own not in names or next(iter(tensors.values())).ndim != 2:
-        raise VideotuneError(
-            f"{path} holds no new tokens of {family.spec.title}: it has the keys {', '.join(sorted(tensors)[:3])}"
-        )
+        keys = ", ".join(sorted(tensors)[:3])
+        raise VideotuneError(f"{path} holds no new tokens of {family.spec.title}: it has the keys {keys}")
     ((key, value),) = tensors.items()
     return (token if key == PLAIN else key), {own: value}

@@ -7,42 +7,38 @@ then applies the update as it was trained, whatever it assumes of alpha.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
-from videotune.cache.entry import alone, hash_of
 from videotune.errors import VideotuneError
-from videotune.export.fused import fuse
+from videotune.export.verify import check_finite
 from videotune.types import Family
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 CONFIG = "adapter_config"
 """The key of a file's header under which PEFT's settings stand, as JSON; only kinds that diffusers does not read have it."""
 
 WHY_NOT = {
     ("DORA", "comfyui"): "ComfyUI divides DoRA's weights by another norm than it was trained with",
-    ("LOHA", "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone",
-    ("LOKR", "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone for video models",
-    ("OFT", "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone",
     ("OFT", "comfyui"): "ComfyUI's OFT turns a weight's outputs and PEFT's its inputs",
+    **{
+        (kind, "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone"
+        for kind in ("LOHA", "LOKR", "OFT")
+    },
 }
-
-JOINED = "its form of this model lays several modules into one weight, which updates of this kind cannot be joined into"
+JOINED = "its form of this model joins several modules into one weight, and updates of this kind cannot be joined"
 
 
 def formats_of(family: Family, kind: str) -> tuple[str, ...]:
     """The formats in which an adapter of this kind can be written for this family."""
     known = tuple(sorted(family.key_maps()))
-    if kind == "LORA":
-        return known
-    if kind == "DORA":
-        return tuple(name for name in known if name == "diffusers")
-    apart = [name for name in known if name not in family.spec.fused]  # products of factors cannot be joined
-    own = [name for name in apart if name == "comfyui"] if kind in ("LOHA", "LOKR") else []
-    return (*own, "peft")
+    if kind in ("LORA", "DORA"):
+        return known if kind == "LORA" else tuple(name for name in known if name == "diffusers")
+    apart = "comfyui" in known and "comfyui" not in family.spec.fused  # products of factors cannot be joined
+    return ("comfyui", "peft") if apart and kind != "OFT" else ("peft",)
 
 
 def refuse_format(family: Family, kind: str, name: str) -> None:
@@ -50,8 +46,8 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
     known = formats_of(family, kind)
     if name in known:
         return
-    what = family.spec.title if kind == "LORA" else f"{kind} for {family.spec.title}"
-    reason = WHY_NOT.get((kind, name), JOINED if name in family.spec.fused and kind in ("LOHA", "LOKR") else None)
+    what = f"{kind} for {family.spec.title}".removeprefix("LORA for ")
+    reason = WHY_NOT.get((kind, name), JOINED if name in family.spec.fused and kind in ("LOHA", "LOKR") else "")
     why = f": {reason}. `videotune export RUN --merge` serves everyone" if reason else ""
     raise VideotuneError(f"output_model_format: {what} has {', '.join(known)}, not {name!r}{why}")
 
@@ -69,13 +65,10 @@ def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float
     kind = kind_of(state)
     assert kind is not None, "no adapter"
     refuse_format(family, kind, format)
-    if any(not bool(value.isfinite().all()) for value in state.values()):
-        raise VideotuneError("the adapter holds NaN or infinite weights: it is not exported")
+    check_finite("adapter", state)
     places = {name: place for name in state if (place := split(name))}
     if changes_nothing(state):
-        raise VideotuneError(
-            "the adapter is zero, so it changes nothing: it is not exported (did the run train any step?)"
-        )
+        raise VideotuneError("the adapter is zero, so it changes nothing: not exported (did the run train any step?)")
     rename = family.key_maps().get(format, lambda path: path)
     scaled = {
         name: state[name].detach().cpu().float() * (scale if part in ZERO and part != "oft_R" else 1.0)
@@ -91,25 +84,49 @@ def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float
     return out
 
 
-def header(state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, str]:
-    """What stands in the file's head: our own facts, and PEFT's settings of a kind that diffusers does not read."""
-    words = {"format": "pt", "videotune": json.dumps(dict(facts), ensure_ascii=False)}
+def head_of(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """PEFT's settings in the file's head, of a kind that diffusers does not read; nothing of others."""
     kind = kind_of(state)
-    if kind in ("LOHA", "LOKR", "OFT"):
-        words[CONFIG] = json.dumps(said(peft_config(kind, rank_in(state), 1.0, 0.0, sorted(by_module(state)))))
-    return words
-
-
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """16 hex digits that name tensors by their names, shapes, dtypes and bytes."""
-    return hash_of({name: alone(value) for name, value in tensors.items()})
-
-
-def said(config: Any) -> dict[str, Any]:
-    """PEFT's settings, those alone that are not PEFT's defaults."""
+    if kind not in ("LOHA", "LOKR", "OFT"):
+        return {}
+    config: Any = peft_config(kind, rank_in(state), 1.0, 0.0, sorted(by_module(state)))
     plain, mine = type(config)().to_dict(), config.to_dict()
     kept = {key: value for key, value in mine.items() if key not in plain or value != plain[key]}
-    return {key: sorted(value) if isinstance(value, set) else value for key, value in kept.items()} | {
-        "peft_type": config.peft_type.value,
-        "target_modules": sorted(config.target_modules),
-    }
+    settings = {key: sorted(value) if isinstance(value, set) else value for key, value in kept.items()}
+    settings |= {"peft_type": config.peft_type.value, "target_modules": sorted(config.target_modules)}
+    return {CONFIG: json.dumps(settings)}
+
+
+def fuse(
+    state: Mapping[str, Tensor], net: nn.Module, groups: Sequence[tuple[str, tuple[str, ...]]]
+) -> dict[str, Tensor]:
+    """A LoRA in which each group of modules is one, under the path of its first module; exactly the same update.
+
+    A of the modules stand one below the other, (Σr, in), and B on the diagonal, (Σout, Σr); rows of a module that has no
+    update are zeros. ``groups``: lists of blocks, each with modules of a block in the order of their rows; ``net`` gives the
+    modules' sizes. Readers know such a format by its joined weights, so where no module of the first group is in the state,
+    one update of nothing is.
+    """
+    import torch
+
+    left, joined = dict(state), {}
+    for group, (blocks, paths) in enumerate(groups):
+        names = [name for name, _ in net.get_submodule(blocks).named_children()]
+        places = [[f"{blocks}.{name}.{path}" for path in paths] for name in names]
+        if group == 0 and not any(f"{path}.lora_A.weight" in state for members in places for path in members):
+            rows, wide = _size(net, places[0][0])
+            left[f"{places[0][0]}.lora_A.weight"] = torch.zeros(1, wide)
+            left[f"{places[0][0]}.lora_B.weight"] = torch.zeros(rows, 1)
+        for members in places:
+            a = [left.pop(f"{path}.lora_A.weight") for path in members if f"{path}.lora_A.weight" in left]
+            if a:
+                b = [left.pop(f"{path}.lora_B.weight", torch.zeros(_size(net, path)[0], 0)) for path in members]
+                joined[f"{members[0]}.lora_A.weight"] = torch.cat(a)
+                joined[f"{members[0]}.lora_B.weight"] = torch.block_diag(*b)
+    return left | joined
+
+
+def _size(net: nn.Module, path: str) -> tuple[int, int]:
+    """Rows and columns of a module's weight."""
+    module: Any = net.get_submodule(path)
+    return module.out_features, module.in_features

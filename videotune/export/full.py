@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.errors import VideotuneError
-from videotune.export.lora import Exported
+from videotune.export.verify import Exported, check_finite, check_same
 from videotune.files import system_errors, whole_folder, write_json
 from videotune.models.loading import load_model, quietly
 from videotune.models.model_files import weight_files
@@ -33,30 +33,37 @@ def export_full(
 
     ``text``: trained weights of text encoders, by their folders and by name; ``state`` is empty where these alone trained.
 
-    The other parts' files are linked where the disk allows it, so that they take no room twice. The weights have the run's
-    dtype, but those that diffusers keeps in float32. Raises VideotuneError for NaN, and where the weights read back are not
-    the ones written.
+    The weights have the run's dtype, but those that diffusers keeps in float32. Raises VideotuneError for NaN, and where the
+    weights read back are not the ones written.
     """
     text = {name: own for name, own in (text or {}).items() if own}
-    if any(not bool(value.isfinite().all()) for own in (state, *text.values()) for value in own.values()):
-        raise VideotuneError("the model holds NaN or infinite weights: it is not exported")
+    check_finite("model", state, *text.values())
     part = family.spec.part_of(expert)
-    anew = [part] * bool(state) + list(text)
-    with whole_folder(folder) as aside:
-        shutil.copytree(base, aside, copy_function=link, ignore=all_but(*anew), dirs_exist_ok=True)
+    with model_folder(base, folder, [part] * bool(state) + list(text), facts) as aside:
         if state:
             shell: Any = family.skeleton(expert)
             weights = rounded(shell, family.dtype, state, base / part)
             shell.load_state_dict(weights, assign=True)
             with system_errors(folder):
                 shell.save_pretrained(aside / part)
-            compare(weights, aside / part)
+            check_same(weights, tensors_in(aside / part), folder)
         for name, own in text.items():
             with system_errors(folder):
                 write_text_encoder(family, name, own, base / name, aside / name)
-        write_json(aside / "videotune.json", dict(facts))
     count = len(state) + sum(len(own) for own in text.values())
-    return Exported("diffusers", folder, count, 0.0, "diffusers from_pretrained")
+    return Exported("diffusers", folder, count, 0.0, "diffusers from_pretrained", facts.get("use", ""))
+
+
+@contextmanager
+def model_folder(base: Path, folder: Path, parts: Collection[str], facts: Mapping[str, Any]) -> Iterator[Path]:
+    """A folder that takes its place at the block's end: the base's files but those of ``parts``, and our facts.
+
+    What the block adds are these parts. The others are linked where the disk allows it, so that they take no room twice.
+    """
+    with whole_folder(folder) as aside:
+        shutil.copytree(base, aside, copy_function=link, ignore=_all_but(parts), dirs_exist_ok=True)
+        yield aside
+        write_json(aside / "videotune.json", dict(facts))
 
 
 def write_text_encoder(family: Family, name: str, state: Mapping[str, Tensor], base: Path, folder: Path) -> None:
@@ -73,12 +80,7 @@ def write_text_encoder(family: Family, name: str, state: Mapping[str, Tensor], b
             held[key].copy_(value)
     with quietly():
         encoder.save_pretrained(folder)
-    whole, seen = encoder.state_dict(), {}
-    for key, value in _tensors(folder):
-        seen[key] = bool((value == whole[key]).all())
-    wrong = [key for key in (*seen, *state) if not seen.get(key, False)]
-    if wrong:
-        raise VideotuneError(f"{folder}: {wrong[0]} reads back as something else: not exported")
+    check_same(encoder.state_dict(), tensors_in(folder), folder, needed=state)  # tied weights are in the file once
 
 
 def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: Path) -> dict[str, Tensor]:
@@ -87,14 +89,14 @@ def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: P
 
     kept, out = tuple(shell._keep_in_fp32_modules or ()), {}
     rest = [name for name in shell.state_dict() if name not in state]
-    whole = dict(state) | {name: value for name, value in _tensors(base) if name in rest}
+    whole = dict(state) | {name: value for name, value in tensors_in(base) if name in rest}
     for name in shell.state_dict():
         own = torch.float32 if any(word in kept for word in name.split(".")) else dtype
         out[name] = whole[name].detach().to("cpu", own).contiguous()
     return out
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a part on disk, one after the other."""
     from safetensors import safe_open
 
@@ -104,7 +106,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, file.get_tensor(name)
 
 
-def all_but(*parts: str) -> Callable[[str, list[str]], list[str]]:
+def _all_but(parts: Collection[str]) -> Callable[[str, list[str]], list[str]]:
     """The base's files but those of the parts that were trained, and what downloads leave behind."""
 
     def ignore(folder: str, names: list[str]) -> list[str]:
@@ -122,17 +124,3 @@ def link(source: str, target: str) -> str:
     except OSError:  # another disk, or one without links
         shutil.copy2(real, target)
     return target
-
-
-def compare(weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Read the weights back, shard by shard.
-
-    Raises VideotuneError where one is missing or not the one that was trained.
-    """
-    seen = set()
-    for name, value in _tensors(folder):
-        seen.add(name)
-        if name not in weights or not bool((value == weights[name]).all()):
-            raise VideotuneError(f"{folder}: {name} reads back as something else: not exported")
-    if seen != set(weights):
-        raise VideotuneError(f"{folder}: {len(set(weights) - seen)} weights are missing: not exported")

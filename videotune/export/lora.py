@@ -1,52 +1,31 @@
-"""A trained adapter as a file that others read, and the proof that they read what was trained.
+"""A trained adapter as a file that others read, and adapter files of any program read into a network.
 
-Our own facts stand in the header under the key ``videotune``; ``export/formats.py`` says how the rest is written.
+They are read by diffusers' own loader, or by PEFT's injection where a file brings PEFT's settings. Our own facts stand in
+the header under the key ``videotune``; ``export/formats.py`` says how the rest is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.effect import effects
-from videotune.adapters.kinds import by_module
-from videotune.errors import VideotuneError
-from videotune.export.formats import baked, digest_of, header
-from videotune.export.read import read_back, read_effects, read_lora, reader_of
-from videotune.files import system_errors, write_whole
+from videotune.adapters.kinds import by_module, kind_of, split
+from videotune.adapters.lora import lora_parameters
+from videotune.export.adapter_file import AdapterFile, lora_of, refuse, warn_of_other_base
+from videotune.export.formats import baked, head_of
+from videotune.export.verify import Exported, check_updates, write_verified
+from videotune.models.model_files import note
+from videotune.models.pretrained import explained
 from videotune.types import Family
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-__all__ = ["TOLERANCE", "Exported", "baked", "difference", "export_lora", "read_back", "read_lora"]
-
-TOLERANCE = 1e-6
-"""Largest allowed difference of ΔW, relative to its largest entry."""
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A file that was written and read back; ``max_error`` is the largest relative difference of ΔW over the modules.
-
-    ``use``: how it is used, in code.
-    """
-
-    format: str
-    path: Path
-    modules: int
-    max_error: float
-    reader: str = "diffusers load_lora_weights"
-    use: str = ""
-
-    def to_json(self, run: Path) -> dict[str, Any]:
-        """A line of the run's ``exports.json``; the path is relative to the run folder where the file lies in it."""
-        place, home = self.path.absolute(), run.absolute()
-        path = place.relative_to(home).as_posix() if place.is_relative_to(home) else str(place)
-        verified = {"max_error": self.max_error, "modules": self.modules, "reader": self.reader}
-        return {"format": self.format, "path": path, "use": self.use, "verified": verified}
+READ = "read"
+"""The adapter's name in a network that a file is read into for a look at it."""
 
 
 def export_lora(
@@ -62,44 +41,131 @@ def export_lora(
 
     Raises VideotuneError where the file would not do elsewhere what was trained here.
     """
-    from safetensors.torch import save_file
+
+    def verify(aside: Path) -> tuple[float, str]:
+        found, reader = read_effects(family, aside, expert)
+        return check_updates(effects(state, scale), found, path, reader), reader
 
     tensors = baked(family, format, state, scale)
-    words = header(state, {**facts, "digest": digest_of(tensors)})
-    worst: list[float] = []
-    readers: list[str] = []
-
-    def write(aside: Path) -> None:
-        with system_errors(path):
-            save_file(tensors, aside, metadata=words)
-        readers.append(reader_of(family, aside))
-        worst.append(difference(effects(state, scale), read_effects(family, aside, expert), path, readers[0]))
-
-    write_whole(path, write)
-    return Exported(format, path, len(by_module(state)), worst[0], readers[0])
+    return write_verified(format, path, len(by_module(state)), tensors, facts, verify, head_of(state))
 
 
-def difference(
-    wanted: Mapping[str, Callable[[], Tensor]], found: Mapping[str, Callable[[], Tensor]], path: Path, reader: str
-) -> float:
-    """The largest difference of ΔW over the modules, each relative to its own largest entry; one at a time in memory.
+def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
+    """Read an adapter's file into a network: as ``load_lora_weights`` does, its metadata (an alpha, say) included.
 
-    Raises VideotuneError where a module is missing or differs by more than is allowed.
+    One with PEFT's settings in its head by PEFT; under ComfyUI's names these are put back into diffusers' first. Returns who
+    has read it: PEFT, diffusers, or videotune itself where diffusers does not know the names. Raises ValueError where the
+    network has no place for a tensor of it, or lacks one.
     """
-    # where a format joins modules, a reader finds updates of nothing in those that have none
-    spare = [name for name in sorted(set(found) - set(wanted)) if bool(found[name]().any())]
-    odd = sorted(set(wanted) - set(found)) or spare
+    file = AdapterFile(path)
+    if file.peft_settings:
+        _read_by_peft(family, net, file, name)
+        return "PEFT inject_adapter_in_model"
+    loader = family.pipeline_class()
+    state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
+    known = any(
+        key.startswith("transformer.") for key in state
+    )  # diffusers has put its own names in place of the file's
+    state = state if known else lora_of(family, net, file, note)
+    loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)
+    return "diffusers load_lora_weights" if known else "videotune sample --lora"
+
+
+def read_file(family: Family, net: nn.Module, path: Path, name: str, echo: Callable[[str], None] = note) -> None:
+    """Read an adapter's file of any program into a network, alpha included; ``echo`` is told what had to be assumed.
+
+    Raises VideotuneError for a file that cannot be read whole, or changes nothing.
+    """
+    with explained(f"{path} is no LoRA of {family.spec.title}: it was made for another base, or is damaged"):
+        file = AdapterFile(path)
+        warn_of_other_base(family, file, echo)
+        if file.peft_settings:
+            _read_by_peft(family, net, file, name)
+        else:
+            state = lora_of(family, net, file, echo)
+            family.pipeline_class().load_lora_into_transformer(state, net, adapter_name=name, metadata=None)
+    if kind_of(lora_parameters(net, name)) is None:
+        raise refuse(family, path, [], "it changes none of its modules")
+
+
+def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) -> None:
+    """An adapter whose file brings PEFT's settings; ValueError where the network has no place for a tensor, or lacks one."""
+    import peft
+
+    modules: list[str] = file.peft_settings["target_modules"]
+    there = dict(net.named_modules())
+    if absent := [module for module in modules if module not in there]:
+        raise ValueError(f"{len(absent)} of its modules are not in the model, such as {absent[0]}")
+    own = {rename(module): module for rename in family.key_maps().values() for module in modules}
+    state = {}
+    for key, value in file.tensors.items():
+        place = (split(key) or ("",))[0]
+        state[f"{own.get(place, place)}{key[len(place) :]}"] = value
+    net.add_adapter(peft.get_peft_config(file.peft_settings), adapter_name=name)  # type: ignore[operator]
+    mine = {key: value.shape for key, value in lora_parameters(net, name).items()}
+    odd = sorted(set(mine) ^ set(state)) or [key for key in mine if mine[key] != state[key].shape]
     if odd:
-        raise VideotuneError(
-            f"{path}: {reader} reads {len(found)} of {len(wanted)} modules; the first odd one is {odd[0]}"
-        )
-    worst = 0.0
-    for name, calculate in wanted.items():
-        update = calculate()
-        off = float((found[name]() - update).abs().max())
-        worst = max(worst, off / float(update.abs().max()) if bool(update.any()) else off)
-    if worst > TOLERANCE:
-        raise VideotuneError(
-            f"{path}: read back through {reader}, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e}): not written"
-        )
-    return worst
+        raise ValueError(f"{len(odd)} of its tensors do not fit the model, such as {odd[0]}")
+    peft.set_peft_model_state_dict(net, state, name)
+
+
+def _empty(family: Family, expert: str | None = None) -> nn.Module:
+    """A model of the same shape whose weights are one shared zero, so that only an adapter takes memory."""
+    import torch
+    from torch.nn import Parameter
+
+    net, zero = family.skeleton(expert), torch.zeros(())
+    for module in net.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, Parameter(zero.expand(parameter.shape), requires_grad=False))
+    return net
+
+
+def read_parts(family: Family, path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
+    """The tensors of each module by PEFT's names, of a file of any program, and what their update is scaled by."""
+    net = _empty(family)
+    read_file(family, net, path, READ)
+    state = {name: value.detach() for name, value in lora_parameters(net, READ).items()}
+    if odd := [name for name in state if split(name) is None]:
+        raise refuse(family, path, odd, "a run cannot begin with such tensors")
+    parts = by_module(state)
+    scaling = {module: getattr(net.get_submodule(module), "scaling", {}) for module in parts}  # a rotation has none
+    return parts, {module: float(own.get(READ, 1.0)) for module, own in scaling.items()}
+
+
+def read_effects(family: Family, path: Path, expert: str | None = None) -> tuple[dict[str, Callable[[], Tensor]], str]:
+    """What each module's adapter does as its reader applies it, calculated at the call in float64; and the reader.
+
+    See ``adapters.effect.effects``.
+    """
+    net = _empty(family, expert)
+    reader = read_lora(family, net, path, READ)
+    found: dict[str, Callable[[], Tensor]] = {}
+    for module, parts in by_module(lora_parameters(net, READ)).items():
+        found[module] = partial(_update, net.get_submodule(module))
+        if "lora_magnitude_vector" in parts:
+            found[f"{module} magnitude"] = parts["lora_magnitude_vector"].detach().double
+    return found, reader
+
+
+def read_back(family: Family, path: Path) -> dict[str, Tensor]:
+    """All of ``read_effects`` at once: of LoRA ΔW of each module as diffusers' own loader applies it."""
+    return {name: calculate() for name, calculate in read_effects(family, path)[0].items()}
+
+
+def _update(layer: Any) -> Tensor:
+    """PEFT's own answer in float64; of OFT what it makes of unit vectors, less these: R - 1 (blocks, b, b)."""
+    import torch
+
+    for part in layer.adapter_layer_names:
+        getattr(layer, part).double()
+    with torch.no_grad():
+        if hasattr(layer, "oft_R"):
+            one = torch.eye(layer.oft_block_size[READ], dtype=torch.float64)
+            turned = layer.oft_R[READ](one.repeat(1, layer.r[READ]))  # each block's rows beside those of the others
+            delta = turned.unflatten(1, (-1, len(one))).transpose(0, 1) - one
+        else:
+            delta = layer.get_delta_weight(READ)
+    for part in layer.adapter_layer_names:
+        getattr(layer, part).float()
+    return delta

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from videotune.adapters.effect import new_weight
 from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
-from videotune.export.full import all_but, link
-from videotune.export.lora import Exported
-from videotune.files import whole_folder, write_json
+from videotune.export.full import link, model_folder
+from videotune.export.verify import Exported, check_finite, failed
 from videotune.models.model_files import headers, spans_of, weight_files
 from videotune.types import Family
 
@@ -36,23 +35,18 @@ def export_merged(
     base's file. One tensor at a time is in memory. Raises VideotuneError for NaN, for modules that the base lacks, and
     where a weight reads back as something else.
     """
-    for state in adapters.values():
-        if any(not bool(value.isfinite().all()) for value in state.values()):
-            raise VideotuneError("the adapter holds NaN or infinite weights: it is not merged")
+    check_finite("adapter", *adapters.values())
     names = {family.spec.part_of(expert): state for expert, state in adapters.items()}
-    with whole_folder(folder) as aside:
-        shutil.copytree(base, aside, copy_function=link, ignore=all_but(*names), dirs_exist_ok=True)
-        count = sum(merge_part(base / part, state, scale, aside / part) for part, state in names.items())
-        write_json(aside / "videotune.json", dict(facts))
-    return Exported("merged", folder, count, 0.0, "safetensors")
+    with model_folder(base, folder, names, facts) as aside:
+        count = sum(_merge_part(base / part, state, scale, aside / part) for part, state in names.items())
+    return Exported("merged", folder, count, 0.0, "safetensors", facts.get("use", ""))
 
 
-def merge_part(base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
+def _merge_part(base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
     """Copy a part of the model and change the weights that the adapter has modules for; how many these are."""
     modules = {f"{path}.weight": parts for path, parts in by_module(state).items()}
     files = weight_files(base)
-    absent = sorted(set(modules) - set(headers(files)))
-    if absent:
+    if absent := sorted(set(modules) - set(headers(files))):
         raise VideotuneError(
             f"{base} has no weight called {absent[0]}: its tensors have their authors' names. Save the model in diffusers "
             "layout first (from_single_file, then save_pretrained), and name that as base_model_name"
@@ -63,18 +57,18 @@ def merge_part(base: Path, state: Mapping[str, Tensor], scale: float, folder: Pa
             changed = entry in files and not set(modules).isdisjoint(headers([entry]))
             (shutil.copyfile if changed else link)(os.path.realpath(entry), str(folder / entry.name))
     for file in files:
-        merge_file(file, modules, scale, folder / file.name)
+        _merge_file(file, modules, scale, folder / file.name)
     return len(modules)
 
 
-def merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: float, target: Path) -> None:
+def _merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: float, target: Path) -> None:
     """Write the new weights over the old ones in a copy of a file, whose head stays as it is, and read them back."""
     from safetensors import safe_open
 
-    spans, written = spans_of(base), {}
-    mine = [name for name in modules if name in spans]
-    if not mine:
+    spans = spans_of(base)
+    if not (mine := [name for name in modules if name in spans]):
         return
+    digests: dict[str, bytes] = {}
     with safe_open(base, "pt") as old, target.open("r+b") as new:
         for name in mine:
             own = old.get_tensor(name)
@@ -85,13 +79,13 @@ def merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: f
             assert len(data) == spans[name].length, name
             new.seek(spans[name].start)
             new.write(data)
-            written[name] = hashlib.blake2b(data).digest()
+            digests[name] = hashlib.blake2b(data).digest()
         new.flush()
         os.fsync(new.fileno())
     with safe_open(target, "pt") as back:
-        for name, digest in written.items():
+        for name, digest in digests.items():
             if hashlib.blake2b(raw(back.get_tensor(name))).digest() != digest:
-                raise VideotuneError(f"{target}: {name} reads back as something else: not exported")
+                raise failed(target, f"{name} does not match")
 
 
 def raw(x: Tensor) -> bytes:

@@ -13,15 +13,7 @@ from videotune import text
 from videotune.files import write_text
 from videotune.report import curves, inventory, outcome, previews
 from videotune.report.media import Media
-from videotune.report.read import (
-    Record,
-    Run,
-    at,
-    items,
-    mapping,
-    number,
-    read_run,
-)
+from videotune.report.read import Record, Run, at, items, mapping, number, read_run
 from videotune.train.logging.step_sums import Steps, regularization
 
 LONG = 120
@@ -146,17 +138,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = (
-        "plain",
-        "counted",
-        "duration",
-        "value_text",
-        "shape_words",
-        "short_path",
-        "state_words",
-        "file_name",
-        "share",
-    )
-    environment.filters |= {name: getattr(text, name) for name in names}
-    environment.filters |= {"number": number, "items": items, "mapping": mapping, "repr": repr}
+    words = {name: word for name, word in vars(text).items() if getattr(word, "__module__", "") == text.__name__}
+    environment.filters |= words | {"number": number, "entries": items, "mapping": mapping, "repr": repr}
     return environment

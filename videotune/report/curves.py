@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from videotune.report.charts import Line, line_chart, smooth, smoothing_width, thin
-from videotune.report.read import (
-    Point,
-    Record,
-    Run,
-    at,
-    items,
-    mapping,
-    number,
-    points,
-)
+from videotune.report.read import Point, Record, Run, at, items, mapping, number, points
 from videotune.text import counted, plain
 from videotune.train.logging.step_sums import NINTHS, clip_of, regularization
 

@@ -1,7 +1,7 @@
 """HTML put together from elements, so that text from a file cannot become markup.
 
 ``Html`` is text that is markup already. ``text`` (which escapes) and ``element`` make it, and ``element`` takes nothing
-else inside; the type checker holds the rest of the room to that, whose only other ``Html`` is its own style sheet.
+else inside; the type checker holds the rest of the studio to that, whose only other ``Html`` are the report's chapters.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NewType
 Html = NewType("Html", str)
 
 NOTHING = Html("")
-VOID = ("meta", "img", "path", "line", "rect")
-"""Elements written without an end tag; the ones of SVG close themselves."""
+VOID = ("img", "input")
+"""Elements written without an end tag."""
 
 
 def text(value: object) -> Html:
@@ -33,9 +33,9 @@ def element(
     return Html(f"<{name}{written}>{''.join(inside)}</{name}>")
 
 
-def join(parts: Iterable[Html], between: str = "") -> Html:
-    """The parts one after the other, with plain text in between."""
-    return Html(text(between).join(parts))
+def join(parts: Iterable[Html]) -> Html:
+    """The parts one after the other."""
+    return Html("".join(parts))
 
 
 def paragraph(*inside: Html, css: str = "") -> Html:

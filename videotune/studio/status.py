@@ -14,7 +14,7 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.files import life
 from videotune.records import parse_line, read_record
-from videotune.report.read import Run
+from videotune.report.read import FILES, Run
 from videotune.train.logging.step_sums import Steps, regularization
 
 MOST_OPEN = 8
@@ -86,9 +86,9 @@ def remembered(path: Path) -> Any:
 
 def read_live(folder: Path) -> Run:
     """The run as the report's sections take it, from what is in memory."""
-    path, check = folder / "journal.jsonl", remembered(folder / "check.json")
-    events, steps = follow(folder, check)
-    exports = remembered(folder / "exports.json")
+    path = folder / "journal.jsonl"
+    found = {field: remembered(folder / name) for field, name in FILES.items()}
+    events, steps = follow(folder, found["check"])
     return Run(
         folder=folder,
         journal=events,
@@ -97,11 +97,7 @@ def read_live(folder: Path) -> Run:
         written=path.stat().st_mtime if path.is_file() else None,
         read=time.time(),
         life=life(folder),
-        config=remembered(folder / "config.json"),
-        check=check,
-        plan=remembered(folder / "plan.json"),
-        demo=None,
-        exports=None if exports is None else tuple(exports),
+        **found,
     )
 
 

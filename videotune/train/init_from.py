@@ -12,7 +12,7 @@ from videotune.config.schema import Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.export.embedding import read_embedding
-from videotune.export.read import read_parts
+from videotune.export.lora import read_parts
 from videotune.train.checkpoint import Checkpoint, read_checkpoint
 from videotune.train.denoisers import DenoiserPool, put_weights
 from videotune.train.experts import of_expert, prefix

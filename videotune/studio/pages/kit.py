@@ -13,7 +13,7 @@ import gradio as gr
 from videotune.errors import VideotuneError
 from videotune.studio.actions import ACTIONS
 from videotune.studio.jobs import Job, log_tail, why
-from videotune.studio.markup import NOTHING, Html, element, join, paragraph, text
+from videotune.studio.markup import NOTHING, Html, element, paragraph, text
 
 FIRST = "(...values) => videotune.first(...values)"
 """Puts the project of the address into the first input of an event."""
@@ -51,8 +51,7 @@ def tip(words: str, help: str) -> Html:
 def entry(name: str, label: str, value: str = "", kind: str = "text", help: str = "", wide: bool = False) -> Html:
     """A labelled input of a small form."""
     given = {"name": name, "type": kind, "value": value, "title": help} | ({"size": "40"} if wide else {})
-    field = Html(element("input", attributes=given).removesuffix("</input>"))
-    return element("label", element("span", text(label)), field, css="entry")
+    return element("label", element("span", text(label)), element("input", attributes=given), css="entry")
 
 
 def log(job: Job | None, lines: int = 25) -> Html:
@@ -128,8 +127,3 @@ def said(act: Callable[[], Mapping[str, str | bool]]) -> str:
         return element("p", text(error), css="vt bad", attributes={"role": "alert"})
     go = {"data-go": str(answer["go"])} if "go" in answer else {}
     return element("p", text(answer.get("say", "")), css="vt good", attributes={"role": "status", **go})
-
-
-def lines(*parts: Html) -> Html:
-    """Parts below each other."""
-    return join(part for part in parts if part)

@@ -134,8 +134,7 @@ def _clip(project: Project, clip: Mapping[str, Any], caption: str) -> Html:
     if shown and path.is_relative_to(project.folder) and path.is_file():
         return media(project, path.relative_to(project.folder).as_posix(), caption)
     thumb = f"/studio/thumb?project={quote(project.name)}&id={str(clip.get('id'))[:16]}"
-    picture = Html(element("img", attributes={"src": thumb, "alt": ""}).removesuffix("</img>"))
-    return element("figure", picture, element("figcaption", text(caption)))
+    return element("figure", element("img", attributes={"src": thumb, "alt": ""}), element("figcaption", text(caption)))
 
 
 def measured(project: Project, name: str, run: Run) -> Html:

@@ -11,16 +11,17 @@ from typing import Any
 import gradio as gr
 
 from videotune.config.load import flatten, preset_about, preset_names
+from videotune.report.curves import BANDS
 from videotune.studio import form
 from videotune.studio.clips import last_account
-from videotune.studio.jobs import Job, latest, result, why
+from videotune.studio.jobs import latest, result, why
 from videotune.studio.markup import NOTHING, Html, badge, bullets, details, element, join, paragraph, text
 from videotune.studio.pages.data import choose
 from videotune.studio.pages.kit import at_work, bar, button, facts, live, log, tip
 from videotune.studio.projects import BOOK, Project, draft
 from videotune.text import counted, duration, plain
 
-COLOURS = {"conservative": "calm", "moderate": "good", "high": "care", "risky": "bad"}
+COLOURS = {name: css for _, name, css in BANDS}
 
 
 def build(root: Path, project: gr.Textbox) -> None:
@@ -65,7 +66,8 @@ def part(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
         )
         for name, rows in others.items()
     ]
-    find = Html('<input type="search" data-find="1" placeholder="find a setting" aria-label="find a setting">')
+    words = "find a setting"
+    find = element("input", attributes={"type": "search", "data-find": "1", "placeholder": words, "aria-label": words})
     question = "Set all settings back to the preset's? What you have typed here is lost."
     return join(
         [
@@ -142,7 +144,7 @@ def _labelled(key: str, label: str, control: Html, below: str, help: str) -> Htm
 
 def _input(key: str, value: str, placeholder: str, do: str) -> Html:
     given = {"id": f"f-{key}", "data-key": key, "data-do": do, "value": value, "placeholder": placeholder}
-    return Html(element("input", attributes=given).removesuffix("</input>"))
+    return element("input", attributes=given)
 
 
 def _option(value: str, chosen: str, words: str) -> Html:
@@ -174,7 +176,7 @@ def _field(one: form.Field, keys: Mapping[str, Any], below: Mapping[str, Any]) -
             "placeholder": holds or "chosen for you",
             "inputmode": "decimal" if one.kind in ("whole", "number") else "text",
         }
-        control = Html(element("input", attributes=given).removesuffix("</input>"))
+        control = element("input", attributes=given)
     title = "\n".join(
         part
         for part in (f"{one.key}: {one.values}", one.unit and f"unit: {one.unit}", f"default: {one.default}", one.guide)
@@ -224,7 +226,13 @@ def plan_part(root: Path, project: Project | None, query: Mapping[str, str]) -> 
         return join(
             [
                 head,
-                element("div", *(paragraph(text(line)) for line in _why(job)), css="bad", attributes={"role": "alert"}),
+                element(
+                    "div",
+                    paragraph(text("It cannot begin like this:")),
+                    paragraph(text(why(job))),
+                    css="bad",
+                    attributes={"role": "alert"},
+                ),
                 log(job),
                 again,
             ]
@@ -233,10 +241,6 @@ def plan_part(root: Path, project: Project | None, query: Mapping[str, str]) -> 
     old = any(path.stat().st_mtime > job.started for path in kept)
     stale = paragraph(text("Settings have changed since: calculate it again."), css="care") if old else NOTHING
     return join([head, stale, *_told(plan), again])
-
-
-def _why(job: Job) -> list[str]:
-    return ["It cannot begin like this:", why(job)]
 
 
 def _told(plan: Mapping[str, Any]) -> list[Html]:
