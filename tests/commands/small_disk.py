@@ -135,13 +135,13 @@ def before_the_export(fill: Callable[[], None]) -> None:
 
 def after_step_three(fill: Callable[[], None]) -> None:
     """Only the journal is written then."""
-    from videotune.commands import train
+    from videotune.train import loop
 
-    write = train.write_step
+    write = loop.write_step
 
     def write_and_fill(trainer: Any, record: Any, progress: Any) -> None:
         write(trainer, record, progress)
         if record.step == 3:
             fill()
 
-    train.write_step = write_and_fill
+    loop.write_step = write_and_fill

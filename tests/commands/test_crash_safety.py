@@ -20,7 +20,7 @@ from videotune.report.read import read_run
 from videotune.train import setup as trainer
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.ema import Ema
-from videotune.train.logging.heartbeat import Heartbeat, heartbeat
+from videotune.train.logging.heartbeat import Heartbeat, keep_heartbeat
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides
 from videotune.train.resume import Resume
@@ -406,7 +406,7 @@ def quick_pulse() -> None:
 
 def test_a_heartbeat_that_cannot_be_written_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk the file stays the old one; its process is none the less alive."""
-    with heartbeat(tmp_path) as pulse:
+    with keep_heartbeat(tmp_path) as pulse:
         old = time.time() - 10 * LATE
         facts = read_json(pulse.path) | {"time": old}
         pulse.path.write_text(json.dumps(facts))

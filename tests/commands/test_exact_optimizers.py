@@ -86,7 +86,7 @@ def test_several_processes_cannot_update_within_backward(said: Callable[..., Ove
 
     job = open_run(said("optimizer.step_in_backward=true"), tmp_path / "run", None).job
     with pytest.raises(VideotuneError, match="gradients of 2 processes have to be summed"):
-        prepare(job, tmp_path / "run", False, DistributedContext(0, 2))
+        prepare(job, tmp_path / "run", dist=DistributedContext(0, 2))
 
 
 @pytest.mark.parametrize("kind", ["ADAMW", "ADAMW_8BIT", "LION", "LION_8BIT", "MUON", "PRODIGY", "ADAFACTOR"])

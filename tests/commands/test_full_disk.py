@@ -204,9 +204,9 @@ def test_a_run_that_was_asked_to_stop_waits_to_save_and_a_second_signal_ends_it(
 
 def asked_then_full(fill: Callable[[], None]) -> None:
     """A signal comes, and before the state is saved the disk is full."""
-    from videotune.commands import train
+    from videotune.train import saving
 
-    save = train.save
+    save = saving.save
 
     def ask_and_fill(trainer: Any, step: int, kind: str = "save") -> None:
         if step == 4:
@@ -214,7 +214,7 @@ def asked_then_full(fill: Callable[[], None]) -> None:
             fill()
         save(trainer, step, kind)
 
-    train.save = ask_and_fill
+    saving.save = ask_and_fill
 
 
 # ---- before anything is written

@@ -39,12 +39,12 @@ if sys.argv[3] != "-":
 said = []
 try:
     if sys.argv[4] == "-":
-        folder = str(hub.fetch(sys.argv[1], weights=sys.argv[2] == "weights", own=(), say=said.append))
+        folder = str(hub.fetch(sys.argv[1], weights=sys.argv[2] == "weights", own=(), echo=said.append))
     else:
         from videotune.models.base_model import place
 
         files = {"transformer": Path(sys.argv[4])}
-        folder = str(place(sys.argv[1], files=files, say=said.append).folder)
+        folder = str(place(sys.argv[1], files=files, echo=said.append).folder)
         hub.go_offline()
         said.append(str(place(sys.argv[1], files=files).folder))
 except VideotuneError as error:

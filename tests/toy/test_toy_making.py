@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from toymaking import autoencoder, text, transformer, whole_clip
 from toymaking.recipe import TINY
 
-import videotune.commands.train
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.models.base_model import place, spec_for
 from videotune.toy.shapes import HELD_OUT, KNOWN
+from videotune.train import saving
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -93,7 +93,7 @@ def test_a_making_that_was_killed_in_two_stages_makes_the_same_bits(made: Path, 
         make_toy.main(["--out", str(tmp_path), "--tiny", "--until", "assemble"])
 
     killed_after(autoencoder, "keep", 2, work)
-    killed_after(videotune.commands.train, "save", 2, work)
+    killed_after(saving, "save", 2, work)
     work()
     for part in ("vae", "transformer"):
         ours, theirs = (load_file(folder / "toy-0" / part / WEIGHTS) for folder in (tmp_path, made))

@@ -219,7 +219,7 @@ def test_each_process_sends_the_same_messages_whatever_samples_it_has(monkeypatc
         for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
             parameter.grad = torch.full_like(parameter, number) if yes else None
         sent.clear()
-        DistributedContext(0, 2).sum_gradients(parameters)
+        DistributedContext(0, 2).all_reduce_gradients(parameters)
         messages.append(list(sent))
         for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
             assert parameter.grad is not None

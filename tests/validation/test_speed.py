@@ -13,7 +13,7 @@ def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:
     schedule, cost, throughput = Schedule(0, (3, 7), (1, 1)), {0: 9.0, 1: 1.0}, Throughput()
     for step in range(1, 41):
         bucket = bucket_of(schedule, step)
-        throughput.tell(bucket, {"data": 0.0, "forward": cost[bucket]})
+        throughput.add(bucket, {"data": 0.0, "forward": cost[bucket]})
         left = {b: turns(schedule, 40)[b] - turns(schedule, step)[b] for b in (0, 1)}
         truth = sum(cost[bucket_of(schedule, later)] for later in range(step + 1, 41))
         found = time_left(throughput.by_bucket, left, [9.0, 1.0])
@@ -29,9 +29,9 @@ def test_a_bucket_without_a_step_is_as_dear_for_its_size_as_the_others() -> None
 
 def test_the_first_step_of_a_process_counts_until_there_is_another() -> None:
     throughput = Throughput()
-    throughput.tell(0, {"forward": 30.0})
+    throughput.add(0, {"forward": 30.0})
     assert throughput.by_bucket == {0: 30.0}
-    throughput.tell(0, {"forward": 1.0})
+    throughput.add(0, {"forward": 1.0})
     assert throughput.by_bucket == {0: 1.0}
 
 
@@ -41,8 +41,8 @@ def test_waiting_for_data_is_said_where_it_is_more_than_a_tenth() -> None:
     assert share_of_waiting([(0.9, 1.0)] * (RECENT - 1)) is None, "too few steps to say"
     throughput = Throughput()
     for _ in range(RECENT + 1):
-        throughput.tell(0, {"data": 3.0, "forward": 1.0})
+        throughput.add(0, {"data": 3.0, "forward": 1.0})
     assert throughput.waiting() == pytest.approx(0.75)
     for _ in range(RECENT):
-        throughput.tell(0, {"data": 0.0, "forward": 1.0})
+        throughput.add(0, {"data": 0.0, "forward": 1.0})
     assert throughput.waiting() is None, "it is about the latest steps"

@@ -11,7 +11,7 @@ from videotune.config.resolve import Resolved, resolve
 from videotune.console import echo
 from videotune.errors import DONE, VideotuneError
 from videotune.export.embedding import export_embedding
-from videotune.export.formats import CONFIG, changes_nothing, refuse_format
+from videotune.export.formats import CONFIG, changes_nothing, named_formats
 from videotune.export.full import export_full
 from videotune.export.lora import export_lora
 from videotune.export.merge import export_merged
@@ -61,24 +61,6 @@ def export(
     return DONE
 
 
-def check_formats(config: Config, family: Family) -> None:
-    """Raise VideotuneError for a format that could not be written: before a training, not after it."""
-    method, title = config.training_method, family.spec.title
-    for name in _named_formats(config):
-        if method == "FINE_TUNE" and name != "diffusers":
-            raise VideotuneError(f"output_model_format: a fine-tuned model is a diffusers folder, not {name!r}")
-        if method == "EMBEDDING" and name not in family.embedding_keys():
-            known = ", ".join(sorted(family.embedding_keys()))
-            raise VideotuneError(f"output_model_format: {title} has {known}, not {name!r}")
-        if method == "LORA":
-            refuse_format(family, config.lora.variant, name)
-
-
-def _named_formats(config: Config) -> list[str]:
-    named = config.output_model_format
-    return [named] if isinstance(named, str) else list(named)
-
-
 def refuse_merge(config: Config, formats: Sequence[str]) -> None:
     """Raise VideotuneError where a run has no adapter, or --merge stands beside a format."""
     if config.training_method == "EMBEDDING":
@@ -117,7 +99,7 @@ def export_run(
         path = begin.with_name(f"{begin.name}-merged")
         done = [export_merged(family, adapters, config.lora.scale, _base(config, spec), path, facts)]
     experts = () if merge else experts_of(family, config, state, tell)
-    for format in () if merge else formats or _named_formats(config):
+    for format in () if merge else formats or named_formats(config):
         ending = "" if format == "diffusers" else f"-{format}"
         if config.training_method == "EMBEDDING":
             path, own = begin.with_name(begin.name + ending), of_expert(state, ROWS)

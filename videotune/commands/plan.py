@@ -135,7 +135,7 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     import torch
 
     family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
-    from videotune.commands.export import check_formats
+    from videotune.export.formats import check_formats
 
     check_formats(job.config, family)
     net, experts = family.skeleton(), len(trained(job.spec, job.config))

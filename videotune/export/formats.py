@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
+from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.export.verify import check_finite
 from videotune.types import Family
@@ -50,6 +51,25 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
     reason = WHY_NOT.get((kind, name), JOINED if name in family.spec.fused and kind in ("LOHA", "LOKR") else "")
     why = f": {reason}. `videotune export RUN --merge` serves everyone" if reason else ""
     raise VideotuneError(f"output_model_format: {what} has {', '.join(known)}, not {name!r}{why}")
+
+
+def check_formats(config: Config, family: Family) -> None:
+    """Raise VideotuneError for a format that could not be written: before a training, not after it."""
+    method, title = config.training_method, family.spec.title
+    for name in named_formats(config):
+        if method == "FINE_TUNE" and name != "diffusers":
+            raise VideotuneError(f"output_model_format: a fine-tuned model is a diffusers folder, not {name!r}")
+        if method == "EMBEDDING" and name not in family.embedding_keys():
+            known = ", ".join(sorted(family.embedding_keys()))
+            raise VideotuneError(f"output_model_format: {title} has {known}, not {name!r}")
+        if method == "LORA":
+            refuse_format(family, config.lora.variant, name)
+
+
+def named_formats(config: Config) -> list[str]:
+    """The formats that the config names."""
+    named = config.output_model_format
+    return [named] if isinstance(named, str) else list(named)
 
 
 def changes_nothing(state: Mapping[str, Tensor]) -> bool:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from videotune.adapters.kinds import split
-from videotune.commands.export import check_formats
 from videotune.console import echo
 from videotune.data.dataset import totals
 from videotune.errors import VideotuneError
+from videotune.export.formats import check_formats
 from videotune.memory.host_memory import keep_freed_memory
 from videotune.train.cache_filling import echo_truncated_live, fill_distributed, reads_of
 from videotune.train.components import dtype_name, make_objective, make_source, open_models, what_trains
