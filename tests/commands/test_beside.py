@@ -22,9 +22,9 @@ from videotune.train.progress import progress_parts, seconds_left, steps_left, t
 from videotune.train.resolve_config import Overrides
 from videotune.train.setup import announce
 from videotune.train.trainer import Trainer, due, times
-from videotune.validation.overhead import in_words, share_of_all
+from videotune.validation.overhead import in_words, share_of_all, share_of_run
 from videotune.validation.sample_metrics import SampleMetricsCallback
-from videotune.validation.sample_plan import sample_metrics_plan, share_of_run
+from videotune.validation.sample_plan import sample_metrics_plan
 
 OFTEN = (
     "steps=5",

@@ -25,7 +25,6 @@ from videotune.validation.sample_plan import (
     metric_shape,
     not_paid_yet,
     sample_metrics_plan,
-    share_of_run,
 )
 
 SETS = ("steps=4", "save_every=2", "ema.decay=0.5")

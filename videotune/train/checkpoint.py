@@ -7,16 +7,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from videotune.errors import VideotuneError
 from videotune.files import hash_file, is_left_behind, sync_file, sync_folder, system_errors, write_json
+from videotune.memory.sharding import Shard
 from videotune.records import FileEntry, read_record
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from videotune.memory.sharding import Shard
+from videotune.train.shard_files import cut, merge_shards
 
 MARKER = "COMPLETE"
 
@@ -71,11 +72,6 @@ class Checkpoint:
         ``share`` (i, n): of n processes that load it, each compares every n-th file. Raises VideotuneError where a file
         is missing or damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        from videotune.train.sharded_checkpoint import cut, merge_shards
-
         name = f"{part}.safetensors"
         try:
             self.verify(part, share)
@@ -196,8 +192,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Raises OSError, with the system's number, where it cannot be written.
     """
-    from safetensors.torch import save_file
-
     with system_errors(path):
         save_file(_apart(tensors), path)
     sync_file(path)

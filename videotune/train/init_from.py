@@ -16,7 +16,7 @@ from videotune.export.lora import read_parts
 from videotune.train.checkpoint import Checkpoint, read_checkpoint
 from videotune.train.denoisers import DenoiserPool, put_weights
 from videotune.train.experts import of_expert, prefix
-from videotune.train.sharded_checkpoint import cut
+from videotune.train.shard_files import cut
 from videotune.train.text_encoders import ROWS
 from videotune.types import Family
 

@@ -8,6 +8,8 @@ from typing import Any
 from videotune.train.run_spec import Job
 from videotune.train.trainer import times
 from videotune.types import ModelSpec
+from videotune.validation.previews import prompts_of, sample_settings, usual_shape
+from videotune.validation.sample_plan import SampleMetricsPlan, sample_metrics_plan
 from videotune.validation.selection import QUANTILES, validation_windows
 
 PASSES_A_STEP = 3
@@ -63,8 +65,6 @@ def readings(job: Job) -> dict[str, Any] | None:
 
 def previews(job: Job) -> dict[str, Any] | None:
     """Each prompt by so many denoising steps, of two passes with guidance for which the network is asked twice."""
-    from videotune.validation.previews import prompts_of, sample_settings, usual_shape
-
     count, prompts = times(job.config.sample_after, job.steps), prompts_of(job)
     if not (count and prompts):
         return None
@@ -81,13 +81,18 @@ def previews(job: Job) -> dict[str, Any] | None:
 
 def probes(job: Job) -> dict[str, Any] | None:
     """At most the budget, and no more than one before the first step and at each checkpoint; None: it cannot pay for two."""
-    from videotune.validation.sample_plan import sample_metrics_plan, share_of_run
-
     plan, budget = sample_metrics_plan(job), job.config.sample_metrics.budget
     if plan is None or 2 * (one := share_of_run(plan, job)) > budget:
         return None
     saves = times(job.config.save_every, job.steps, 0) if job.config.save_every else 1
     return {"share_at_most": rounded(min(budget, (1 + saves) * one))}
+
+
+def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:
+    """What a probe costs as a share of the whole training, estimated before a step was timed; decoding is left out."""
+    settings, spec = plan.settings, job.spec
+    passes = passes_of(spec, settings.guidance)
+    return share_of_steps(job, plan.samples * settings.steps * passes * spec.tokens(settings.shape))
 
 
 def rounded(share: float) -> float:

@@ -29,11 +29,11 @@ from videotune.validation.diversity import diversity
 from videotune.validation.features import Embedding, both_ways, default_embedding, open_encoder
 from videotune.validation.gallery import Shown, name_of, show
 from videotune.validation.motion import mean_measures, measures
+from videotune.validation.overhead import share_of_run
 from videotune.validation.sample_plan import (
     SampleMetricsPlan,
     facts_of,
     not_paid_yet,
-    share_of_run,
 )
 
 if TYPE_CHECKING:

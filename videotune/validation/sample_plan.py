@@ -10,7 +10,6 @@ from videotune.data.frame_sampling import valid_at_least
 from videotune.sampling.pipeline import SampleSettings
 from videotune.train.run_spec import Job
 from videotune.types import ClipShape, VideoRules, Window
-from videotune.validation.overhead import passes_of, share_of_steps
 from videotune.validation.previews import conditions_on_first_frame, usual_shape
 
 LEAST_FRAMES = 5
@@ -103,13 +102,6 @@ def metric_conditioning(job: Job) -> tuple[Window, ...]:
         own = [window for window in pool if prompt in captions[window.clip_id]]
         found.append((own or [pool[i % len(pool)]])[0])
     return tuple(found)
-
-
-def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:
-    """What a probe costs as a share of the whole training, estimated before a step was timed; decoding is left out."""
-    settings, spec = plan.settings, job.spec
-    passes = passes_of(spec, settings.guidance)
-    return share_of_steps(job, plan.samples * settings.steps * passes * spec.tokens(settings.shape))
 
 
 def facts_of(plan: SampleMetricsPlan) -> dict[str, Any]:
