@@ -20,6 +20,7 @@ from videotune.train.resume import Resume
 from videotune.train.run_spec import open_job
 from videotune.types import ClipShape, VideoRules
 from videotune.validation import sample_metrics as probes
+from videotune.validation.overhead import share_of_run
 from videotune.validation.sample_plan import (
     metric_prompts,
     metric_shape,
