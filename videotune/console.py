@@ -10,6 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.table import Column, Table
+from rich.text import Text
+
 from videotune.errors import printable
 from videotune.files import size_text as size  # noqa: F401  (what is said of bytes)
 
@@ -76,9 +82,6 @@ def out(text: str) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> None:
     """A table on standard output; without a terminal it is as wide as it needs to be."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i in right else "left", overflow="fold")
@@ -96,8 +99,6 @@ def width() -> int:
 
 
 def _escape(text: str) -> str:
-    from rich.markup import escape
-
     return escape(printable(text))
 
 
@@ -160,11 +161,6 @@ def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
     if quiet() or not sys.stderr.isatty():
         yield Bar(title, None)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task
-    from rich.table import Column
-    from rich.text import Text
-
     console = Console(stderr=True)
 
     class Line(ProgressColumn):

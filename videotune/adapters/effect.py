@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from videotune.adapters.kinds import by_module, side_of
 
 if TYPE_CHECKING:
@@ -17,8 +19,6 @@ Parts = Mapping[str, "Tensor"]
 
 def new_weight(weight: Tensor, parts: Parts, scale: float) -> Tensor:
     """The weight (out, in) that the module acts with, float64 on the CPU."""
-    import torch
-
     own = _double(weight)
     if "oft_R" in parts:
         turned = rotations(parts["oft_R"])
@@ -35,8 +35,6 @@ def change(parts: Parts, scale: float) -> Tensor:
 
     float64 on the CPU.
     """
-    import torch
-
     if "oft_R" in parts:
         blocks = rotations(parts["oft_R"])
         return blocks - torch.eye(blocks.shape[1], dtype=blocks.dtype)
@@ -61,8 +59,6 @@ def rotations(numbers: Tensor) -> Tensor:
     R = 1 + 2Q + 2Q² + 2Q³ + Q⁴: the series of Cayley's (1 + Q)(1 - Q)⁻¹, cut off as PEFT does (Qiu et al. 2025,
     arXiv 2506.19847).
     """
-    import torch
-
     side = side_of(numbers.shape[1])
     rows, columns = torch.triu_indices(side, side, 1)
     skew = torch.zeros(len(numbers), side, side, dtype=torch.float64)

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import ZERO, peft_config, split
 from videotune.adapters.patterns import named_by
@@ -31,8 +34,6 @@ def matching(net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]) -> l
     ``targets`` is a named set of the family, or patterns: a whole path as a regular expression, or its last parts.
     Raises VideotuneError where a pattern matches nothing.
     """
-    from torch import nn
-
     if isinstance(targets, str):
         patterns = list(spec.lora_targets[targets])
     else:
@@ -75,8 +76,6 @@ def add_lora(net: nn.Module, spec: ModelSpec, settings: Lora, seed: int) -> dict
     Step 0 is the base model exactly: what ``ZERO`` lists is zero, and DoRA's magnitudes are the norms of the weight's rows.
     Everything else is uniform in ±1/√columns by the counted draw of its name.
     """
-    import torch
-
     parameters = inject(net, spec, settings)
     for name, parameter in parameters.items():
         place = split(name)
@@ -94,7 +93,6 @@ def add_lora(net: nn.Module, spec: ModelSpec, settings: Lora, seed: int) -> dict
 
 def row_norms(layer: nn.Module) -> Tensor:
     """The norms (out,) of the base weight's rows in float32, calculated as PEFT's DoRA does: their ratio is 1 exactly."""
-    import torch
     from peft.utils.integrations import dequantize_module_weight
 
     weight = dequantize_module_weight(layer.get_base_layer())  # type: ignore[operator]

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from videotune.cache.entry import Entry, Name
 from videotune.cache.keys import noise_of, sample_key, sample_of, tensors_of, text_key
 from videotune.cache.store import Store
@@ -261,8 +263,6 @@ def _named(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        import torch
-
         short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "memory" in str(error)
         reason = f"there is not enough memory to encode it. {remedy}" if short else f"it cannot be encoded: {error}"
         raise VideotuneError(f"{what}: {reason}\nWhat was encoded before is kept.") from error
@@ -292,8 +292,6 @@ def cut_captions(store: Store, encoder: str, tokens: int, captions: Sequence[str
 
 def to_model(frames: np.ndarray) -> Tensor:
     """uint8 (T,H,W,3) -> float32 (3,T,H,W) in [-1, 1]."""
-    import torch
-
     return torch.from_numpy(frames).permute(3, 0, 1, 2).float().div_(127.5).sub_(1.0)
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
 from videotune.commands.sample import SampleOptions, open_sampler, render, shape_of
 from videotune.config.resolve import resolve
 from videotune.console import bar, echo
@@ -124,9 +127,6 @@ def lay_out(cells: Sequence[Cell], folder: Path, name: str, fps: float) -> dict[
 
 def labelled(video: Sequence[np.ndarray], title: str) -> list[np.ndarray]:
     """Frames (H, W, 3) with a line of words above."""
-    import numpy as np
-    from PIL import Image, ImageDraw, ImageFont
-
     strip = Image.new("RGB", (video[0].shape[1], LABEL), "#1c1e21")
     ImageDraw.Draw(strip).text((4, 2), title, fill="#e8e8e4", font=ImageFont.load_default(12))
     head = np.asarray(strip)
@@ -135,9 +135,6 @@ def labelled(video: Sequence[np.ndarray], title: str) -> list[np.ndarray]:
 
 def sheet(path: Path, rows: Sequence[tuple[str, Sequence[np.ndarray]]], label: int = 90, scale: int = 1) -> None:
     """A picture: a row a video, some of its frames from first to last, its words beside them."""
-    import numpy as np
-    from PIL import Image, ImageDraw, ImageFont
-
     height, width = (side * scale for side in rows[0][1][0].shape[:2])
     gap = 4
     picture = Image.new("RGB", (label + SHOWN * (width + gap), len(rows) * (height + gap) - gap), "#1c1e21")

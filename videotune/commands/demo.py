@@ -12,6 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
 from videotune.commands.check import check
 from videotune.commands.export import exported
 from videotune.commands.plan import plan
@@ -168,8 +172,6 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
 
 def open_pipeline(run: Path) -> Any:
     """diffusers' pipeline over the run's base model, in float32 on the CPU, as any other program would open it."""
-    import torch
-
     settings = run_settings(run)
     base = place(settings["base_model_name"])
     family = find(settings["family"])(base.folder, torch.device("cpu"), torch.float32)
@@ -183,8 +185,6 @@ def draw(
     pipe: Any, settings: dict[str, Any], prompts: Sequence[str], seeds: Sequence[int], on_done: Callable[[int], None]
 ) -> list[np.ndarray]:
     """float frames (T,H,W,3) in [0,1] for each prompt with its seed, some of them in each call."""
-    import torch
-
     sample, frames = settings["sample"], []
     height, width = (int(side) for side in sample["resolution"].split("x"))
     for begin in range(0, len(prompts), TOGETHER):
@@ -230,9 +230,6 @@ def own_difference(run: Path, prompt: str, seed: int, theirs: np.ndarray) -> flo
 
 def picture(path: Path, words: Sequence[str], before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> None:
     """A row a prompt: what the base draws on the left, and the LoRA on the right, three frames of each."""
-    import numpy as np
-    from PIL import Image, ImageDraw, ImageFont
-
     height, width = before[0].shape[1:3]
     label, gap, top, frames = 200, 3, 22, 3
     half = frames * (width + gap) + 12

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from videotune.adapters.kinds import by_module
 from videotune.adapters.patterns import grouped
 from videotune.cache.exposure import TARGETS, steps_for
@@ -17,13 +19,16 @@ from videotune.config.schema import Config
 from videotune.console import bar, print_table, size
 from videotune.data.dataset import totals
 from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.export.formats import check_formats
 from videotune.models.registry import find
+from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
 from videotune.text import shape_words
-from videotune.train.components import what_trains
+from videotune.train.components import make_objective, what_trains
+from videotune.train.denoisers import make_expert_schedule
 from videotune.train.experts import trained
 from videotune.train.resolve_config import Overrides, resolve_config, without_captions_too
 from videotune.train.run_spec import Job, open_job, refuse_skips
-from videotune.train.text_encoders import in_loop, text_size
+from videotune.train.text_encoders import text_size
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overhead import beside, in_words
 
@@ -57,8 +62,6 @@ def plan(
     ).free  # a run lies below the folder of the command, unless its --out says otherwise
     facts["disk"] |= {"free_bytes": free, "short_bytes": max(0, facts["disk"].get("run_bytes", 0) - free)}
     if job.base is not None:
-        from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
-
         limit, named = asked_card(vram, card)
         dtype = planned_dtype(job.config, limit is not None)
         with bar("measuring without memory"):
@@ -132,18 +135,14 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     """
     if job.base is None:
         return None
-    import torch
-
     family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
-    from videotune.export.formats import check_formats
-
     check_formats(job.config, family)
     net, experts = family.skeleton(), len(trained(job.spec, job.config))
     own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
     paths = list(by_module(own)) or list(dict.fromkeys(name.rpartition(".")[0] for name in own))
     count = experts * sum(value.numel() for value in own.values())
     modules = experts * len(paths)
-    if in_loop(job.config):
+    if job.config.text_in_step:
         text_modules, numbers = text_size(family, job.config)
         modules, count = modules + text_modules, count + numbers
     return {"modules": modules, "parameters": count, "groups": grouped(paths)}
@@ -169,9 +168,6 @@ def experts_of(job: Job) -> dict[str, Any] | None:
     """Of a model with several experts the steps that each one trains for; None where there is one denoiser."""
     if len(job.spec.experts) == 1:
         return None
-    from videotune.train.components import make_objective
-    from videotune.train.denoisers import make_expert_schedule
-
     expert_schedule = make_expert_schedule(job.spec, job.config, make_objective(job.spec, job.config))
     steps = {expert.name: expert_schedule.count(job.steps, expert.name) for expert in job.spec.experts}
     each = [{"name": e.name, "from": e.t_lo, "to": e.t_hi, "steps": steps[e.name]} for e in job.spec.experts]

@@ -34,7 +34,7 @@ from videotune.train.denoisers import attach, put_weights
 from videotune.train.experts import of_expert, prefix, trained
 from videotune.train.resolve_config import anchored
 from videotune.train.run_dir import run_settings
-from videotune.train.text_encoders import by_part, in_loop, put_files, put_text
+from videotune.train.text_encoders import by_part, put_files, put_text
 from videotune.types import ClipShape, Family, ModelSpec, Moments
 from videotune.validation.previews import sample_settings
 
@@ -154,7 +154,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
         def adapt(name: str, net: nn.Module) -> None:
             if config.transformer.train and name in trained(spec, config):
                 own = of_expert(weights, prefix(spec, name))
-                own = by_part(family, own)[0] if in_loop(config) else own
+                own = by_part(family, own)[0] if config.text_in_step else own
                 put_weights(attach(net, spec, config), own, config, str(words.run))
 
         def teach() -> Callable[[str], str]:

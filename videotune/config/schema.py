@@ -412,6 +412,11 @@ class Config(Section):
         "diffusers", description="diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"
     )
 
+    @property
+    def text_in_step(self) -> bool:
+        """Whether text is encoded in the step, since what encodes it trains; the cache then holds latents alone."""
+        return self.training_method == "EMBEDDING" or self.text_encoder.train
+
 
 def leaves(section: type[Section] = Config, prefix: str = "") -> dict[str, Any]:
     """Every key of the config by its dotted name, with its pydantic field."""

@@ -9,6 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from videotune.errors import VideotuneError
 from videotune.export.formats import CONFIG
 from videotune.export.verify import digest_of
@@ -40,9 +43,6 @@ class AdapterFile:
     """
 
     def __init__(self, path: Path) -> None:
-        import torch
-        from safetensors import SafetensorError, safe_open
-
         self.path = path
         try:
             with safe_open(path, "pt") as file:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
@@ -127,8 +129,6 @@ def fuse(
     modules' sizes. Readers know such a format by its joined weights, so where no module of the first group is in the state,
     one update of nothing is.
     """
-    import torch
-
     left, joined = dict(state), {}
     for group, (blocks, paths) in enumerate(groups):
         names = [name for name, _ in net.get_submodule(blocks).named_children()]

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors import safe_open
+
 from videotune.export.verify import Exported, check_finite, check_same
 from videotune.files import system_errors, whole_folder, write_json
 from videotune.models.loading import load_model, quietly
@@ -71,8 +74,6 @@ def write_text_encoder(family: Family, name: str, state: Mapping[str, Tensor], b
 
     Raises VideotuneError where the weights read back are not the ones written.
     """
-    import torch
-
     encoder: Any = load_model(type(family.text_skeletons()[name]), base, family.dtype, torch.device("cpu"))
     held = dict(encoder.named_parameters())
     with torch.no_grad():
@@ -85,8 +86,6 @@ def write_text_encoder(family: Family, name: str, state: Mapping[str, Tensor], b
 
 def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: Path) -> dict[str, Tensor]:
     """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
-    import torch
-
     kept, out = tuple(shell._keep_in_fp32_modules or ()), {}
     rest = [name for name in shell.state_dict() if name not in state]
     whole = dict(state) | {name: value for name, value in tensors_in(base) if name in rest}
@@ -98,8 +97,6 @@ def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: P
 
 def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a part on disk, one after the other."""
-    from safetensors import safe_open
-
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118

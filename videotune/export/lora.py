@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn import Parameter
+
 from videotune.adapters.effect import effects
 from videotune.adapters.kinds import by_module, kind_of, split
 from videotune.adapters.lora import lora_parameters
@@ -111,9 +114,6 @@ def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) 
 
 def _empty(family: Family, expert: str | None = None) -> nn.Module:
     """A model of the same shape whose weights are one shared zero, so that only an adapter takes memory."""
-    import torch
-    from torch.nn import Parameter
-
     net, zero = family.skeleton(expert), torch.zeros(())
     for module in net.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -155,8 +155,6 @@ def read_back(family: Family, path: Path) -> dict[str, Tensor]:
 
 def _update(layer: Any) -> Tensor:
     """PEFT's own answer in float64; of OFT what it makes of unit vectors, less these: R - 1 (blocks, b, b)."""
-    import torch
-
     for part in layer.adapter_layer_names:
         getattr(layer, part).double()
     with torch.no_grad():

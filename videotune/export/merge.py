@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors import safe_open
+
 from videotune.adapters.effect import new_weight
 from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
@@ -63,8 +66,6 @@ def _merge_part(base: Path, state: Mapping[str, Tensor], scale: float, folder: P
 
 def _merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: float, target: Path) -> None:
     """Write the new weights over the old ones in a copy of a file, whose head stays as it is, and read them back."""
-    from safetensors import safe_open
-
     spans = spans_of(base)
     if not (mine := [name for name in modules if name in spans]):
         return
@@ -90,7 +91,5 @@ def _merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: 
 
 def raw(x: Tensor) -> bytes:
     """A tensor's bytes as safetensors keeps them."""
-    import torch
-
     data: bytes = x.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return data

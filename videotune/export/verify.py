@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors.torch import save_file
+
 from videotune.cache.entry import alone, hash_of
 from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole
@@ -52,8 +54,6 @@ def write_verified(
 
     ``verify`` reads the file back before it takes its name, and answers with the largest error and the reader.
     """
-    from safetensors.torch import save_file
-
     own = json.dumps({**facts, "digest": digest_of(tensors)}, ensure_ascii=False)
     found: list[tuple[float, str]] = []
 

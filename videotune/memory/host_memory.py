@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import platform
 
+import psutil
+
 from videotune.errors import DoesNotFit
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -28,8 +30,6 @@ def keep_freed_memory() -> bool:
 
 def refuse_if_short(needed: int, what: str) -> None:
     """Raise DoesNotFit where the host has not so many bytes free; what the system keeps of files counts as free."""
-    import psutil
-
     free = psutil.virtual_memory().available
     if needed > free:
         raise DoesNotFit(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -53,8 +54,6 @@ class Shards:
         parameters) stay whole with every process, and so does what has another dtype than most of the network: a group's
         gradients are of one.
         """
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
         # it warns of writing into the output in place, which nobody does here
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
 

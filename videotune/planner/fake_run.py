@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from videotune.cache.batches import Drawn, Prepared
 from videotune.cache.expert_schedule import ExpertSchedule
@@ -24,7 +25,6 @@ from videotune.train.distributed import DistributedContext
 from videotune.train.experts import trained
 from videotune.train.optimizers import parts_of
 from videotune.train.step import Clock, StepSettings, Trainable, train_step
-from videotune.train.text_encoders import in_loop
 from videotune.types import Batch, ClipShape, Condition, Family
 
 PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "end"}
@@ -157,7 +157,7 @@ class FakeRun:
     def _condition(self, shape: ClipShape, samples: int) -> Condition:
         """What the denoiser is told; where text is encoded in the step, gradients go into it."""
         cond = self.family.condition([self.family.blank_states(shape)] * samples)
-        return replace(cond, text=cond.text.requires_grad_()) if in_loop(self.config) else cond
+        return replace(cond, text=cond.text.requires_grad_()) if self.config.text_in_step else cond
 
     def read_text(self) -> tuple[Reading, list[list[int]]]:
         """The text encoder over one caption of full length; and the bytes of its blocks, one after the other.
@@ -165,11 +165,11 @@ class FakeRun:
         A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
         its backward pass.
         """
-        with self._part("text_encoder") as (net, ledger), torch.set_grad_enabled(in_loop(self.config)):
+        with self._part("text_encoder") as (net, ledger), torch.set_grad_enabled(self.config.text_in_step):
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
-            embedded = net.get_input_embeddings()(ids).requires_grad_(in_loop(self.config))  # type: ignore[operator]
+            embedded = net.get_input_embeddings()(ids).requires_grad_(self.config.text_in_step)  # type: ignore[operator]
             out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
-            if in_loop(self.config):
+            if self.config.text_in_step:
                 out.sum().backward()
         blocks = []
         for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:
@@ -202,6 +202,4 @@ class FakeRun:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    from torch.utils._pytree import tree_leaves
-
     return [leaf for leaf in tree_leaves(dict(values)) if isinstance(leaf, Tensor)]

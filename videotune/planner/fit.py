@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import psutil
+import torch
+from torch import nn
+
 from videotune.config.resolve import Resolved
 from videotune.config.rules import cannot_wait
 from videotune.config.schema import Config
@@ -14,6 +18,7 @@ from videotune.errors import DoesNotFit
 from videotune.memory.checkpointing import OFF, ON
 from videotune.memory.quantization import bytes_a_number
 from videotune.memory.weight_streaming import spread
+from videotune.models.registry import find
 from videotune.planner.cards import USUAL, Card
 from videotune.planner.cards import card as card_of
 from videotune.planner.measure import Parts
@@ -34,7 +39,6 @@ from videotune.planner.memory import (
 from videotune.planner.memory_plan import known_facts, step_spec, tiled_too
 from videotune.train.components import dtype_name, dtype_of, weights_of
 from videotune.train.run_spec import Job
-from videotune.train.text_encoders import in_loop
 from videotune.validation.overhead import beside, share_of_all
 
 if TYPE_CHECKING:
@@ -77,8 +81,6 @@ class Fit:
 
 def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card | None]:
     """(bytes of a card's memory, the card), as the person says or as this machine has it; None: no card."""
-    import torch
-
     card = None if name is None else card_of(name)
     if vram is not None:
         return int(vram * 1e9), card
@@ -196,7 +198,7 @@ def rounding(tried: Fit, job: Job, dtype: str) -> list[str]:
     if (
         kept.text_encoder is None
         and not job.config.text_encoder.train
-        and (in_loop(job.config) or "encoding text" in short)
+        and (job.config.text_in_step or "encoding text" in short)
     ):
         said.append("text_encoder.weight_dtype=FLOAT_8 takes half of the text encoder's memory, NFLOAT_4 a quarter")
     return said
@@ -204,8 +206,6 @@ def rounding(tried: Fit, job: Job, dtype: str) -> list[str]:
 
 def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
     """``plan.json``'s part of it."""
-    import psutil
-
     facts, config = step_spec(job, dtype), job.config
     _, worst = result.phases[result.worst]
     host = {"program": PROGRAM, **result.training.host}
@@ -250,9 +250,6 @@ def fit_settings(job: Job) -> Job:
 
     Raises DoesNotFit, with remedies, where nothing fits the card.
     """
-    import psutil
-    import torch
-
     if job.base is None or all(getattr(job.config, key) is not None for key in OPEN):
         return job
     if not torch.cuda.is_available():
@@ -295,8 +292,6 @@ def planned_bytes(job: Job, dtype: str) -> int | None:
 
 def peak(job: Job, device: torch.device) -> dict[str, int | None] | None:
     """What a CUDA device has held at the most, beside what was planned; None of another device."""
-    import torch
-
     if device.type != "cuda":
         return None
     return {
@@ -327,15 +322,13 @@ def plainest(job: Job, checkpointing: str) -> dict[str, Any]:
 
 def on_host(job: Job) -> dict[str, Any]:
     """On a CPU: nothing is streamed, and activations are kept where the host has room for them twice over."""
-    import psutil
-
     roomy = 2 * activations_at_most(job, 4) <= psutil.virtual_memory().available
     return plainest(job, OFF if roomy else ON)
 
 
 def small_enough(job: Job, vram: int) -> bool:
     """Whether a bound shows, without reading a step, that all fits with room to spare; it knows nothing of text encoders."""
-    if in_loop(job.config):
+    if job.config.text_in_step:
         return False
     numbers = network_numbers(job)
     trained = 24 if job.config.training_method == "FINE_TUNE" else 4
@@ -344,11 +337,6 @@ def small_enough(job: Job, vram: int) -> bool:
 
 def network_numbers(job: Job) -> tuple[int, int]:
     """(parameters of the denoiser, numbers that go into and out of its linear layers for one token)."""
-    import torch
-    from torch import nn
-
-    from videotune.models.registry import find
-
     assert job.base is not None
     net = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
     linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
@@ -357,11 +345,6 @@ def network_numbers(job: Job) -> tuple[int, int]:
 
 def block_numbers(job: Job) -> int:
     """Numbers in the weights of the linear layers of the denoiser's blocks: what can be rounded."""
-    import torch
-    from torch import nn
-
-    from videotune.models.registry import find
-
     assert job.base is not None
     net = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
     blocks = [net.get_submodule(path) for path in job.spec.blocks]

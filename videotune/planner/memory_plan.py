@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from videotune import __version__
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
@@ -19,7 +21,6 @@ from videotune.planner.memory import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepS
 from videotune.planner.shallow import FEW, MORE, Depths, deep
 from videotune.train.components import dtype_of, weights_of
 from videotune.train.run_spec import Job
-from videotune.train.text_encoders import in_loop
 from videotune.types import ClipShape, ModelSpec
 from videotune.validation.previews import sample_settings, usual_shape
 
@@ -73,8 +74,6 @@ def step_spec(job: Job, dtype: str) -> StepSpec:
 
 def tiled_too(job: Job, dtype: str, facts: StepSpec) -> StepSpec:
     """The facts with a preview that is decoded in tiles: dear to read, and wanted where nothing else fits alone."""
-    import torch
-
     wanted = wanted_of(job)
     if wanted.preview is None or TILED in facts.elsewhere["preview"]:
         return facts
@@ -116,8 +115,6 @@ def wanted_of(job: Job) -> Wanted:
 
 def read_facts(wanted: Wanted, dtype: str, encoders: bool = True) -> StepSpec:
     """What a run's dearest step and its encoders hold; ``encoders`` False: the step alone."""
-    import torch
-
     family = find(wanted.spec.name)(
         wanted.folder, torch.device("cpu"), dtype_of(dtype), weights_of(wanted.config, dtype)
     )
@@ -145,7 +142,7 @@ def read_facts(wanted: Wanted, dtype: str, encoders: bool = True) -> StepSpec:
         elsewhere=elsewhere(seen, wanted) if encoders else {},
         moments=OPTIMIZERS[config.optimizer.name].state_bytes / OPTIMIZERS["ADAMW"].state_bytes,
     )
-    return with_text(facts, seen, config) if in_loop(config) else facts
+    return with_text(facts, seen, config) if config.text_in_step else facts
 
 
 def with_text(facts: StepSpec, seen: FakeRun, config: Config) -> StepSpec:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from videotune.cache.sampler import steps_per_epoch
 from videotune.config.schema import Config
 from videotune.console import print_table
+from videotune.diffusion.timesteps import shift_of_tokens
 from videotune.errors import DONE
+from videotune.train.components import make_objective
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import open_job
 from videotune.types import ModelSpec
@@ -43,13 +48,6 @@ def levels(spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]
 
     ``shapes``: tokens and share of the steps of each bucket where the shift depends on it; empty: one for all.
     """
-    from dataclasses import replace
-
-    import torch
-
-    from videotune.diffusion.timesteps import shift_of_tokens
-    from videotune.train.components import make_objective
-
     fixed = make_objective(spec, config).timesteps
     rule, found = spec.shift_by_tokens, []
     several = shapes if rule is not None and shapes else {"": (0, 1.0)}

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import ref
 
+import torch
+
 from videotune.files import digest
 from videotune.types import ClipShape, Condition, Family, Moments, SampleRequest
 
@@ -52,8 +54,6 @@ def draw(
     ``text`` gives a prompt's cached states; ``told`` the clip or image whose first frame each is told (None: none);
     ``isolated`` says that the networks' frames are isolated now, which they are again afterwards.
     """
-    import torch
-
     out: list[Tensor] = []
     with torch.no_grad(), as_drawn(family, nets, settings, isolated) as ready:
         for lo in range(0, len(prompts), batch):
@@ -85,8 +85,6 @@ def condition(family: Family, texts: Sequence[Mapping[str, Tensor]], images: Seq
 
 def first_latents(family: Family, images: Sequence[Moments | None]) -> Tensor | None:
     """The clean first latent frames (B,C,1,H,W) where these take the place of noise."""
-    import torch
-
     known = [image.mean[:, :1] for image in images if image is not None]
     return torch.stack(known) if known and family.spec.given == "replace" else None
 

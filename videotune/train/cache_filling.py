@@ -18,7 +18,7 @@ from videotune.errors import DoesNotFit, VideotuneError
 from videotune.train.distributed import DistributedContext
 from videotune.train.run_spec import Job
 from videotune.train.step import of_memory
-from videotune.train.text_encoders import cut_prompts, in_loop, live_text
+from videotune.train.text_encoders import cut_prompts, live_text
 from videotune.types import PLAIN, Family, Window
 
 OnProgress = Callable[[str, int, int], None]
@@ -54,7 +54,7 @@ def reads_of(job: Job, prompts: Sequence[str] = (), windows: Sequence[Window] = 
         samples += [(window, variant) for variant in (range(variants) if varies else (0,))]
     samples += [(window, PLAIN) for window in windows]
     captions = [caption for clip in job.library.clips for caption in clip.captions]
-    return Reads(tuple(dict.fromkeys([*captions, "", *prompts])), tuple(samples), not in_loop(job.config))
+    return Reads(tuple(dict.fromkeys([*captions, "", *prompts])), tuple(samples), not job.config.text_in_step)
 
 
 def fill_distributed(

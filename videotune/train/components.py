@@ -23,7 +23,6 @@ from videotune.errors import VideotuneError
 from videotune.models.base_model import part_files, place
 from videotune.models.registry import find
 from videotune.train.run_spec import Job
-from videotune.train.text_encoders import in_loop
 from videotune.types import BasePlace, Batch, ClipShape, Family, ModelSpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
@@ -130,7 +129,7 @@ def make_source(
         given=job.spec.given,
         first_frame=job.config.first_frame_probability or 0.0,
         image_noise=job.spec.image_noise,
-        text_in_step=in_loop(job.config),
+        text_in_step=job.config.text_in_step,
         expert_schedule=expert_schedule,
         stratified=job.config.timestep_stratified,
         shift_of=shift_of(job.spec, job.config),

@@ -15,7 +15,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as torch_dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
@@ -70,8 +72,6 @@ class DistributedContext:
         """For each flag whether any process raised it; all are answered alike."""
         if self.size == 1:
             return flags
-        import torch.distributed as torch_dist
-
         raised = torch.tensor([int(flag) for flag in flags])
         torch_dist.all_reduce(raised, torch_dist.ReduceOp.MAX, group=self.hosts)
         return tuple(bool(flag) for flag in raised.tolist())
@@ -93,8 +93,6 @@ class DistributedContext:
         """Each process's value, in their order."""
         if self.size == 1:
             return [value]
-        import torch.distributed as torch_dist
-
         values: list[Any] = [None] * self.size
         torch_dist.all_gather_object(values, value, group=self.hosts)
         return values
@@ -115,8 +113,6 @@ class DistributedContext:
         except Exception as met:
             error = met
         if self.size > 1:
-            import torch.distributed as torch_dist
-
             failed: list[Any] = [None] * self.size
             try:
                 torch_dist.all_gather_object(failed, error is not None, group=self.impatient)
@@ -131,16 +127,12 @@ class DistributedContext:
 
     def mesh(self, device: torch.device) -> Any:
         """The processes as torch's sharding knows them, a line."""
-        from torch.distributed.device_mesh import init_device_mesh
-
         return init_device_mesh(device.type, (self.size,))
 
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Each gradient becomes the sum over all processes; a process that has none counts as zeros."""
         if self.size == 1:
             return
-        import torch.distributed as torch_dist
-
         for group in _portions(parameters):
             for parameter in group:
                 if parameter.grad is None:
@@ -157,8 +149,6 @@ class DistributedContext:
     def all_reduce(self, values: Tensor) -> Tensor:
         """The sum of a tensor over all processes, on the device."""
         if self.size > 1:
-            import torch.distributed as torch_dist
-
             torch_dist.all_reduce(values)
         return values
 
@@ -189,8 +179,6 @@ def join() -> Iterator[DistributedContext]:
     if size == 1:
         yield DistributedContext()
         return
-    import torch.distributed as torch_dist
-
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     torch_dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from videotune.adapters.kinds import ZERO, by_module, kind_of
 from videotune.config.schema import Lora
 from videotune.console import echo
@@ -67,8 +69,6 @@ def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter
 
     The new run's token may be another word. Raises VideotuneError where there are more or fewer rows, or of another width.
     """
-    import torch
-
     if source.is_dir():
         found = of_expert(checkpoint_in(source).load("weights"), ROWS)
     else:

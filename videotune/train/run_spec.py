@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from videotune.cache.sampler import Schedule, steps_per_epoch, times_seen
 from videotune.config.resolve import Resolved, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import echo
+from videotune.data.captions import with_token
 from videotune.data.dataset import Library, buckets, crops_too_much, scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest, user_cache
-from videotune.train.text_encoders import holding_the_token, unused_rates
 from videotune.types import BasePlace, ClipShape, ModelSpec, Window
 
 CACHE_NAME = ".videotune-cache"
@@ -306,3 +306,47 @@ def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, An
     by_path = {clip.path: seen.get(clip.id, 0) for clip in job.library.clips if not clip.held_out}
     clips = [clip | {"views": by_path.get(clip["path"])} for clip in account["clips"]]
     return {**account, "clips": clips}
+
+
+def unused_rates(resolved: Resolved) -> list[str]:
+    """A sentence for each rate, and what else of text encoders, that the person has set and nothing uses."""
+    config = resolved.config
+    new, text, net = config.training_method == "EMBEDDING", config.text_encoder, config.transformer.train
+    reasons = {
+        "learning_rate": not net
+        and (
+            (new and config.embedding_learning_rate is not None and "embedding_learning_rate is the new tokens' own")
+            or (
+                text.train and text.learning_rate is not None and "text_encoder.learning_rate is the text encoder's own"
+            )
+        ),
+        "embedding_learning_rate": not new and 'training_method is not "EMBEDDING"',
+        "text_encoder.learning_rate": not text.train and "the text encoder does not train",
+        "text_encoder.layers": not text.train and "the text encoder does not train",
+        "embedding.token": not new and 'training_method is not "EMBEDDING"',
+        "embedding.vectors": not new and 'training_method is not "EMBEDDING"',
+        "embedding.init_text": not new and 'training_method is not "EMBEDDING"',
+    }
+    return [f"{key} is unused: {why}" for key, why in reasons.items() if why and resolved.origins[key] == "user"]
+
+
+def holding_the_token(library: Library, config: Config) -> tuple[Library, list[str]]:
+    """The library with the new token in every caption, since a caption without it would teach nothing; and what was done."""
+    if config.training_method != "EMBEDDING":
+        return library, []
+    token = config.embedding.token
+    before = [caption for clip in library.clips for caption in clip.captions]
+
+    def held(one: Any) -> Any:
+        return replace(one, captions=tuple(with_token(caption, token) for caption in one.captions))
+
+    told = [f"the new token is {token!r}: name it in prompts"]
+    lacking = sum(token not in caption for caption in before)
+    if lacking:
+        told.append(f"{lacking} of {len(before)} captions do not hold {token!r}: it is put in front of them")
+    changed = replace(
+        library,
+        clips=tuple(held(clip) for clip in library.clips),
+        accounts=tuple(held(account) for account in library.accounts),
+    )
+    return changed, told

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from videotune.config.resolve import Resolved
+from videotune.adapters.full import load_full
+from videotune.adapters.text import LiveText, add_text, matching_text
+from videotune.adapters.textual_inversion import add_rows, add_tokens, lay_rows, spelled
 from videotune.config.schema import Config, token_names
-from videotune.data.captions import with_token
-from videotune.data.dataset import Library
+from videotune.memory.checkpointing import checkpoint_text
 from videotune.train.experts import of_expert
 from videotune.types import Family
 
@@ -22,44 +22,29 @@ ROWS = "embedding."
 """What the names of token rows begin with in a checkpoint; the text encoder's name follows."""
 
 
-def in_loop(config: Config) -> bool:
-    """Whether text is encoded in the step, since what encodes it trains; the cache then holds latents alone."""
-    return config.training_method == "EMBEDDING" or config.text_encoder.train
-
-
 def live_text(config: Config) -> LiveText | None:
     """How captions are read where text is encoded in the step; None where its states are cached."""
-    if not in_loop(config):
+    if not config.text_in_step:
         return None
-    from videotune.adapters.text import LiveText
-
     return LiveText(config.embedding.tokens if config.training_method == "EMBEDDING" else ())
 
 
 def refuse_text(family: Family, config: Config) -> None:
     """Before anything is encoded: VideotuneError for patterns that name no weight, and a token that is none."""
     if config.text_encoder.train and config.text_encoder.layers is not None:
-        from videotune.adapters.text import matching_text
-
         named = [
             f"{part}.{path}" for part, net in family.text_skeletons().items() for path, _ in net.named_parameters()
         ]
         matching_text(named, config.text_encoder.layers)
     if config.training_method == "EMBEDDING":
-        from videotune.adapters.textual_inversion import add_tokens
-
         for tokenizer in family.tokenizers().values():
             add_tokens(tokenizer, config.embedding.tokens)
 
 
 def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parameter]]:
     """Put into the family's text encoders what trains of them; by the group of its rate, then by the checkpoints' names."""
-    if not in_loop(config):
+    if not config.text_in_step:
         return {}
-    from videotune.adapters.text import add_text
-    from videotune.adapters.textual_inversion import add_rows
-    from videotune.memory.checkpointing import checkpoint_text
-
     parts = family.text_parts()
     encoders = {name: part.encoder for name, part in parts.items()}
     for encoder in encoders.values():
@@ -79,8 +64,6 @@ def by_part(family: Family, state: Mapping[str, Tensor]) -> tuple[dict[str, Tens
 
 def put_text(family: Family, config: Config, state: Mapping[str, Tensor], where: str) -> Callable[[str], str]:
     """What a checkpoint holds of the text encoders, put into the family's; returns how prompts are to be spelled."""
-    from videotune.adapters.full import load_full
-
     live = live_text(config)
     if live is None:
         return str
@@ -91,8 +74,6 @@ def put_text(family: Family, config: Config, state: Mapping[str, Tensor], where:
 
 def put_files(family: Family, found: Sequence[tuple[str, Mapping[str, Tensor]]]) -> Callable[[str], str]:
     """The rows of files (token, rows by text encoder) laid over the family's; returns how prompts are to be spelled."""
-    from videotune.adapters.textual_inversion import lay_rows, spelled
-
     words: dict[str, tuple[str, ...]] = {}
     for token, rows in found:
         for name, own in rows.items():
@@ -118,8 +99,6 @@ def text_size(family: Family, config: Config) -> tuple[int, int]:
     if config.training_method == "EMBEDDING":
         tables: list[Any] = [encoder.get_input_embeddings() for encoder in encoders.values()]  # type: ignore[operator]
         return len(tables), config.embedding.vectors * sum(table.weight.shape[1] for table in tables)
-    from videotune.adapters.text import add_text
-
     chosen = add_text(encoders, config.text_encoder.layers)
     return len({name.rpartition(".")[0] for name in chosen}), sum(parameter.numel() for parameter in chosen.values())
 
@@ -131,50 +110,6 @@ def peak_rates(config: Config) -> dict[str, float]:
         "embedding": config.learning_rate if rows is None else rows,
         "text_encoder": config.learning_rate if text is None else text,
     }
-
-
-def unused_rates(resolved: Resolved) -> list[str]:
-    """A sentence for each rate, and what else of text encoders, that the person has set and nothing uses."""
-    config = resolved.config
-    new, text, net = config.training_method == "EMBEDDING", config.text_encoder, config.transformer.train
-    reasons = {
-        "learning_rate": not net
-        and (
-            (new and config.embedding_learning_rate is not None and "embedding_learning_rate is the new tokens' own")
-            or (
-                text.train and text.learning_rate is not None and "text_encoder.learning_rate is the text encoder's own"
-            )
-        ),
-        "embedding_learning_rate": not new and 'training_method is not "EMBEDDING"',
-        "text_encoder.learning_rate": not text.train and "the text encoder does not train",
-        "text_encoder.layers": not text.train and "the text encoder does not train",
-        "embedding.token": not new and 'training_method is not "EMBEDDING"',
-        "embedding.vectors": not new and 'training_method is not "EMBEDDING"',
-        "embedding.init_text": not new and 'training_method is not "EMBEDDING"',
-    }
-    return [f"{key} is unused: {why}" for key, why in reasons.items() if why and resolved.origins[key] == "user"]
-
-
-def holding_the_token(library: Library, config: Config) -> tuple[Library, list[str]]:
-    """The library with the new token in every caption, since a caption without it would teach nothing; and what was done."""
-    if config.training_method != "EMBEDDING":
-        return library, []
-    token = config.embedding.token
-    before = [caption for clip in library.clips for caption in clip.captions]
-
-    def held(one: Any) -> Any:
-        return replace(one, captions=tuple(with_token(caption, token) for caption in one.captions))
-
-    told = [f"the new token is {token!r}: name it in prompts"]
-    lacking = sum(token not in caption for caption in before)
-    if lacking:
-        told.append(f"{lacking} of {len(before)} captions do not hold {token!r}: it is put in front of them")
-    changed = replace(
-        library,
-        clips=tuple(held(clip) for clip in library.clips),
-        accounts=tuple(held(account) for account in library.accounts),
-    )
-    return changed, told
 
 
 def cut_prompts(family: Family, live: LiveText, captions: Sequence[str]) -> list[str]:
