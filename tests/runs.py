@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from videotune.cache.store import Store
-from videotune.commands.plan import make_plan
 from videotune.planner.fit import chosen_for_run
+from videotune.planner.plan import make_plan
 from videotune.train.cache_filling import fill_cache
 from videotune.train.resolve_config import Overrides
 from videotune.train.resume import Opened, Resume

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runs import callback, measure, open_run, prepare, preview
 
 from videotune.cache.exposure import band, most
-from videotune.commands.plan import make_plan
+from videotune.planner.plan import make_plan
 from videotune.train.logging.journal import read_journal
 from videotune.train.logging.speed import time_left
 from videotune.train.loop import train_loop

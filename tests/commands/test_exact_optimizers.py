@@ -11,9 +11,9 @@ import pytest
 import torch
 from runs import open_run, prepare
 
-from videotune.commands.plan import bytes_a_parameter
 from videotune.commands.train import train
 from videotune.errors import VideotuneError
+from videotune.planner.plan import bytes_a_parameter
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.distributed import DistributedContext
 from videotune.train.logging.journal import read_journal

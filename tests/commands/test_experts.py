@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from videotune.cache.batches import prepare as prepare_batch
 from videotune.cache.expert_schedule import ExpertSchedule, exact
-from videotune.commands.plan import make_plan
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
+from videotune.planner.plan import make_plan
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.logging.journal import read_journal
 from videotune.train.loop import step_records

@@ -10,9 +10,9 @@ from kills import kill_points, killed_at
 from runs import open_run
 
 from videotune.commands.check import check
-from videotune.commands.plan import make_plan
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
+from videotune.planner.plan import make_plan
 from videotune.records import read_record
 from videotune.report.thumbnails import keep_pictures
 from videotune.train.logging.journal import read_journal

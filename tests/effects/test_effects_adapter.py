@@ -13,12 +13,12 @@ from effects_kit import Lab, job_of, run_steps, trainer_of, watched
 from runs import measure
 from safetensors.torch import load_file
 
-from videotune.commands.export import export_run
 from videotune.errors import VideotuneError
 from videotune.export.lora import read_back
 from videotune.models.registry import names
 from videotune.models.wan import Wan
 from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.train.run_export import export_run
 from videotune.train.run_spec import open_job
 from videotune.train.trainer import Trainer
 

@@ -10,8 +10,8 @@ from effects_kit import Lab, run_steps, trainer_of, weights
 from safetensors.torch import load_file
 
 from videotune.adapters.kinds import PARTS, split
-from videotune.commands.export import export_run
 from videotune.errors import VideotuneError
+from videotune.train.run_export import export_run
 from videotune.train.trainer import Trainer
 
 

@@ -13,12 +13,12 @@ from effects_kit import Lab, film, text_of, trainer_of, watched
 from runs import preview
 from safetensors.torch import load_file
 
-from videotune.commands.export import export_run
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.sampling.pipeline import draw
 from videotune.train.logging.journal import read_journal
 from videotune.train.loop import train_loop
+from videotune.train.run_export import export_run
 from videotune.validation.previews import sample_settings, usual_shape
 
 

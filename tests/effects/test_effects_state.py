@@ -10,10 +10,10 @@ import torch
 from effects_kit import Lab, run_steps, trainer_of, weights
 from safetensors.torch import load_file
 
-from videotune.commands.export import export_run
 from videotune.errors import VideotuneError
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.loop import train_loop
+from videotune.train.run_export import export_run
 from videotune.train.saving import save
 
 

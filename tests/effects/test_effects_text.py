@@ -7,8 +7,8 @@ import torch
 from effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights
 from safetensors.torch import load_file
 
-from videotune.commands.export import export_run
 from videotune.errors import VideotuneError
+from videotune.train.run_export import export_run
 from videotune.train.trainer import Trainer
 
 NEW = {"training_method": "EMBEDDING", "steps": 1}

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from videotune.commands.export import exactly, export_run
-from videotune.commands.plan import make_plan
+from videotune.commands.export import exactly
 from videotune.console import clock, echo, guard_stderr, size
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.export.lora import Exported
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
+from videotune.planner.plan import make_plan
 from videotune.report.build import write_report
 from videotune.report.thumbnails import copy_pictures, keep_pictures
 from videotune.train.checkpoint import Checkpoint, complete_checkpoints, pick
@@ -25,6 +25,7 @@ from videotune.train.loop import NoBatch, NotFinite, train_loop
 from videotune.train.resolve_config import Overrides, without_captions_too
 from videotune.train.resume import Opened, Resume, open_run, restore
 from videotune.train.run_dir import hangup_is_termination, only_process, signals
+from videotune.train.run_export import export_run
 from videotune.train.run_spec import refuse_skips
 from videotune.train.saving import (
     flush_or_wait,

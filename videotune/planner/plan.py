@@ -1,0 +1,138 @@
+"""What a run would do: steps, times each clip is seen, tokens, disk; memory and time are ``fit.py``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from videotune.adapters.kinds import by_module
+from videotune.adapters.patterns import grouped
+from videotune.cache.exposure import TARGETS, steps_for
+from videotune.cache.sampler import steps_per_epoch
+from videotune.config.optimizers import OPTIMIZERS
+from videotune.config.schema import Config
+from videotune.data.dataset import totals
+from videotune.export.formats import check_formats
+from videotune.models.registry import find
+from videotune.train.components import make_objective, what_trains
+from videotune.train.denoisers import make_expert_schedule
+from videotune.train.experts import trained
+from videotune.train.run_spec import Job
+from videotune.train.text_encoders import text_size
+from videotune.validation.callbacks import reads_of_run
+from videotune.validation.overhead import beside
+
+
+def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
+    """The plan as ``plan --json`` prints it and ``plan.json`` keeps it; ``targets``: views for which it says the steps.
+
+    ``fits``, the hours, ``device``, ``host`` and ``chosen`` are null here: memory and time are ``planner/fit.py``'s.
+    """
+    config, total, adapter = job.config, len(job.library.windows), adapter_size(job)
+    buckets = [
+        {
+            "shape": str(shape),
+            "windows": len({window.id for window in bucket}),
+            "share": round(share, 4),
+            "batch": batch,
+            "tokens": job.spec.tokens(shape),
+        }
+        for shape, bucket, batch, share in zip(job.shapes, job.buckets, job.schedule.batches, job.shares, strict=True)
+    ]
+    return {
+        "fits": None,
+        "hours": None,
+        "hours_beside": None,
+        "device": None,
+        "host": None,
+        "seconds_a_step": None,
+        "chosen": None,
+        "remedies": [],
+        "effective_batch": job.effective_batch,
+        "micro_batch": min(config.micro_batch_size or config.batch_size, config.batch_size),
+        "steps": job.steps,
+        "clips": totals(job.library),
+        "windows": total,
+        "held_out_windows": len(job.library.held_out_windows),
+        "views": job.exposure(job.steps).to_json(config.learning_rate) | {"steps_for": steps_for_views(job, targets)},
+        "buckets": buckets,
+        "adapter": adapter,
+        "experts": experts_of(job),
+        "beside": beside(job),
+        "disk": disk(job, adapter),
+        "notes": list(job.notes),
+        "settings": config.model_dump(mode="json"),
+    }
+
+
+def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
+    """The steps after which the most shown training window has had so many views, by their number."""
+    if not any(window.clip_id not in job.library.regularization for window in job.library.windows):
+        return {}
+    repeats = max(clip.repeats for clip in job.library.clips if not clip.held_out)
+    guess = float(steps_per_epoch(job.schedule)) / repeats
+    # of views that were reached before the data changed the step is not known any more: that of the change is after it
+    return {str(views): max(job.past.step, steps_for(views, job.exposure, guess)) for views in sorted(targets)}
+
+
+def adapter_size(job: Job) -> dict[str, Any] | None:
+    """Modules and parameters that would train, of all experts that do; None where no base model is named.
+
+    ``groups``: how many of each kind there are in one expert, a block's number written as *.
+    """
+    if job.base is None:
+        return None
+    family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
+    check_formats(job.config, family)
+    net, experts = family.skeleton(), len(trained(job.spec, job.config))
+    own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
+    paths = list(by_module(own)) or list(dict.fromkeys(name.rpartition(".")[0] for name in own))
+    count = experts * sum(value.numel() for value in own.values())
+    modules = experts * len(paths)
+    if job.config.text_in_step:
+        text_modules, numbers = text_size(family, job.config)
+        modules, count = modules + text_modules, count + numbers
+    return {"modules": modules, "parameters": count, "groups": grouped(paths)}
+
+
+def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
+    """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
+    spec, noisy = job.spec, job.spec.image_noise
+    reads = reads_of_run(job)
+    views = {(window, variant if window.varies or noisy else 0) for window, variant in reads.samples}
+    latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in views)
+    numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_numbers
+    texts = 4 * numbers * len(reads.captions)
+    out = {"latent_bytes": latents, "text_bytes_at_most": texts}
+    if adapter is not None:
+        out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]
+        out["checkpoints"] = checkpoints_at_most(job.config, job.steps)
+        out["run_bytes"] = out["checkpoints"] * out["checkpoint_bytes"] + 4 * adapter["parameters"]
+    return out
+
+
+def experts_of(job: Job) -> dict[str, Any] | None:
+    """Of a model with several experts the steps that each one trains for; None where there is one denoiser."""
+    if len(job.spec.experts) == 1:
+        return None
+    expert_schedule = make_expert_schedule(job.spec, job.config, make_objective(job.spec, job.config))
+    steps = {expert.name: expert_schedule.count(job.steps, expert.name) for expert in job.spec.experts}
+    each = [{"name": e.name, "from": e.t_lo, "to": e.t_hi, "steps": steps[e.name]} for e in job.spec.experts]
+    return {"period": expert_schedule.period, "each": each}
+
+
+def bytes_a_parameter(config: Config) -> int:
+    """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
+    weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
+    return weight + OPTIMIZERS[config.optimizer.name].state_bytes + (4 if config.ema.decay is not None else 0)
+
+
+def checkpoints_at_most(config: Config, steps: int) -> int:
+    """How many checkpoints stay: the saves, the last and the best one, and the backups."""
+    saves = steps // config.save_every if config.save_every else 0
+    saves = max(1, saves + bool(not config.save_every or steps % config.save_every))
+    if config.save_keep is not None:
+        saves = min(saves, config.save_keep + 1)
+    return saves + (config.backup_keep if config.backup_after or config.backup_every else 0)
