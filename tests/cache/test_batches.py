@@ -142,11 +142,11 @@ def test_caption_variants_take_turns(source: Source) -> None:
 
 def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
     """x0 = mean + exp(logvar / 2) ε, a new ε for each view, the same one when asked again."""
-    shown = sample_window(source.buckets[0][0], 0, 5)
-    key = latent_key(shown, source.prints["vae"])
+    window = source.buckets[0][0]
+    key = latent_key(sample_window(window, 0, 5), source.prints["vae"])
     mean = source.store.get("latents", key)["mean"]
     source.store.put("latents", key, {"mean": mean, "logvar": torch.full_like(mean, 2 * 0.693147)}, {})
-    one, again, other = (source.latents(shown, *name) for name in ((1, 0), (1, 0), (2, 0)))
+    one, again, other = (source.sample(window, 0, *name).mean for name in ((1, 0), (1, 0), (2, 0)))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert (one - mean).std().item() == pytest.approx(2.0, rel=0.15)
@@ -216,7 +216,10 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
     seen: dict[str, list[int]] = {clip.id: [] for clip in clips}
     for step in range(1, 7 * 6 + 1):  # 7 entries, 2 a step: 12 passes
         bucket, places = picks(source.schedule, step)
-        takes = [source.take(bucket, place, epoch) for place, epoch in places]
+        takes = [
+            sample_window(source.buckets[bucket][place], source.variant(bucket, place, epoch), 0)
+            for place, epoch in places
+        ]
         batch = prepare(source, step).batch
         assert batch.x0[:, 0, 0, 0, 0].tolist() == [number_of(shown) for shown in takes]
         assert batch.window_ids == tuple(shown.window.id for shown in takes)
@@ -233,7 +236,7 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
 def test_a_window_that_does_not_vary_has_one_take(tmp_path: Path) -> None:
     clips = some_clips(2, 1)
     source = made(tmp_path, [entries(clips)], clips)
-    assert {source.take(0, place, epoch).variant for place in range(3) for epoch in range(5)} == {0}
+    assert {source.variant(0, place, epoch) for place in range(3) for epoch in range(5)} == {0}
 
 
 def test_the_plain_view_draws_nothing(tmp_path: Path) -> None:
@@ -252,7 +255,8 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
     asked: list[Take] = []
     busy = threading.Lock()
 
-    def encode(shown: Take) -> Moments:
+    def encode(window: Window, variant: int) -> Moments:
+        shown = sample_window(window, variant, 0)
         assert busy.acquire(blocking=False), "two at once"
         time.sleep(0.002)
         asked.append(shown)
@@ -287,8 +291,8 @@ def test_encoding_in_the_loop_gives_what_the_cache_holds(
     fill_cache(job, family, store)
     cached = make_source(job, family, store, make_objective(job.spec, job.config))
     in_the_loop = replace(cached, variants=0)
-    first = [source.latents(source.take(0, 0, 0)) for source in (cached, in_the_loop)]
-    second = [source.latents(source.take(0, 0, 1)) for source in (cached, in_the_loop)]
+    first = [source.sample(source.buckets[0][0], 0).mean for source in (cached, in_the_loop)]
+    second = [source.sample(source.buckets[0][0], source.variant(0, 0, 1)).mean for source in (cached, in_the_loop)]
     assert torch.equal(*first)
     assert torch.equal(*second)
     assert not torch.equal(first[0], second[0])

@@ -21,7 +21,7 @@ from videotune.data.buckets import padded_box
 from videotune.diffusion.objective import Objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.rng import draws
-from videotune.types import PLAIN, Batch, Clip, ClipShape, Condition, Moments, Take, Window
+from videotune.types import PLAIN, Batch, Clip, ClipShape, Condition, Moments, Window
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Source:
     frame_dropout: float
     patch_frames: int
     sizes: Mapping[str, tuple[int, int]]
-    encode: Callable[[Take], Moments] | None = None
+    encode: Callable[[Window, int], Moments] | None = None
     expert_schedule: ExpertSchedule | None = None
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     given: str = "none"
@@ -109,13 +109,9 @@ class Source:
         """A caption's cached states."""
         return self.store.get("text", text_key(caption, self.prints["text_encoder"], self.tokens))
 
-    def latents(self, shown: Take, *name: str | int) -> Tensor:
-        """A take's latents (C,F,H,W): the mean, or the draw called ``name`` where the family keeps a variance."""
-        return self.drawn(shown, *name).mean
-
-    def drawn(self, shown: Take, *name: str | int) -> Moments:
-        """A take's latents as ``latents`` draws them, as a mean without a variance, and the extras beside them."""
-        moments = self._moments(shown)
+    def sample(self, window: Window, variant: int, *name: str | int) -> Moments:
+        """A window's latents as a mean without a variance: drawn for ``name`` where the family keeps one; and the extras."""
+        moments = self._moments(window, variant)
         if moments.logvar is None:
             return moments
         noise = draws(self.schedule.seed, "posterior", *name).standard_normal(moments.mean.shape, "float32")
@@ -123,23 +119,33 @@ class Source:
         return replace(moments, mean=drawn, logvar=None)
 
     def plain(self, window: Window) -> Moments:
-        """A window without any draw of frames, place or image noise: what validation, ruler and previews look at."""
-        return self.drawn(sample_of(window, PLAIN, self.schedule.seed, self.image_noise), window.id)
+        """A window without any draw of frames, place or image noise: what validation and previews read."""
+        return self.sample(window, PLAIN, window.id)
 
     @property
     def conditions_on_first_frame(self) -> bool:
         """Whether the run is rather told first frames than not: so are then validation, the ruler and previews."""
         return self.given != "none" and self.first_frame >= 0.5
 
-    def take(self, bucket: int, place: int, epoch: int) -> Take:
-        """What a bucket's entry shows in the bucket's pass ``epoch``: its window's next view, or what each view shows."""
+    def variant(self, bucket: int, place: int, epoch: int) -> int:
+        """The variant of its window that a bucket's entry gives in the bucket's epoch ``epoch``."""
         window = self.buckets[bucket][place]
-        variant = 0
-        if window.varies or self.image_noise:
-            repeats = self.clips[window.clip_id].repeats
-            number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
-            variant = number % self.variants if self.variants else number
-        return sample_of(window, variant, self.schedule.seed, self.image_noise)
+        if not (window.varies or self.image_noise):
+            return 0
+        repeats = self.clips[window.clip_id].repeats
+        number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
+        return number % self.variants if self.variants else number
+
+    @cached_property
+    def keys(self) -> dict[tuple[Window, int], str]:
+        """The names of the entries that steps read, by window and variant: settled before the first step."""
+        count, seed, noisy = self.variants, self.schedule.seed, self.image_noise
+        return {
+            (window, variant): sample_key(sample_of(window, variant, seed, noisy), self.prints["vae"], seed, noisy)
+            for bucket in self.buckets
+            for window in dict.fromkeys(bucket)
+            for variant in (range(count) if window.varies or noisy else (0,))
+        }
 
     @cached_property
     def _copies(self) -> tuple[Sequence[int], ...]:
@@ -154,13 +160,15 @@ class Source:
             numbers.append(copies)
         return tuple(numbers)
 
-    def _moments(self, shown: Take) -> Moments:
-        varies = shown.window.varies or self.image_noise
-        if self.variants == 0 and varies and shown.variant != PLAIN:
+    def _moments(self, window: Window, variant: int) -> Moments:
+        if self.variants == 0 and variant != PLAIN and (window.varies or self.image_noise):
             assert self.encode is not None, "without variants in the store, somebody must encode"
             with self._one_at_a_time:
-                return self.encode(shown)
-        key = sample_key(shown, self.prints["vae"], self.schedule.seed, self.image_noise)
+                return self.encode(window, variant)
+        key = self.keys.get((window, variant))
+        if key is None:
+            seed, noisy = self.schedule.seed, self.image_noise
+            key = sample_key(sample_of(window, variant, seed, noisy), self.prints["vae"], seed, noisy)
         return moments_of(self.store.get("latents", key))
 
 
@@ -247,21 +255,21 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
     """
     seed = source.schedule.seed
     bucket, places = picks(source.schedule, step)
-    takes = [source.take(bucket, place, epoch) for place, epoch in places]
-    windows = [shown.window for shown in takes]
+    windows = [source.buckets[bucket][place] for place, _ in places]
+    variants = [source.variant(bucket, place, epoch) for place, epoch in places]
     captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
-    t = source.timesteps_of(step).draw(uniforms(seed, step, len(takes), source.stratified))
+    t = source.timesteps_of(step).draw(uniforms(seed, step, len(windows), source.stratified))
     clips = [source.clips[window.clip_id] for window in windows]
     anchored = tuple(i for i, clip in enumerate(clips) if _is_anchored(clip))
     drawn = Drawn(tuple(window.id for window in windows), tuple(captions), t, anchored)
-    lo, hi = share_of(part, len(takes))
+    lo, hi = share_of(part, len(windows))
     spare = spares and lo == hi
     if spare:
-        lo = min(lo, len(takes) - 1)
+        lo = min(lo, len(windows) - 1)
         hi = lo + 1
     if lo == hi:
         return Prepared(step, drawn, lo, None, t[:0], torch.empty(0))
-    encoded = [source.drawn(takes[i], step, i) for i in range(lo, hi)]
+    encoded = [source.sample(windows[i], variants[i], step, i) for i in range(lo, hi)]
     told = [draws(seed, "first frame", step, i).random() < source.first_frame for i in range(lo, hi)]
     batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, told)
     shape = tuple(batch.x0.shape[1:])

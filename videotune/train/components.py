@@ -15,6 +15,7 @@ from videotune.adapters.lora import inject
 from videotune.cache.batches import Source, assemble
 from videotune.cache.encode import encode_take
 from videotune.cache.expert_schedule import ExpertSchedule
+from videotune.cache.keys import sample_of
 from videotune.cache.store import Store
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective, objective
@@ -111,7 +112,7 @@ def make_source(
     job: Job, family: Family, store: Store, loss: Objective, expert_schedule: ExpertSchedule | None = None
 ) -> Source:
     """Where the run's batches come from."""
-    return Source(
+    source = Source(
         store=store,
         prints=family.fingerprints(),
         tokens=job.spec.text_tokens,
@@ -125,7 +126,12 @@ def make_source(
         frame_dropout=job.config.video_config.frame_dropout_probability,
         patch_frames=job.spec.patch[0],
         sizes={name: (facts.width, facts.height) for name, facts in job.library.media.items()},
-        encode=lambda take: encode_take(family, take, job.library.media, job.config.seed),
+        encode=lambda window, variant: encode_take(
+            family,
+            sample_of(window, variant, job.config.seed, job.spec.image_noise),
+            job.library.media,
+            job.config.seed,
+        ),
         given=job.spec.given,
         first_frame=job.config.first_frame_probability or 0.0,
         image_noise=job.spec.image_noise,
@@ -137,6 +143,8 @@ def make_source(
         if len(job.spec.experts) > 1
         else {},
     )
+    _ = source.keys  # settled now, not in the first step
+    return source
 
 
 def plain_batch(source: Source, window: Window) -> Batch:
