@@ -173,7 +173,7 @@ def test_a_whole_run_ends_with_0_and_leaves_its_files(a_run: Path) -> None:
         ("video_config.learning_rate=1", "learning_rate' or 'text_encoder.learning_rate"),
         ("video_config.max_frame=9", "video_config.max_frames"),
         ("max_frame=9", "video_config.max_frames"),
-        ("video_config.steps=3", "sample_metrics.steps' or 'sample.steps' or 'steps"),
+        ("video_config.steps=3", "sample.steps' or 'sample_metrics.steps' or 'steps"),
         ("frames=9", "sample.frames' or 'video_config.frames"),
         ("video_config.frame=9", "video_config.frames"),
         ("sample.step=3", "sample.steps"),

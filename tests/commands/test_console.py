@@ -81,7 +81,7 @@ def test_a_standard_error_that_takes_nothing_does_not_end_a_run(
 
 def test_closed_descriptors_are_not_given_to_files_of_the_run() -> None:
     """Started by a shell with 2>&-: the next file that is opened would otherwise get what libraries print."""
-    code = "from videotune.console import guard_stderr, say; guard_stderr(); say('x'); "
+    code = "from videotune.console import echo, guard_stderr; guard_stderr(); echo('x'); "
     code += "f = open('/dev/null'); print(f.fileno())"
     ended = subprocess.run(
         ["bash", "-c", f'exec "{sys.executable}" -c "{code}" 2>&-'], capture_output=True, text=True, check=False
