@@ -121,22 +121,22 @@ def export_run(
         ending = "" if format == "diffusers" else f"-{format}"
         if config.training_method == "EMBEDDING":
             path, own = begin.with_name(begin.name + ending), of_expert(state, ROWS)
-            told = facts | _use(family, config, None, format, facts["base"]["name"])
-            done += export_embedding(family, format, own, config.embedding.token, path, told)
+            own_facts = facts | _use(family, config, None, format, facts["base"]["name"])
+            done += export_embedding(family, format, own, config.embedding.token, path, own_facts)
             continue
         for expert in experts:
             own = of_expert(state, prefix(spec, expert) if expert else "")
             path = begin.with_name(begin.name + ending + (family.export_suffix(expert) if expert else ""))
-            told = facts | ({"expert": expert} if expert and len(spec.experts) > 1 else {})
-            told |= _use(family, config, expert, format, facts["base"]["name"])
+            own_facts = facts | ({"expert": expert} if expert and len(spec.experts) > 1 else {})
+            own_facts |= _use(family, config, expert, format, facts["base"]["name"])
             if config.training_method == "FINE_TUNE":
                 net, text = by_part(family, own)
                 done.append(
-                    export_full(family, expert or spec.experts[0].name, net, _base(config, spec), path, told, text)
+                    export_full(family, expert or spec.experts[0].name, net, _base(config, spec), path, own_facts, text)
                 )
             else:
                 path = path.with_name(f"{path.name}.safetensors")
-                done.append(export_lora(family, format, own, lora_settings(config).scale, path, told, expert))
+                done.append(export_lora(family, format, own, lora_settings(config).scale, path, own_facts, expert))
     _list(run, done)
     return done
 

@@ -72,7 +72,7 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
 
 
 def read_file(family: Family, net: nn.Module, path: Path, name: str, echo: Callable[[str], None] = said) -> None:
-    """Read an adapter's file of any program into a network, alpha included; ``echo`` is told what had to be assumed.
+    """Read an adapter's file of any program into a network, alpha included; ``echo`` gets a note of what had to be assumed.
 
     Raises VideotuneError for a file that cannot be read whole, or changes nothing.
     """
