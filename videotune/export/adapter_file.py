@@ -133,7 +133,7 @@ def warn_of_other_base(family: Family, file: AdapterFile, echo: Callable[[str], 
 def lora_of(family: Family, net: nn.Module, file: AdapterFile, echo: Callable[[str], None]) -> dict[str, Tensor]:
     """The tensors of a LoRA or DoRA file as ``load_lora_weights`` takes it: diffusers' names, and B times alpha / rank.
 
-    ``echo`` is told where no alpha stands anywhere, and the rank is taken for it. Raises VideotuneError for what
+    ``echo`` gets a note where no alpha stands anywhere, and the rank is taken for it. Raises VideotuneError for what
     cannot be read whole.
     """
     path, keys = file.path, list(file.tensors)
@@ -194,14 +194,14 @@ def _scale(file: AdapterFile, parts: Mapping[str, Tensor], place: str, where: st
     a, b = parts.get("lora_A"), parts.get("lora_B")
     if a is None or b is None or a.ndim < 2 or b.ndim < 2 or a.shape[0] != b.shape[1] or a.shape[0] == 0:
         raise VideotuneError(f"{where}: its A and B are no pair of one rank: the file is damaged or incomplete")
-    rank, own, told = a.shape[0], parts.get("alpha"), file.alpha(place)
+    rank, own, stated = a.shape[0], parts.get("alpha"), file.alpha(place)
     if own is not None and own.numel() != 1:
         raise VideotuneError(f"{where}: its alpha is no number")
     root = file.lora_settings.get("use_rslora") is True
-    scale = 1.0 if told is None else told / (math.sqrt(rank) if root else rank)
+    scale = 1.0 if stated is None else stated / (math.sqrt(rank) if root else rank)
     if own is not None:
-        if told is not None and not math.isclose(float(own) / rank, scale, rel_tol=1e-3):
-            raise VideotuneError(f"{where}: its tensor says alpha {float(own):g} and its header {told:g}: which?")
+        if stated is not None and not math.isclose(float(own) / rank, scale, rel_tol=1e-3):
+            raise VideotuneError(f"{where}: its tensor says alpha {float(own):g} and its header {stated:g}: which?")
         scale = float(own) / rank
     if not 0 < scale <= _MOST:
         raise VideotuneError(f"{where}: alpha {scale * rank:g} at rank {rank} is no scale: the file is damaged")

@@ -74,7 +74,7 @@ def summary(run: Run) -> dict[str, Any]:
     base = at(run.config, "base", "name") or at(run.config, "settings", "base_model_name") or "a base that is not named"
     method = at(run.config, "settings", "training_method") or "run"
     far = f"{text.plain(done)} of {text.counted(total, 'step')}" if total is not None else text.counted(done, "step")
-    word, css, told = outcome.standing(run, total is not None and done >= total)
+    word, css, sentence = outcome.standing(run, total is not None and done >= total)
     clips = mapping(start.get("clips")) or mapping(run.check)
     used, kept = number(clips.get("used")), len(regularization(run.check))
     figures = {
@@ -88,7 +88,7 @@ def summary(run: Run) -> dict[str, Any]:
     }
     known = {name: text.plain(v) if isinstance(v, (int, float)) else v for name, v in figures.items() if v is not None}
     return {
-        "state": (word, css, f"{method} on {base}: {far}, {told}."),
+        "state": (word, css, f"{method} on {base}: {far}, {sentence}."),
         "figures": known,
         "versions": ", ".join(f"{name} {version}" for name, version in mapping(start.get("versions")).items()),
         "notes": items(start.get("notes")),
@@ -97,11 +97,11 @@ def summary(run: Run) -> dict[str, Any]:
 
 def warnings(run: Run) -> dict[str, Any]:
     """Everything that the user should know, equal texts once."""
-    told: dict[str, list[str]] = {}
+    steps_of: dict[str, list[str]] = {}
     for record in run.of_kind("warning"):
         step = number(record.get("step"))
-        told.setdefault(str(record.get("text", "")), []).extend([] if step is None else [text.plain(step)])
-    lines = [f"{words} (step {text.some(steps)})" if steps else words for words, steps in told.items()]
+        steps_of.setdefault(str(record.get("text", "")), []).extend([] if step is None else [text.plain(step)])
+    lines = [f"{words} (step {text.some(steps)})" if steps else words for words, steps in steps_of.items()]
     clips = sum(bool(clip.get("warnings")) for clip in run.clips)
     own = [f"{text.counted(clips, 'clip')} with a note of its own, in the table of clips"] if clips else []
     return {"lines": [*run.notes, *lines, *own]}
@@ -117,10 +117,10 @@ def contact_sheet_page(
     """The whole page of ``check``'s account.
 
     ``pictures`` are paths of images, relative to the page, by the clip's path; ``roots`` the datasets' folders, from which
-    clips are named; ``notes`` what is to be said beside the account's own.
+    clips are named; ``notes`` what is reported beside the account's own.
     """
-    told = list(dict.fromkeys([*notes, *account["notes"]]))
-    given = {"account": account, "pictures": pictures, "roots": roots, "notes": told, "long": LONG}
+    shown = list(dict.fromkeys([*notes, *account["notes"]]))
+    given = {"account": account, "pictures": pictures, "roots": roots, "notes": shown, "long": LONG}
     return render("contact_sheet.html.j2", title=title, **given)
 
 

@@ -25,9 +25,9 @@ def loss(run: Run) -> dict[str, Any]:
     Steps that showed regularization clips alone are left out: their error says how the model is kept as it is.
     """
     xs, ys = run.steps.mse
-    told: dict[str, Any] = {"left_out": len(run.steps.alone), "not_applied": list(run.steps.skipped)}
+    data: dict[str, Any] = {"left_out": len(run.steps.alone), "not_applied": list(run.steps.skipped)}
     if not xs:
-        return told | {"absent": run.absent("the curve appears with the first step")}
+        return data | {"absent": run.absent("the curve appears with the first step")}
     width = smoothing_width(len(xs))
     lines = [Line("each step", thin(xs, ys), "faint", dots=len(xs) < 60)]
     if width > 1:
@@ -39,8 +39,8 @@ def loss(run: Run) -> dict[str, Any]:
     says = f"Mean squared error of the prediction at {counted(len(xs), 'step')}: over {over}."
     if num < 2:
         says = f"Mean squared error of the prediction: {plain(first)} at the first step, {plain(last)} at the last."
-    chart = line_chart(lines, says=says, x_label="step", marks=told["not_applied"])
-    return told | {"absent": "", "says": says, "chart": chart, "by_noise": _by_noise(run, (xs[0], xs[-1]))}
+    chart = line_chart(lines, says=says, x_label="step", marks=data["not_applied"])
+    return data | {"absent": "", "says": says, "chart": chart, "by_noise": _by_noise(run, (xs[0], xs[-1]))}
 
 
 def _ends(ys: Sequence[float]) -> tuple[float, float, int]:
@@ -169,7 +169,7 @@ def times_seen(run: Run) -> list[TimesSeen]:
     """Every training clip with how often it is seen, the most seen first; regularization clips are not among them.
 
     The account of clips names them by path. Where it gives their ids too, the times so far are the journal's; where it
-    gives none, only the planned ones can be told by path. Without an account clips go by the id in the journal's windows.
+    gives none, only the planned ones are known by path. Without an account clips go by the id in the journal's windows.
     """
     seen, kept, used = run.steps.windows, regularization(run.check), [clip for clip in run.clips if clip["used"]]
     so_far, windows = run.steps.clips, Counter(map(clip_of, seen))
@@ -229,8 +229,8 @@ def _so_far(run: Run) -> dict[str, Any] | None:
 def time_spent(run: Run) -> dict[str, Any]:
     """The wall time by phase, over all processes of the run; the parts of a step are the journal's."""
     end = run.last("end") if run.journal and run.journal[-1]["kind"] == "end" else {}
-    told = mapping(end.get("seconds")) or mapping(at(run.life, "seconds"))
-    spent = {str(key): n for key, value in told.items() if (n := number(value)) is not None and n > 0}
+    seconds = mapping(end.get("seconds")) or mapping(at(run.life, "seconds"))
+    spent = {str(key): n for key, value in seconds.items() if (n := number(value)) is not None and n > 0}
     whole = sum((spent or run.steps.seconds).values())
     return {
         "absent": "" if whole else run.absent("the time of each phase appears with the first steps"),

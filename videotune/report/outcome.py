@@ -32,8 +32,8 @@ def standing(run: Run, whole: bool) -> Standing:
     again = beat["alive"] and begun is not None and ended is not None and begun > ended
     if end and not again:
         why = str(end["why"])
-        told = "ended early: held-out clips had turned" if why == "early" else f"ended: {why}"
-        return why, "good" if whole or why == "early" else "care", told
+        sentence = "ended early: held-out clips had turned" if why == "early" else f"ended: {why}"
+        return why, "good" if whole or why == "early" else "care", sentence
     if not beat:
         when = f" {moment(run.written)}" if run.written is not None else ""
         return "no end", "care", f"the journal, last written{when}, has no end: still going, or killed"
@@ -45,10 +45,12 @@ def standing(run: Run, whole: bool) -> Standing:
     if beat["alive"]:
         return "running", "good", f"running when this page was written, {now}: {doing} ({who}{since})"
     if doing == "ended":
-        told = f"{who} ended {heard} without finishing: with an error, or stopped before its first step"
-        return "failed", "bad", told
-    told = f"{who} is dead: last heard of {heard} ({doing}, step {plain(number(beat['step']))} done), no end written"
-    return "dead", "bad", f"{told}; --resume goes on from what was saved"
+        sentence = f"{who} ended {heard} without finishing: with an error, or stopped before its first step"
+        return "failed", "bad", sentence
+    sentence = (
+        f"{who} is dead: last heard of {heard} ({doing}, step {plain(number(beat['step']))} done), no end written"
+    )
+    return "dead", "bad", f"{sentence}; --resume goes on from what was saved"
 
 
 def verdict(run: Run) -> dict[str, Any]:
@@ -115,9 +117,9 @@ def _sentence(reason: object) -> str:
 
 
 def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
-    """The step of the recommended checkpoint, and what is to be said of it.
+    """The step of the recommended checkpoint, and why it is that one.
 
-    As the run said at its end; of one that goes on, of what is saved the one with the lowest validation loss, or the
+    What the run recorded at its end; of one that goes on, of what is saved the one with the lowest validation loss, or the
     nearest to the best step, or the last.
     """
     taken, best, turned = mapping(run.last("end")["take"]), number(latest.get("best_step")), latest.get("turned")

@@ -13,7 +13,7 @@ from videotune.text import plain, some
 
 
 def before(run: Run, media: Media) -> dict[str, Any]:
-    """Each prompt as the base draws it beside what was learnt, with the same seed, in one video and so in step."""
+    """Each prompt as the base samples it beside what was learnt, with the same seed, in one video and so in step."""
     exported = exported_steps(run)
     for card in media.cards:
         card["kind"] = _prompt_kind(run, card["prompt"])
@@ -58,7 +58,7 @@ def samples(run: Run, media: Media) -> dict[str, Any]:
 
 
 def compare(run: Run, media: Media) -> dict[str, Any]:
-    """What ``compare`` drew: one prompt and seed over all checkpoints."""
+    """What ``compare`` sampled: one prompt and seed over all checkpoints."""
     entries = []
     for entry in run.compared or ():
         steps = ", ".join(_step_name(number(step) or 0) for step in items(entry.get("steps")))
@@ -91,7 +91,7 @@ def metrics(run: Run) -> dict[str, Any]:
     alike = [record for record in measured if record.get("probe") == measured[-1].get("probe")]
     last = mapping(alike[-1] if alike else None)
     others = [number(at(last, "replication", key, "p99")) or 0.0 for key in ("held_out", "others")]
-    drawn = [mapping(one) for one in items(last.get("samples"))]
+    sampled = [mapping(one) for one in items(last.get("samples"))]
     return {
         "absent": "" if everything else run.absent("samples are measured at checkpoints", "sample_metrics.budget"),
         "not_measured": _not_measured([record for record in everything if "not_measured" in record]),
@@ -101,15 +101,15 @@ def metrics(run: Run) -> dict[str, Any]:
         "charts": _curves(alike),
         "head": ["step", *METRICS],
         "rows": [[plain(number(r.get("step"))), *(_figure(r, keys) for keys in METRICS.values())] for r in alike],
-        "nearest": [(one, _link(run, str(one["path"] or ""))) for one in drawn],
+        "nearest": [(one, _link(run, str(one["path"] or ""))) for one in sampled],
     }
 
 
 def _curves(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
     """Mean likeness to the nearest clip by step, between the base's and the line; diversity and motion as ratios."""
     likeness = [Line(n, points(records, "replication", *keys), c, c == "one") for n, (keys, c) in LIKENESS.items()]
-    told = [keys for name, keys in METRICS.items() if name != "flicker"]
-    strokes = zip(told, ("one", "two", "three"), strict=True)
+    ratio_keys = [keys for name, keys in METRICS.items() if name != "flicker"]
+    strokes = zip(ratio_keys, ("one", "two", "three"), strict=True)
     ratios = [Line(keys[-1], points(records, *keys, "to_base"), css, dots=True) for keys, css in strokes]
     charts = []
     for title, lines in (("Likeness to the nearest training clip", likeness), ("As ratios to the base's", ratios)):
