@@ -1,4 +1,4 @@
-"""What the pages name is there: files, tests, commands, keys, presets, rooms and their floors."""
+"""What the pages name is there: files, tests, commands, keys, presets, packages."""
 
 import ast
 import re
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import typer
-from test_layers import DATA_ONLY, FLOORS
 
 from videotune.cli.main import app
 from videotune.config.load import preset_names
@@ -18,8 +17,16 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))) if path.is_file()]
 EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-PAGE_OF = {"cli": "run", "presets": "config", "assets": "toy"}
-"""Rooms whose page is another room's."""
+PAGE_OF = {
+    "cli": "run",
+    "commands": "run",
+    "presets": "config",
+    "assets": "toy",
+    "planner": "planning",
+    "validation": "monitor",
+    "models": "families",
+}
+"""Packages whose page has another name."""
 
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 OURS = ("videotune/", "tests/", "docs/", "scripts/", "benchmarks/")
@@ -115,23 +122,15 @@ def test_keys_that_are_named_exist(page: Path) -> None:
     assert {word for word in named - set(known) if not word.endswith((".json", ".safetensors"))} == set()
 
 
-def test_every_room_has_a_page_that_the_map_links_to() -> None:
-    rooms = sorted(path.name for path in (ROOT / "videotune").iterdir() if path.is_dir() and path.name[0] not in "._")
+def test_every_package_has_a_page_that_the_map_links_to() -> None:
+    packages = sorted(
+        path.name for path in (ROOT / "videotune").iterdir() if path.is_dir() and path.name[0] not in "._"
+    )
     links = re.findall(r"\]\((\w+)\.md\)", prose(DOCS / "index.md"))
-    for room in rooms:
-        page = PAGE_OF.get(room, room)
-        assert (DOCS / f"{page}.md").is_file(), f"{room} has no page"
+    for package in packages:
+        page = PAGE_OF.get(package, package)
+        assert (DOCS / f"{page}.md").is_file(), f"{package} has no page"
         assert page in links, f"docs/index.md does not lead to {page}.md"
-        if room in PAGE_OF:
-            assert f"videotune/{room}/" in prose(DOCS / f"{page}.md"), f"{page}.md does not speak of {room}"
-
-
-def test_the_map_has_the_floors_that_are_tested() -> None:
-    table = re.findall(r"^\| F(\d) \| \[(\w+)\]", prose(DOCS / "index.md"), re.MULTILINE)
-    there = {path.name for path in (ROOT / "videotune").iterdir() if path.is_dir()} - set(DATA_ONLY)
-    assert {room: int(floor) for floor, room in table} == {room: f for room, f in FLOORS.items() if room in there}
-    floors = [int(floor) for floor, _ in table]
-    assert floors == sorted(floors)
 
 
 def test_every_preset_and_schema_is_named() -> None:
