@@ -28,10 +28,11 @@ from typing import Any
 
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from videotune.data.decode import Reader, decode
+from videotune.cache.encode import GROUP_BYTES
+from videotune.data.decode import decode
 from videotune.data.media_info import MediaInfo, probe
 
-SECONDS, FPS, WINDOW = 60, 16, 81
+SECONDS, FPS = 60, 16
 
 FILES = {
     "h264-1080p": ("1920x1080", "h264-1080p.mp4", ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23"]),
@@ -75,15 +76,12 @@ def make(folder: Path, name: str, seconds: int = SECONDS) -> Path:
     return path
 
 
-def ours(facts: MediaInfo, height: int, width: int, threads: int) -> int:
-    """Every frame by the product's own reader; how many."""
-    count = int(facts.seconds * FPS + 1e-6)
-    reader = Reader(facts, threads)
-    for first in range(0, count, WINDOW):
-        times = [i / FPS for i in range(first, min(count, first + WINDOW))]
-        decode(facts, times, height, width, reader=reader)
-    reader.close()
-    return count
+def ours(info: MediaInfo, height: int, width: int, threads: int) -> int:
+    """Every frame, in groups as the cache decodes them; how many."""
+    times = [i / FPS for i in range(int(info.seconds * FPS + 1e-6))]
+    step = max(1, GROUP_BYTES // (3 * height * width))
+    groups = [times[first : first + step] for first in range(0, len(times), step)]
+    return sum(len(decode(info, group, height, width, threads=threads)) for group in groups)
 
 
 def theirs(path: Path, height: int, width: int, threads: int) -> int:
@@ -122,9 +120,9 @@ def bootstrap(ratios: Sequence[float], draws: int = 4000) -> tuple[float, float]
 
 def decode_case(path: Path, height: int, width: int, rounds: int, threads: int) -> dict[str, Any]:
     """One file at one size: seconds and ratios of alternating rounds; the first of each only warms."""
-    facts = probe(path)
+    info = probe(path)
     sides: dict[str, Callable[[], int]] = {
-        "ours": lambda: ours(facts, height, width, threads),
+        "ours": lambda: ours(info, height, width, threads),
         "ffmpeg": lambda: theirs(path, height, width, threads),
     }
     walls, cpus = [], []
@@ -175,8 +173,8 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
 
     from videotune.cache.encode import fill, missing
     from videotune.cache.store import Store
-    from videotune.data.dataset import LibrarySettings, Source, scan
-    from videotune.data.frame_sampling import WindowSettings
+    from videotune.config.schema import Config
+    from videotune.data.dataset import scan
     from videotune.data.workers import Workers
     from videotune.families.find import find, of_base, place
 
@@ -190,8 +188,9 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
             with path.open("ab") as file:  # other bytes, so that it is another clip
                 file.write(b"\x00\x00\x00\x08free" * (number + 1))
         spec = of_base(folder).read_spec(folder)
-        settings = LibrarySettings(WindowSettings(max_duration=20.0), 64, validation_fraction=0)
-        library = scan([Source(name)], spec.rules, settings, Path(name) / "index.json")
+        values = {"datasets": [{"path": name}], "video_config": {"max_duration": 20.0}, "resolution": 64}
+        config = Config.model_validate({**values, "validation_fraction": 0.0})
+        library = scan(config, spec.rules, Path(name) / "index.json")
         takes = [(window, 0) for window in library.windows]
         for count in (0, 1, 2):
             rounds = []
