@@ -28,10 +28,11 @@ from typing import Any
 
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from videotune.data.decode import Reader, decode
+from videotune.cache.encode import GROUP_BYTES
+from videotune.data.decode import decode
 from videotune.data.media_info import MediaInfo, probe
 
-SECONDS, FPS, WINDOW = 60, 16, 81
+SECONDS, FPS = 60, 16
 
 FILES = {
     "h264-1080p": ("1920x1080", "h264-1080p.mp4", ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23"]),
@@ -75,15 +76,12 @@ def make(folder: Path, name: str, seconds: int = SECONDS) -> Path:
     return path
 
 
-def ours(facts: MediaInfo, height: int, width: int, threads: int) -> int:
-    """Every frame by the product's own reader; how many."""
-    count = int(facts.seconds * FPS + 1e-6)
-    reader = Reader(facts, threads)
-    for first in range(0, count, WINDOW):
-        times = [i / FPS for i in range(first, min(count, first + WINDOW))]
-        decode(facts, times, height, width, reader=reader)
-    reader.close()
-    return count
+def ours(info: MediaInfo, height: int, width: int, threads: int) -> int:
+    """Every frame, in groups as the cache decodes them; how many."""
+    times = [i / FPS for i in range(int(info.seconds * FPS + 1e-6))]
+    step = max(1, GROUP_BYTES // (3 * height * width))
+    groups = [times[first : first + step] for first in range(0, len(times), step)]
+    return sum(len(decode(info, group, height, width, threads=threads)) for group in groups)
 
 
 def theirs(path: Path, height: int, width: int, threads: int) -> int:
@@ -122,9 +120,9 @@ def bootstrap(ratios: Sequence[float], draws: int = 4000) -> tuple[float, float]
 
 def decode_case(path: Path, height: int, width: int, rounds: int, threads: int) -> dict[str, Any]:
     """One file at one size: seconds and ratios of alternating rounds; the first of each only warms."""
-    facts = probe(path)
+    info = probe(path)
     sides: dict[str, Callable[[], int]] = {
-        "ours": lambda: ours(facts, height, width, threads),
+        "ours": lambda: ours(info, height, width, threads),
         "ffmpeg": lambda: theirs(path, height, width, threads),
     }
     walls, cpus = [], []

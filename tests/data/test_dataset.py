@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from clips import noise, write_clip
 from data_kit import RULES, config_of, scanned
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from videotune.data.dataset import Library, buckets, scan, to_json, totals
 from videotune.data.decode import decode
@@ -86,26 +84,6 @@ def test_every_reason(made: Path, tmp_path: Path) -> None:
     assert "good0.mp4, whose captions" not in details["good0_again.mp4"]
     assert details["tiny.mp4"] == "has 3 frames at 16 fps; the smallest window is 5"
     assert totals(library) == {"found": 10, "used": 1, "held_out": 0, "skipped": 9}
-
-
-KINDS = ["good0", "good1", "good2", "good3", "tiny", "one", "empty", "text", "headless"]
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from([b"a cat", None, b"", b"\xff"])), min_size=1, max_size=9)
-)
-def test_found_is_used_plus_held_out_plus_skipped(
-    made: Path, tmp_path_factory: pytest.TempPathFactory, mixture: list[tuple[str, bytes | None]]
-) -> None:
-    files = {f"{i:02d}x.mp4": kind for i, (kind, _) in enumerate(mixture)}
-    captions = {name: caption for name, (_, caption) in zip(files, mixture, strict=True)}
-    library = scanned(dataset(made, tmp_path_factory.mktemp("x"), files, captions), missing_caption="skip")
-    count = totals(library)
-    assert count["found"] == len(mixture) == count["used"] + count["held_out"] + count["skipped"]
-    assert count["used"] == len({kind for kind, caption in mixture if kind.startswith("good") and caption == b"a cat"})
-    assert len({clip.id for clip in library.clips}) == len(library.clips)
-    assert {w.clip_id for w in library.windows} <= {clip.id for clip in library.clips}
 
 
 def test_a_missing_caption_is_an_error_that_lists_the_clips(made: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from clips import noise, numbered, read_numbers, write_clip
 
-from videotune.data import worker
+from videotune.data import workers as module
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
@@ -80,7 +80,7 @@ def children() -> set[int]:
     """This process's children that are workers, but those that were there before the test."""
     found = set()
     for child in psutil.Process().children():
-        if child.pid not in OTHERS and "videotune.data.worker" in " ".join(child.cmdline()):
+        if child.pid not in OTHERS and "videotune.data.workers" in " ".join(child.cmdline()):
             found.add(child.pid)
     return found
 
@@ -178,9 +178,9 @@ def test_errors_cross_the_pipe_as_what_they_are(error: Exception, kind: str, mon
     def fail(**arguments: object) -> None:
         raise error
 
-    monkeypatch.setitem(worker.TASKS, "examine", fail)
+    monkeypatch.setitem(module.TASKS, "examine", fail)
     out = io.BytesIO()
-    worker._answer("examine", {}, out)
+    module._answer("examine", {}, out)
     assert json.loads(out.getvalue())[0] == kind
 
 
@@ -370,7 +370,7 @@ def test_files_in_the_persons_folder_are_not_taken_for_libraries(clip: Path, end
 def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:
     code = """
         import os, sys
-        from videotune.data import worker
+        from videotune.data import workers as worker
         examine = worker.examine
         def noisy(path, until):
             os.write(1, b"noise ")

@@ -1,1 +1,1 @@
-"""Files on disk become a Library of clips and windows; this room knows no model, and imports neither torch nor PyAV."""
+"""Files on disk become a library of clips and windows; this package knows no model and imports no torch."""

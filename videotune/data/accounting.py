@@ -22,7 +22,7 @@ REPEATS_LIMIT = 0.2
 """Above this share of repeated frames a clip is warned about."""
 
 JITTER_LIMIT = 0.1
-"""Above this share of uneven frames a clip is said to have a variable rate."""
+"""Above this share of uneven frames a clip counts as one of variable rate."""
 
 CROP_LIMIT, CROP_NOTE = 0.5, 0.65
 """Below this share of the picture that a crop keeps, a clip is warned about, and it is noted."""

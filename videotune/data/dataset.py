@@ -29,7 +29,7 @@ from .workers import Workers
 
 @dataclass(frozen=True)
 class Library:
-    """The clips of a run and the windows laid over them.
+    """The clips of a run and their windows.
 
     ``clips`` are those used and those held out; ``windows`` those of training clips, ``held_out_windows`` the others', each
     in path order; ``skipped`` (path, reason, detail); ``accounts`` one a file found; ``notes`` on the

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
 from itertools import pairwise
@@ -32,7 +32,7 @@ TONE_MAPPING_VERSION = 1
 """Raised when other pixels come of the same ones, so that older latents are made anew."""
 
 TILE_HEIGHT, TILE_WIDTH = 128, 512
-"""Tone mapping looks at each pixel by itself, so pixels of any picture go through one graph of this size: to build the
+"""Tone mapping treats each pixel by itself, so pixels of any picture go through one graph of this size: to build the
 graph's table takes seconds."""
 
 
@@ -49,7 +49,7 @@ def decode(
 
     ``times`` are seconds of the clip in any order (``MediaInfo.frames_at`` tells the frames, and the tolerance).
     A frame is turned upright, its pixels made square, and resized (antialiased bicubic): "center" and "random" until it
-    covers height × width, cropped at ``place``, fractions of the room that the crop has down and right; "pad" until all
+    covers height × width, cropped at ``place``, fractions of the margins that the crop has, down and right; "pad" until all
     of it fits, centred on black; "stretch" to the size, its aspect given up. Colours follow the matrix and the range
     that the frame declares; undeclared, BT.709 for HD and BT.601 below, as players do. An alpha channel is left out,
     the two fields of an interlaced frame stay woven, and HDR (PQ, HLG) is tone-mapped to BT.709.
@@ -70,7 +70,7 @@ def decode(
 
 
 class Reader:
-    """A clip held open between calls of ``frames``, each of which goes on where the last one stopped.
+    """A clip held open between calls of ``frames``, each of which continues where the last one stopped.
 
     Holds no frame but the last. Close it, also after an error.
     """
@@ -128,7 +128,7 @@ class Reader:
         return self.info.keyframes[at] if at >= 0 else 0
 
     def _place(self, index: int) -> int:
-        """How a frame is told from others: by its pts, or in counted files by its number."""
+        """How a frame is identified: by its pts, or in counted files by its number."""
         return index if self.info.counted else self.info.ticks[index]
 
     def _walk(self, run: Sequence[int]) -> Iterator[tuple[int, Any]]:
@@ -216,13 +216,13 @@ class _Reshape:
         if math.prod(self.size) > MAX_PIXELS:
             shape = f"a picture of {info.width} × {info.height} cannot be cut to {width} × {height}"
             raise ClipProblem("decode_error", f"{shape}: it is far too long and narrow")
-        room = [have - want for have, want in zip(self.size, (height, width), strict=True)]
+        margins = [have - want for have, want in zip(self.size, (height, width), strict=True)]
         if resize in ("center", "random"):  # the nearest whole pixel, ties up and left
-            self.source = [math.ceil(part * free - 0.5) for part, free in zip(place, room, strict=True)]
+            self.source = [math.ceil(part * free - 0.5) for part, free in zip(place, margins, strict=True)]
             self.target = [0, 0]
         else:
-            self.source, self.target = [0, 0], [-free // 2 for free in room]
-        self.padded = resize == "pad" and any(room)
+            self.source, self.target = [0, 0], [-free // 2 for free in margins]
+        self.padded = resize == "pad" and any(margins)
         self.turns = info.rotation // 90
         self.mirrored = info.mirrored
         self.hdr = info.hdr
@@ -251,13 +251,13 @@ class _Reshape:
         if self.padded:
             out[first] = 0
         place = out[first, down : down + height, right : right + width]
-        shown: Any = np.empty(place.shape, np.uint16) if self.hdr else place
+        cropped: Any = np.empty(place.shape, np.uint16) if self.hdr else place
         for channel, plane in enumerate((planes[2], planes[0], planes[1])):
             pixels: Any = np.frombuffer(memoryview(plane), dtype).reshape(high, -1)[:, :wide]
             upright = np.rot90(np.flipud(pixels) if self.mirrored else pixels, self.turns)
-            shown[..., channel] = upright[top : top + height, left : left + width]
+            cropped[..., channel] = upright[top : top + height, left : left + width]
         if self.hdr:
-            place[...] = to_sdr(shown, self.hdr)
+            place[...] = to_sdr(cropped, self.hdr)
         for row in others:
             out[row] = out[first]
 
@@ -281,43 +281,37 @@ def to_sdr(pixels: NDArray[np.uint16], transfer: str) -> NDArray[np.uint8]:
     """
     flat = pixels.reshape(-1, 3)
     out = np.empty(flat.shape, np.uint8)
-    graph = _tone_mapping(transfer)
+    convert = _tone_mapping(transfer)
     for begin in range(0, len(flat), TILE_HEIGHT * TILE_WIDTH):
         part = flat[begin : begin + TILE_HEIGHT * TILE_WIDTH]
         tile = np.zeros((TILE_HEIGHT * TILE_WIDTH, 3), np.uint16)
         tile[: len(part)] = part
-        out[begin : begin + len(part)] = graph(tile.reshape(TILE_HEIGHT, TILE_WIDTH, 3)).reshape(-1, 3)[: len(part)]
+        out[begin : begin + len(part)] = convert(tile.reshape(TILE_HEIGHT, TILE_WIDTH, 3)).reshape(-1, 3)[: len(part)]
     return out.reshape(pixels.shape)
 
 
 @lru_cache(maxsize=2)
-def _tone_mapping(transfer: str) -> _ToneMapping:
-    return _ToneMapping(HDR_TRANSFERS[transfer])
-
-
-class _ToneMapping:
+def _tone_mapping(transfer: str) -> Callable[[NDArray[np.uint16]], NDArray[np.uint8]]:
     """FFmpeg's scale filter for pictures of one size; one thread at a time."""
+    graph, lock = av.filter.Graph(), Lock()
+    size = f"video_size={TILE_WIDTH}x{TILE_HEIGHT}"
+    try:
+        links = [
+            graph.add("buffer", f"{size}:pix_fmt=gbrp10le:time_base=1/1:pixel_aspect=1/1:colorspace=0:range=2"),
+            graph.add("scale", "out_transfer=bt709:out_primaries=bt709:intent=perceptual"),
+            graph.add("format", "pix_fmts=gbrp"),
+            graph.add("buffersink"),
+        ]
+        graph.link_nodes(*links).configure()
+    except (av.FFmpegError, ValueError) as error:
+        detail = f"this build of FFmpeg has no tone mapping ({error}): make it SDR first, or take a newer PyAV"
+        raise ClipProblem("decode_error", detail) from error
 
-    def __init__(self, transfer: int) -> None:
-        self._lock, self._transfer = Lock(), transfer
-        self._graph = av.filter.Graph()
-        size = f"video_size={TILE_WIDTH}x{TILE_HEIGHT}"
-        source = f"{size}:pix_fmt=gbrp10le:time_base=1/1:pixel_aspect=1/1:colorspace=0:range=2"
-        try:
-            links = [
-                self._graph.add("buffer", source),
-                self._graph.add("scale", "out_transfer=bt709:out_primaries=bt709:intent=perceptual"),
-                self._graph.add("format", "pix_fmts=gbrp"),
-                self._graph.add("buffersink"),
-            ]
-            self._graph.link_nodes(*links).configure()
-        except (av.FFmpegError, ValueError) as error:
-            detail = f"this build of FFmpeg has no tone mapping ({error}): make it SDR first, or take a newer PyAV"
-            raise ClipProblem("decode_error", detail) from error
-
-    def __call__(self, tile: NDArray[np.uint16]) -> Any:
+    def convert(tile: NDArray[np.uint16]) -> Any:
         frame = av.VideoFrame.from_ndarray(tile, format="gbrp10le")
-        frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = self._transfer, 9, 0, 2
-        with self._lock:
-            self._graph.push(frame)
-            return self._graph.pull().to_ndarray()
+        frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = HDR_TRANSFERS[transfer], 9, 0, 2
+        with lock:
+            graph.push(frame)
+            return graph.pull().to_ndarray()
+
+    return convert

@@ -1,4 +1,4 @@
-"""Frame sampling: frame counts that the model takes, windows laid over a clip in time, and the frames a sample shows."""
+"""Frame sampling: frame counts that the model takes, windows over a clip in time, and the frames of a sample."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
     every, takes = "", f"this model takes {frame_rule(rules)}"
     if keep > 1:
         nth = {2: "second", 3: "third"}.get(keep, f"{keep}th")
-        every = f"of {spanned} frames every {nth} is kept (temporal_compression_ratio), so that a window has {frames}"
+        every = f"of {spanned} frames every {nth} is kept, so that a window has {frames}"
         takes += f", and every {nth} frame is kept (temporal_compression_ratio)"
     else:
         pair = (valid_at_most(requested, rules), valid_at_least(requested, rules))
@@ -184,7 +184,7 @@ def without_randomness(video: VideoConfig) -> VideoConfig:
 
 @dataclass
 class _Sampler:
-    """What windows are laid with: ``base`` is the rate of which every ``keep``-th frame is shown, ``usable`` the seconds."""
+    """What windows are made of: ``base`` is the rate of which every ``keep``-th frame is shown, ``usable`` the seconds."""
 
     info: MediaInfo
     video: VideoConfig
@@ -303,7 +303,7 @@ class _Sampler:
     def _at_keyframes(self, starts: Sequence[float]) -> list[Window]:
         """Windows that begin at keyframes: one after the other, at each ("slide"), or the first alone ("head").
 
-        A keyframe too near to the end for a window of the planned count is passed over, unless none has room: then the
+        A keyframe too near to the end for a window of the planned count is ignored, unless none has room: then the
         first takes the largest count that it fills.
         """
         full = [start for start in starts if self._frames_in(self.usable - start) >= self.planned]

@@ -17,7 +17,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".g
 """What counts as an image in a dataset folder (compared in lower case). A GIF of several pictures is a video."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
-"""Pillow's readers that may look at a file: others (PostScript) run programs."""
+"""Pillow's readers that may open a file: others (PostScript) run programs."""
 
 
 def is_animated(path: Path) -> bool:
@@ -110,7 +110,7 @@ def _is_transparent(picture: Picture) -> bool:
 
 
 def _to_srgb(picture: Picture, profile: bytes | None) -> Picture:
-    """The picture in sRGB; a profile that is damaged or belongs to other channels is passed over, as browsers do."""
+    """The picture in sRGB; a profile that is damaged or belongs to other channels is ignored, as browsers do."""
     if not profile:
         return picture
     try:

@@ -45,8 +45,8 @@ class ClipFile:
 
     ``caption`` is its text file, or None, and ``expected`` where that would have to be. ``listed`` is the row of a metadata
     file that names it ("metadata.csv:3"), and ``text`` that row's variants, none where the row has no text; a listed clip
-    takes them alone. ``exists`` is False where it is listed and not on disk; ``missing`` says what lacks, the file or the
-    caption.
+    takes them alone. ``exists`` is False where it is listed and not on disk; ``missing`` explains what lacks, the file or
+    the caption.
     """
 
     path: Path

@@ -121,7 +121,7 @@ class MediaIndex:
         def calls() -> Iterator[Call]:
             for path, stamp in unknown:
                 known = sorted(alike[stamp["size"], _key("", path)])
-                limit = pool.limit + stamp["size"] / SLOWEST_DISK + SLOWEST_DECODER * until
+                limit = pool.limit + stamp["size"] / SLOWEST_DISK + SLOWEST_DECODER * min(until, 3600.0)
                 yield "examine", {"path": _name(path), "until": until, "known": known}, limit
 
         yield from pool.map(calls(), AHEAD)

@@ -33,7 +33,7 @@ NEAR_LEVELS = 10.0
 """And by at most so many levels of 255, however rich the picture is."""
 
 RICH_LEVELS = 6.0
-"""A picture whose structure (what is left of it without a plane through it) is weaker than this says nothing."""
+"""A picture whose structure (what is left of it without a plane through it) is weaker than this does not count."""
 
 PLAIN_SHARE = 0.6
 """Nor does one of which more lies within 4 levels of one tone: black, a title, a drawing on a flat ground (0.75 and more;
@@ -139,9 +139,9 @@ def hold_out(
         pairs = set(zip(sources, kinds, strict=True))
         trained = {source for source, kind in pairs if kind != "validation"}
         both = sorted(trained & {source for source, kind in pairs if kind == "validation"})
-        shown = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
+        listed = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
         videos = "1 source video" if len(both) == 1 else f"{len(both)} source videos"
-        note = f"validation and training share {videos} ({shown}): the validation loss will look better than it is"
+        note = f"validation and training share {videos} ({listed}): the validation loss will look better than it is"
         return [kind == "validation" for kind in kinds], [note] if both else []
     names = {source for source, kind in zip(sources, kinds, strict=True) if kind == "train"}
     none = [False] * len(sources)
@@ -187,11 +187,11 @@ def _by_name(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
 def _notes_on_numbers(series: dict[tuple[str, str], set[str]], many: dict[str, list[str]]) -> list[str]:
     notes = []
     for folder, bases in sorted(many.items()):
-        shown = sorted(series[folder, bases[0]]) if len(bases) == 1 else []
-        if shown:
+        listed = sorted(series[folder, bases[0]]) if len(bases) == 1 else []
+        if listed:
             notes.append(
-                f"{shown[0]} to {shown[-1]} in {folder} ({len(shown)} clips) are numbered, and not taken for cuts of one "
-                f"video for that; if they are, call them {_numbered(shown[0])}-scene-001 and so on"
+                f"{listed[0]} to {listed[-1]} in {folder} ({len(listed)} clips) are numbered, and not taken for cuts of one "
+                f"video for that; if they are, call them {_numbered(listed[0])}-scene-001 and so on"
             )
         elif len(bases) > 1:
             count = sum(len(series[folder, base]) for base in bases)
@@ -253,7 +253,7 @@ def _by_pictures(clips: Sequence[SourceClip], named: NDArray[np.int64]) -> NDArr
 
 
 class _Frames:
-    """The signatures of all clips that say something, as vectors (N, 150), ordered by their mean brightness.
+    """The signatures of all clips that are rich enough to count, as vectors (N, 150), ordered by their mean brightness.
 
     ``clip`` (N,) whose they are; ``place`` (N,) 0 first, 1 middle (and stills), 2 last. A class, for it holds five arrays.
     """

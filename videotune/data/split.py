@@ -152,7 +152,7 @@ def _check(source: Path, out: Path, min_seconds: float, threshold: float) -> Non
 
 
 def _files(source: Path, out: Path, settings: Row) -> list[SplitFile]:
-    """The videos to split, then the images beside them; two of one stem in one folder are told apart by their suffixes.
+    """The videos to split, then the images beside them; two of one stem in one folder are distinguished by their suffixes.
 
     VideotuneError where there is no video, or where two would write the same names.
     """

@@ -51,15 +51,15 @@ def video_bytes(
     number of them makes other bits.
     """
     height, width = (side // 2 * 2 for side in frames[0].shape[:2])
-    told = {"crf": str(crf), **options}
+    encoder_options = {"crf": str(crf), **options}
     if codec == "libx264":
-        told["x264-params"] = SAME_BITS
+        encoder_options["x264-params"] = SAME_BITS
     container_options = {"fflags": "+bitexact"}  # no random ids, no dates
     if kind == "mp4":
         container_options["movie_timescale"] = "48000"  # else the length is rounded to milliseconds
     file = io.BytesIO()
     with av.open(file, "w", format=kind, container_options=container_options) as container:
-        stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=told)
+        stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=encoder_options)
         stream.width, stream.height, stream.pix_fmt, stream.thread_count = width, height, "yuv420p", 1
         for frame in frames:
             whole = np.ascontiguousarray(frame[:height, :width])

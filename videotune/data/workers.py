@@ -2,8 +2,13 @@
 
 FFmpeg is C code that reads other people's files; a segmentation fault in it would end a training run. Each child has a
 thread here that sends it one task at a time and reads the answer; frames are read straight into their array. Children
-are plain programs (``worker``), neither forked (CUDA and threads do not survive that) nor spawned by multiprocessing
+are plain programs (``main``), neither forked (CUDA and threads do not survive that) nor spawned by multiprocessing
 (which runs the caller's script again).
+
+A request is a JSON line [task, arguments] on the child's stdin; an answer is a JSON line [kind, value] on its stdout. A kind
+is "ok", "frames" (value: their shape (T, H, W, 3); their bytes follow), "problem" (value: reason, detail; of the clip's
+content), "crash" (the same; may differ next time) or "error" (value: a traceback). The first line, ["ok", "ready"], reports
+that the process started. It ends when stdin does, also in the midst of a task: a parent that was killed leaves none behind.
 """
 
 from __future__ import annotations
@@ -15,18 +20,24 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, Timer, current_thread
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from videotune.files import hash_file
+
+from .content_scan import scan_content
+from .decode import decode
 from .file_checks import ClipProblem
-from .media_info import MediaInfo
+from .media_info import MediaInfo, probe
 
 START_LIMIT = 120.0
 """Seconds within which a child must have started; a cold network disk is slow to give a Python its libraries."""
@@ -35,14 +46,14 @@ PIPE_BYTES = 1 << 20
 """What a pipe shall hold: the most that Linux gives to everybody. Frames then take 16 times fewer turns."""
 
 # a child finds its modules where this process does, whatever the folder in which it starts
-_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from videotune.data.worker import main; main()"
+_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from videotune.data.workers import main; main()"
 
 Call = tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], float]
 """What ``Workers.submit`` is given: the task's name, its arguments, and a time limit in seconds."""
 
 
 class DecoderCrash(ClipProblem):
-    """The process that worked on a clip crashed or hung: says nothing about the clip's content, the next try may succeed."""
+    """The process that worked on a clip crashed or hung: says nothing of the clip's content."""
 
 
 class _Task(NamedTuple):
@@ -71,7 +82,7 @@ class Workers:
         self._closed = False
 
     def submit(self, task: str, arguments: Mapping[str, Any], limit: float | None = None) -> Future[Any]:
-        """The future answer of one of ``worker.TASKS``; "info" among the arguments may be a ``MediaInfo``.
+        """The future answer of one of ``TASKS``; "info" among the arguments may be a ``MediaInfo``.
 
         The future raises ClipProblem; DecoderCrash, which is one, where the child crashed or did not answer within the
         limit (counted from when a child starts the task); RuntimeError with the child's traceback for a bug.
@@ -101,7 +112,7 @@ class Workers:
                     waiting.append(self.submit(*call))
                 if not waiting:
                     return
-                yield _answer(waiting.popleft())
+                yield _result(waiting.popleft())
         finally:
             for future in waiting:
                 future.cancel()
@@ -185,7 +196,7 @@ class Workers:
                 self._children.discard(child)
 
 
-def _answer(future: Future[Any]) -> Any:
+def _result(future: Future[Any]) -> Any:
     """Wait for an answer; a ClipProblem is one."""
     try:
         return future.result()
@@ -270,3 +281,83 @@ def close_default_workers() -> None:
     pool = _default.pop(os.getpid(), None)
     if pool is not None:
         pool.close()
+
+
+def examine(path: str, until: float, known: Iterable[str] = ()) -> dict[str, Any]:
+    """The hash of a file's bytes; its media info and content scan, or problem, but for contents that are ``known``."""
+    try:
+        answer: dict[str, Any] = {"id": hash_file(Path(path))}
+    except OSError as error:  # rights, or a disk that went away: says nothing about the content
+        return {"id": "", "problem": ["unreadable", error.strerror or str(error)]}
+    if answer["id"] in known:
+        return answer
+    try:
+        info = probe(path)
+        answer["info"] = info.to_json()
+        answer["scan"] = scan_content(info, until).to_json()
+    except ClipProblem as problem:
+        answer["problem"] = [problem.reason, problem.detail]
+        if not _is_readable(path):
+            answer["id"] = ""
+    return answer
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "examine": examine,
+    "decode": lambda info, **how: decode(MediaInfo.from_json(info), **how, threads=1),  # the pool has a process per CPU
+}
+
+
+def _is_readable(path: str) -> bool:
+    """Whether the disk still gives the file: if not, a problem says nothing about its content."""
+    try:
+        hash_file(Path(path))
+    except OSError:
+        return False
+    return True
+
+
+def _answer(task: str, arguments: dict[str, Any], out: BinaryIO) -> None:
+    """Perform a request and write what came of it, whatever that is."""
+    answer: list[Any]
+    result: Any = None
+    try:
+        result = TASKS[task](**arguments)
+        answer = ["frames", result.shape] if task == "decode" else ["ok", result]
+    except ClipProblem as problem:
+        kind = "problem" if _is_readable(arguments["info"]["path"]) else "crash"
+        answer = [kind, [problem.reason, problem.detail]]
+    except MemoryError:
+        answer = ["crash", ["decode_error", "there is not enough memory for it"]]
+    except Exception:  # a bug: raised again at the other end
+        answer = ["error", traceback.format_exc()]
+    out.write(json.dumps(answer).encode() + b"\n")
+    if answer[0] == "frames":
+        out.write(result)
+    out.flush()
+
+
+def _read_requests(lines: Iterable[bytes], requests: SimpleQueue[list[Any]]) -> None:
+    """Pass requests on, and end the process when there can be no more: nobody waits for the answer then."""
+    for line in lines:
+        requests.put(json.loads(line))
+    os._exit(0)
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library that prints must not disturb the answers
+    requests: SimpleQueue[list[Any]] = SimpleQueue()
+    out.write(b'["ok", "ready"]\n')
+    out.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
+    try:
+        while True:
+            task, arguments = requests.get()
+            _answer(task, arguments, out)
+    except BrokenPipeError:  # the parent is gone
+        os._exit(0)
