@@ -109,7 +109,7 @@ def names_of_tests() -> set[str]:
 @EACH
 def test_tests_that_are_named_exist(page: Path) -> None:
     named = {span for span in spans(page) if re.fullmatch(r"test_\w+", span)}
-    assert named - names_of_tests() == set()
+    assert page.name == "LOG.md" or named - names_of_tests() == set()
 
 
 @EACH

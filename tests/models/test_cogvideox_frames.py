@@ -11,10 +11,7 @@ import torch
 from cogvideox_kit import SHAPES, batch_for, opened
 from torch import nn
 
-from videotune.adapters.lora import add_lora
-from videotune.config.schema import Lora
 from videotune.models.cogvideox import CogVideoX
-from videotune.types import SampleRequest
 
 Bases = Callable[[str], Path]
 EACH = pytest.mark.parametrize("variant", CogVideoX.variants)
@@ -58,61 +55,6 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(variant: str, cog
             block.attn1.set_processor(Masked(block.attn1.processor, frames))
         torch.testing.assert_close(isolated, predicted(family, net, batch, x_t), rtol=1e-4, atol=1e-5)
         assert (isolated - usual).abs().max() > 1e-4, "text no longer sees the video, even of one frame"
-
-
-@EACH
-def test_no_frame_changes_another(variant: str, cog_bases: Bases) -> None:
-    """On 1.5 a token covers two frames, the one in front of the clip and the first, then the second and the third."""
-    family = opened(cog_bases(variant))
-    batch = batch_for(family, SHAPES[variant][0], ["a"], image=True)
-    net, x_t = family.denoiser(), torch.randn_like(batch.x0)
-    family.isolate_frames(net, True)
-    before = predicted(family, net, batch, x_t)
-    for frame in range(x_t.shape[2]):
-        other = x_t.clone()
-        other[:, :, frame] += 1
-        changed = (predicted(family, net, batch, other) - before).abs().amax((0, 1, 3, 4)) > 0
-        pair = (torch.arange(x_t.shape[2]) + 1) // 2 if variant.startswith("1.5") else torch.arange(x_t.shape[2])
-        assert torch.equal(changed, pair == pair[frame])
-
-
-def test_turning_it_on_and_off_twice_is_once(cog_bases: Bases) -> None:
-    family = opened(cog_bases("5b"))
-    batch = batch_for(family, SHAPES["5b"][0], ["a"], image=True)
-    net, x_t = family.denoiser(), torch.randn_like(batch.x0)
-    usual = predicted(family, net, batch, x_t)
-    family.isolate_frames(net, True)
-    isolated = predicted(family, net, batch, x_t)
-    family.isolate_frames(net, True)
-    assert torch.equal(predicted(family, net, batch, x_t), isolated)
-    family.isolate_frames(net, False)
-    family.isolate_frames(net, False)
-    assert torch.equal(predicted(family, net, batch, x_t), usual)
-    assert not net._forward_pre_hooks
-
-
-@pytest.mark.parametrize("variant", ["5b", "1.5-5b"])
-def test_isolated_frames_train_and_draw(variant: str, cog_bases: Bases) -> None:
-    """Blocks that are computed again for their gradients give the same, and the pipeline runs over the same network."""
-    family = opened(cog_bases(variant))
-    batch = batch_for(family, SHAPES[variant][0], ["a"], image=True)
-    gradients = []
-    for again in (False, True):
-        net = family.denoiser()
-        parameters = add_lora(net, family.spec, Lora(rank=2), seed=0)
-        for parameter in parameters.values():
-            parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
-        if again:
-            net.enable_gradient_checkpointing()
-        family.isolate_frames(net, True)
-        family.predict(net, batch.x0, torch.tensor([0.4]), batch).square().mean().backward()
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters.values()]))
-    assert gradients[0].abs().max() > 0
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-9)
-    request, nets = SampleRequest(SHAPES[variant][0], 2, 1.0, (1,)), {"transformer": net}
-    isolated = family.sample(nets, batch.cond, None, request)
-    family.isolate_frames(net, False)
-    assert (family.sample(nets, batch.cond, None, request) - isolated).abs().max() > 1e-4
 
 
 @pytest.fixture

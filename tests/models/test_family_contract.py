@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from models_kit import FAMILIES, KINDS, Open, batch_of, denoisers, first_of, small_shape
 from oracles import oracle
 from torch import nn
 
@@ -20,69 +21,8 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.models.base_model import of_base, spec_for
-from videotune.models.registry import find, names
-from videotune.types import BasePlace, Batch, ClipShape, SampleRequest
-
-FAMILIES = pytest.mark.parametrize("name", names())
-KINDS = pytest.mark.parametrize(
-    ("name", "variant"),
-    [(name, variant) for name in names() for variant in find(name).variants],
-    ids=lambda word: word,
-)
-"""Every family with each of the kinds of checkpoint that it knows."""
-Open = Callable[..., Any]
-
-
-def small_shape(family: Any) -> ClipShape:
-    """The smallest shape of more than one latent frame, if the family takes one."""
-    rules = family.spec.rules
-    side = 2 * rules.side_multiple
-    return ClipShape(rules.frame_step + rules.frame_rest, side, side, rules.fps)
-
-
-def clip_of(family: Any, shape: ClipShape, seed: int) -> torch.Tensor:
-    """A clip (3,T,H,W) of noise in 256 levels, as a decoder gives them."""
-    levels = torch.randint(
-        256, (3, shape.frames, shape.height, shape.width), generator=torch.Generator().manual_seed(seed)
-    )
-    return levels.float() / 127.5 - 1
-
-
-def batch_of(
-    family: Any, captions: list[str], seed: int = 0, given: bool = False, shape: ClipShape | None = None
-) -> Batch:
-    """Clips of noise with these captions; where the family is told an image, each is told its own first frame.
-
-    ``given``: and feeds that frame clean, where the family does that.
-    """
-    shape = shape or small_shape(family)
-    moments = [family.encode_video(clip_of(family, shape, seed + i)) for i in range(len(captions))]
-    generator = torch.Generator().manual_seed(seed)
-    x0 = torch.randn(len(captions), *moments[0].mean.shape, generator=generator)
-    none = torch.zeros(len(captions), 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    clean = none.clone()
-    clean[:, :, 0] = given and family.spec.given == "replace"
-    texts = family.encode_text(captions)
-    return Batch(
-        x0=x0,
-        given=clean,
-        dropped=none,
-        weight=(~clean).float(),
-        scale=torch.ones(len(captions)),
-        anchored=torch.zeros(len(captions), dtype=torch.bool),
-        cond=family.condition([text | one.extras for text, one in zip(texts, moments, strict=True)]),
-        captions=tuple(captions),
-        window_ids=(),
-        fps=torch.full((len(captions),), shape.fps),
-    )
-
-
-def denoisers(family: Any) -> dict[str, nn.Module]:
-    return {expert.name: family.denoiser(expert.name) for expert in family.spec.experts}
-
-
-def first_of(family: Any) -> nn.Module:
-    return family.denoiser(family.spec.experts[0].name)
+from videotune.models.registry import find
+from videotune.types import BasePlace, ClipShape, SampleRequest
 
 
 @KINDS
@@ -235,6 +175,34 @@ def test_a_batch_is_its_samples(name: str, variant: str, tiny_family: Open) -> N
     torch.testing.assert_close(together, torch.cat(apart), rtol=1e-4, atol=1e-5)
 
 
+@KINDS
+def test_tokens_are_counted_with_torch_as_without(
+    name: str, variant: str, tiny_family: Open, tiny_bases: Callable[..., Path]
+) -> None:
+    family, captions = (
+        tiny_family(name, variant=variant),
+        ["abc", "", "  two   words ", "long " * 400, "Ünïcode &amp; 你好"],
+    )
+    lengths = [family.text_length(caption) for caption in captions]
+    assert lengths[0] in (4, 5), "three letters, the end mark, and T5's mark of a word or CLIP's of the beginning"
+    assert lengths[3] > family.spec.text_tokens
+    assert find(name).token_lengths(tiny_bases(name, variant), captions) == lengths
+
+
+@KINDS
+def test_a_sample_belongs_to_its_seed_and_moves_no_other_draw(name: str, variant: str, tiny_family: Open) -> None:
+    """Drawn together or one by one, a prompt with its seed gives the same, whatever training draws from."""
+    family = tiny_family(name, variant=variant)
+    cond, nets, before = batch_of(family, ["a", "b"]).cond, denoisers(family), torch.random.get_rng_state()
+    with torch.no_grad():
+        both, alone = (
+            family.sample(nets, some, None, SampleRequest(small_shape(family), 3, 1.0, seeds))
+            for some, seeds in ((cond, (5, 6)), (cond.map(lambda x: x[1:]), (6,)))
+        )
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.testing.assert_close(both[1:], alone, rtol=1e-4, atol=1e-5)
+
+
 class Oracle(nn.Module):
     """Wraps a family's network: whatever it is fed, ``predict`` over it gives the exact velocity to a known x0."""
 
@@ -342,7 +310,10 @@ def test_isolated_frames_see_no_other_frame(name: str, variant: str, tiny_family
 
 @KINDS
 def test_isolated_frames_train(name: str, variant: str, tiny_family: Open) -> None:
-    """The adapter gets the same gradients with blocks recomputed as without (a model of pictures has nothing to isolate)."""
+    """The adapter gets the same gradients with blocks recomputed as without, and the pipeline runs over the same network.
+
+    A model of pictures has nothing to isolate.
+    """
     family = tiny_family(name, variant=variant)
     isolated = family.spec.rules.most_frames != 1
     batch, found = batch_of(family, ["a red circle"]), []
@@ -357,6 +328,12 @@ def test_isolated_frames_train(name: str, variant: str, tiny_family: Open) -> No
         found.append({key: parameter.grad for key, parameter in parameters.items()})
     for key, gradient in found[0].items():
         torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-7)
+    drawn, nets, request = [], dict.fromkeys(denoisers(family), net), SampleRequest(small_shape(family), 2, 1.0, (1,))
+    for on in (isolated, False):
+        family.isolate_frames(net, on)
+        with torch.no_grad():
+            drawn.append(family.sample(nets, batch.cond, None, request))
+    assert torch.equal(*drawn) != isolated
 
 
 @KINDS

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from models_kit import KINDS, Open, batch_of, clip_of, denoisers, first_of, small_shape
 from oracles import unpacked
-from test_family_contract import KINDS, Open, batch_of, clip_of, denoisers, first_of, small_shape
 from torch import nn
 
 from videotune.adapters.lora import add_lora, matching
@@ -283,3 +283,14 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(name: str, variant: str,
     assert ratio is not None
     print(name, variant, ratio)
     assert ratio < 0.9, json.dumps(readings)
+
+
+@KINDS
+def test_blank_states_are_those_of_a_real_clip_and_caption(name: str, variant: str, tiny_family: Open) -> None:
+    """What a plan is made with has the form of what a training is told."""
+    family = tiny_family(name, variant=variant)
+    shape = small_shape(family)
+    real = family.encode_text(["word " * 600])[0]
+    real |= family.encode_video(clip_of(family, shape, 0), draws(0, "image noise")).extras
+    blank = family.blank_states(shape)
+    assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}

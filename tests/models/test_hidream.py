@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline, HiDreamImageTransformer2DModel
-from test_family_contract import batch_of
+from models_kit import batch_of, edit
 from torch import nn
 
 from videotune.adapters.lora import add_lora
@@ -25,10 +25,6 @@ Bases = Callable[..., Path]
 Open = Callable[..., Any]
 SHAPES = [ClipShape(1, 32, 32, 1.0), ClipShape(1, 64, 48, 1.0), ClipShape(1, 48, 96, 1.0)]
 """A square one, and two that are padded."""
-
-
-def edit(path: Path, **words: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | words))
 
 
 def test_a_checkpoint_says_what_it_is(tiny_bases: Bases, tmp_path: Path) -> None:
@@ -97,14 +93,6 @@ def test_text_is_what_the_pipeline_feeds(caption: str, tiny_bases: Bases, tiny_f
     assert torch.equal(ours.extras["llama"].transpose(0, 1), llama)
     assert torch.equal(ours.extras["pooled"], pooled)
     assert llama.shape == (2, 1, 128, 12)
-
-
-def test_the_longest_count_of_tokens_counts(tiny_bases: Bases, tiny_family: Open) -> None:
-    family, captions = tiny_family("hidream"), ["abc", "  two   words ", "long " * 100, "你好"]
-    lengths = [family.text_length(caption) for caption in captions]
-    assert lengths[0] == 5  # T5: the word's mark, three letters, the end; CLIP: both marks and three letters
-    assert lengths[2] > 128
-    assert HiDream.token_lengths(tiny_bases("hidream"), captions) == lengths
 
 
 def test_a_new_token_does_not_move_the_end_of_a_caption(tiny_bases: Bases, tmp_path: Path) -> None:
@@ -239,19 +227,6 @@ def test_every_size_is_drawn_as_it_is(tiny_bases: Bases, tmp_path: Path) -> None
     for shape in (ClipShape(1, h, w, 1.0) for h in sides for w in sides):
         drawn = family.sample({"transformer": Silent()}, cond, None, SampleRequest(shape, 1, 1.0, (1,)))
         assert drawn.shape[3:] == (shape.height // 8, shape.width // 8)
-
-
-def test_a_sample_belongs_to_its_seed_and_moves_no_other_draw(tiny_family: Open) -> None:
-    """Dev's scheduler draws noise at every step: from the sample's seed, not from what training draws from."""
-    family = tiny_family("hidream", variant="dev")
-    cond, nets = family.condition(family.encode_text(["a", "b"])), {"transformer": family.denoiser()}
-    before = torch.random.get_rng_state()
-    with torch.no_grad():
-        both = family.sample(nets, cond, None, SampleRequest(SHAPES[0], 3, 1.0, (5, 6)))
-        alone = cond.map(lambda x: x[1:])
-        one = family.sample(nets, alone, None, SampleRequest(SHAPES[0], 3, 1.0, (6,)))
-    assert torch.equal(before, torch.random.get_rng_state())
-    torch.testing.assert_close(both[1:], one, rtol=1e-4, atol=1e-5)
 
 
 def test_latents_are_those_of_the_pipeline(tiny_bases: Bases, tiny_family: Open) -> None:

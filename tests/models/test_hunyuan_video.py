@@ -10,14 +10,12 @@ import pytest
 import torch
 from diffusers import HunyuanVideoPipeline
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
-from test_family_contract import batch_of, clip_of, small_shape
+from models_kit import batch_of, clip_of, noisy_lora, small_shape
 from test_family_outputs import same_words
 
-from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.models.hunyuan_video import CROP, TEMPLATE, HunyuanVideo
-from videotune.models.registry import find
 from videotune.types import ClipShape, SampleRequest
 
 Bases, Open = Callable[..., Path], Callable[..., Any]
@@ -94,14 +92,6 @@ def test_the_states_are_of_the_layer_that_the_pipeline_takes(tiny_family: Open) 
     assert (layers[-1][0, CROP:] - cached).abs().max() > 0.1
 
 
-def test_cut_captions_are_counted(tiny_bases: Bases, tiny_family: Open) -> None:
-    family, captions = tiny_family(NAME), ["abc", "", "  two   words ", LONG]
-    lengths = [family.text_length(caption) for caption in captions]
-    assert lengths[:2] == [4, 1]  # three letters, the end of the turn
-    assert lengths[3] > 256
-    assert find(NAME).token_lengths(tiny_bases(NAME), captions) == lengths
-
-
 def test_a_tokenizer_is_read_as_its_file_says(tiny_bases: Bases, tmp_path: Path) -> None:
     """The published index names Llama's own class, which in transformers 5 splits otherwise than the file: ours does not."""
     folder = tmp_path / "base"
@@ -171,7 +161,6 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
     distilled: bool, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     """What previews draw is what a person gets who loads the file with plain diffusers, however it is guided."""
-    from videotune.adapters.lora import add_lora
 
     folder = tiny_bases(NAME)
     if not distilled:
@@ -183,10 +172,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_file(
         net.save_pretrained(folder / "transformer")
     family = HunyuanVideo(folder, torch.device("cpu"), torch.float32)
     shape, net = small_shape(family), family.denoiser()
-    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
-    for name, parameter in state.items():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+    state = noisy_lora(family, net)
     cond, uncond = (family.condition(family.encode_text([text])) for text in ("a zorble", ""))
     request = SampleRequest(shape, 3, 4.0, (7,))
     ours = family.decode(family.sample({"transformer": net}, cond, uncond, request)[0])

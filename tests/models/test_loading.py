@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from models_kit import edit
 from safetensors.torch import load_file, save_file
 
 from videotune.errors import VideotuneError
@@ -80,10 +80,6 @@ def authors(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return path
 
 
-def edit(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 def tensors(net: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict([*net.named_parameters(), *net.named_buffers()])
 
@@ -133,6 +129,7 @@ PEAK = """
 import os, sys, torch
 from pathlib import Path
 from diffusers import WanTransformer3DModel
+from videotune.models.loading import load_model
 
 def resident(what):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what)) * 1024

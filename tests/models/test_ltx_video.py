@@ -1,22 +1,21 @@
 """LTX-Video's own facts, against diffusers' pipelines and the published configurations."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import models_kit
 import pytest
 import torch
 from diffusers import DiffusionPipeline, LTXConditionPipeline, LTXImageToVideoPipeline, LTXPipeline
+from models_kit import batch_of, clip_of, edit, noisy_lora
 from oracles import unpacked
 from safetensors.torch import load_file, save_file
-from test_family_contract import batch_of, clip_of
 from test_family_outputs import same_words
 
-from videotune.adapters.lora import add_lora
-from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.export.lora import export_lora
 from videotune.models.ltx_video import LTXVideo
@@ -28,15 +27,13 @@ EACH = pytest.mark.parametrize("variant", LTXVideo.variants)
 SHAPE = ClipShape(17, 64, 96, 25.0)
 
 
-def opened(folder: Path) -> Any:
-    return find("ltx_video")(folder, torch.device("cpu"), torch.float32)
+opened = partial(models_kit.opened, "ltx_video")
 
 
 def edited(base: Path, folder: Path, part: str, **words: Any) -> Path:
     """A copy of a checkpoint in which keys of a JSON file are others."""
     shutil.copytree(base, folder)
-    path = folder / part
-    path.write_text(json.dumps(json.loads(path.read_text()) | words))
+    edit(folder / part, **words)
     return folder
 
 
@@ -182,10 +179,7 @@ def test_our_latents_are_those_of_the_pipeline_with_the_exported_file(
     folder = sure(tiny_bases("ltx_video", variant), tmp_path / "sure")
     family, shape = opened(folder), replace(SHAPE, fps=30.0)
     net = family.denoiser()
-    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
-    for name, parameter in state.items():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+    state = noisy_lora(family, net)
     cond, uncond = (family.condition(family.encode_text([text])) for text in ("a zorble", ""))
     clip = clip_of(family, shape, 0)
     first = family.encode_video(clip).mean[None, :, :1] if image else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models_kit import edit
 
 ROOT = Path(__file__).parents[2] / "videotune"
 READ_ALL = """
@@ -44,11 +44,6 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
         except VideotuneError as error:
             print("refused:", error)
 """
-
-
-def edit(path: Path, **values: Any) -> None:
-    before = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps(before | values))
 
 
 AUTO = {

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import UniPCMultistepScheduler, WanPipeline
+from diffusers import WanPipeline
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
-from videotune.diffusion.objective import objective
-from videotune.diffusion.timesteps import Timesteps
 from videotune.export.lora import export_lora
 from videotune.models.base import renamed
 from videotune.models.wan import Wan
@@ -87,22 +85,6 @@ def test_the_experts_have_weights_of_their_own(tiny_family: Open) -> None:
     assert {"transformer", "transformer_2"} <= set(family.fingerprints())
 
 
-def test_noise_is_added_as_the_scheduler_adds_it() -> None:
-    """x_t = (1 - t) x0 + t noise, at the scheduler's own noise levels."""
-    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
-    scheduler.set_timesteps(10)
-    generator = torch.Generator().manual_seed(0)
-    x0, noise = (torch.randn(1, 4, 3, 4, 4, generator=generator) for _ in range(2))
-    for i, timestep in enumerate(scheduler.timesteps):
-        path = objective("flow", {}, Timesteps()).path(scheduler.sigmas[i].view(1))
-        ours = path.alpha * x0 + path.sigma * noise
-        theirs = scheduler.add_noise(x0, noise, timestep.view(1))
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-        v = path.d_alpha * x0 + path.d_sigma * noise
-        assert scheduler.config.prediction_type == "flow_prediction"
-        torch.testing.assert_close(theirs - scheduler.sigmas[i] * v, x0, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("variant", Wan.variants)
 def test_whole_weights_under_the_authors_names_are_read_by_diffusers(variant: str, tiny_family: Open) -> None:
     family = tiny_family("wan", variant=variant)
@@ -138,7 +120,7 @@ def test_the_authors_names_of_what_is_easy_to_get_wrong() -> None:
 
 def test_a_frame_alone_is_a_clip_of_one_frame(tiny_family: Open) -> None:
     """Isolated, the first frame of a clip is predicted as a still of it is: it stands at the same place."""
-    from test_family_contract import batch_of
+    from models_kit import batch_of
 
     family = tiny_family("wan")
     batch = batch_of(family, ["a"], shape=ClipShape(9, 32, 32, 16.0))
