@@ -3,18 +3,28 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-long lint golden bench clean
+.PHONY: demo test test-core test-slow test-long lint golden bench clean
 
 demo: $(VENV)/.base
 	$(BIN)/videotune demo --out demo
 
 test: $(VENV)/.dev lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+	$(PYTEST) -m "not long and not slow"
+
+# goldens, the family contract, exact resume with a kill, exports read back: for every commit
+test-core: $(VENV)/.dev
+	$(PYTEST) -m "not long and not slow" tests/train/test_golden.py tests/models/test_family_contract.py \
+	    tests/commands/test_exact_state.py tests/export/test_export_kinds.py
+
+# fuzz, rehearsals of benchmarks, docs, the studio in a browser
+test-slow: $(VENV)/.dev
+	$(PYTEST) -m "slow and not long"
 	@command -v chromium >/dev/null || echo "no Chromium on PATH, so the studio was not tested in a browser: apt-get install chromium"
 
 test-long: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

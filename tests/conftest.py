@@ -22,6 +22,10 @@ if (
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+SLOW = ("fuzz/", "benchmarks/", "docs/", "studio/test_browser.py", "toy/test_toy_making.py")
+"""What `make test-slow` runs: fuzz, rehearsals of benchmarks, pages and schemas, a browser, the making of the toy base."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bit-for-bit", action="store_true", help="golden losses must be equal, not close")
 
@@ -91,8 +95,12 @@ def _one_thread() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need a CUDA device are deselected, and counted as such, where there is none."""
+    """Mark what is slow. Tests that need a CUDA device are deselected, and counted as such, where there is none."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
     needing = [item for item in items if item.get_closest_marker("cuda")]
     if needing:
         import torch
