@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from videotune import commands
 from videotune.cli.overrides import (
     AsJson,
     Base,
@@ -41,9 +42,10 @@ def cache(
         if preset or config or family or base or data or sets or allow_skips or offline:
             raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
         return
-    from videotune.commands.cache import cache as run
 
-    raise typer.Exit(run(overrides_from(preset, config, family, data, sets, base), allow_skips=allow_skips))
+    raise typer.Exit(
+        commands.cache.cache(overrides_from(preset, config, family, data, sets, base), allow_skips=allow_skips)
+    )
 
 
 @cache_app.command("ls")
@@ -53,17 +55,13 @@ def cache_ls(
     every: Annotated[bool, typer.Option("--all", help="a row for each entry")] = False,
 ) -> None:
     """List what a cache holds: clips, captions, sizes, and what made them."""
-    from videotune.commands.cache import list_cache
-
-    raise typer.Exit(list_cache(place, as_json=as_json, every=every))
+    raise typer.Exit(commands.cache.list_cache(place, as_json=as_json, every=every))
 
 
 @cache_app.command("verify")
 def cache_verify(place: CachePlace) -> None:
     """Read every entry again; damaged ones are dropped, and the next run makes them anew (exit code 2)."""
-    from videotune.commands.cache import verify_cache
-
-    raise typer.Exit(verify_cache(place))
+    raise typer.Exit(commands.cache.verify_cache(place))
 
 
 @cache_app.command("prune")
@@ -78,6 +76,4 @@ def cache_prune(
     offline: Offline = False,
 ) -> None:
     """Remove what a run of these words would not read."""
-    from videotune.commands.cache import prune_cache
-
-    raise typer.Exit(prune_cache(overrides_from(preset, config, family, data, sets, base), yes=yes))
+    raise typer.Exit(commands.cache.prune_cache(overrides_from(preset, config, family, data, sets, base), yes=yes))

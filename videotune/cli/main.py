@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from videotune import BEGUN, __version__
+from videotune import BEGUN, __version__, commands
 from videotune.cli.cache import cache_app
 from videotune.cli.lookup import config_app, presets_app
 from videotune.cli.overrides import (
@@ -66,10 +66,10 @@ def check(
     offline: Offline = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
-    from videotune.commands.check import check as run
-
     words = overrides_from(preset, config, family, one_of(folder, data), sets, base)
-    raise typer.Exit(run(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet, every=every))
+    raise typer.Exit(
+        commands.check.check(words, as_json=as_json, allow_skips=allow_skips, contact_sheet=contact_sheet, every=every)
+    )
 
 
 @app.command()
@@ -105,10 +105,11 @@ def plan(
         from videotune.planner.noise_levels import plot_noise_levels
 
         raise typer.Exit(plot_noise_levels(words, as_json=as_json))
-    from videotune.commands.plan import plan as run
 
     raise typer.Exit(
-        run(words, as_json=as_json, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
+        commands.plan.plan(
+            words, as_json=as_json, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ())
+        )
     )
 
 
@@ -124,9 +125,9 @@ def dataset_split(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace scenes that are there")] = False,
 ) -> None:
     """Cut videos into their scenes, one file a scene, with their captions."""
-    from videotune.commands.dataset import split_dataset
-
-    code = split_dataset(source, out, min_seconds=min_seconds, threshold=threshold, overwrite=overwrite)
+    code = commands.dataset.split_dataset(
+        source, out, min_seconds=min_seconds, threshold=threshold, overwrite=overwrite
+    )
     raise typer.Exit(code)
 
 
@@ -161,7 +162,6 @@ def train(
     offline: Offline = False,
 ) -> None:
     """Train, with previews and checkpoints, into a run folder; export the result."""
-    from videotune.commands.train import train as run
     from videotune.train.resume import Resume
 
     sets = [*(sets or []), *([f"init_from={json.dumps(str(init_from))}"] if init_from else [])]
@@ -169,7 +169,7 @@ def train(
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
     how = Resume(step, override, allow_data_change, replan) if resume else None
-    raise typer.Exit(run(words, out, resume=how, allow_skips=allow_skips, begun=BEGUN))
+    raise typer.Exit(commands.train.train(words, out, resume=how, allow_skips=allow_skips, begun=BEGUN))
 
 
 @app.command()
@@ -199,13 +199,12 @@ def sample(
     offline: Offline = False,
 ) -> None:
     """Draw videos with what a run has learnt, with a LoRA or embedding file, or with a base model alone."""
-    from videotune.commands.sample import SampleOptions
-    from videotune.commands.sample import sample as draw
-
     files, images = tuple(lora or ()), tuple(image or ())
     rows = tuple(embedding or ())
-    words = SampleOptions(tuple(prompt or ()), seed, run, step, base, files, strength, tuple(sets or ()), images, rows)
-    raise typer.Exit(draw(words, out))
+    words = commands.sample.SampleOptions(
+        tuple(prompt or ()), seed, run, step, base, files, strength, tuple(sets or ()), images, rows
+    )
+    raise typer.Exit(commands.sample.sample(words, out))
 
 
 @app.command()
@@ -218,9 +217,7 @@ def compare(
     offline: Offline = False,
 ) -> None:
     """Draw one prompt with one seed at every checkpoint of a run, the base model first, side by side."""
-    from videotune.commands.compare import compare as draw
-
-    raise typer.Exit(draw(run, prompt, seed, out, image))
+    raise typer.Exit(commands.compare.compare(run, prompt, seed, out, image))
 
 
 @app.command()
@@ -237,9 +234,7 @@ def export(
     offline: Offline = False,
 ) -> None:
     """Write what a run has learnt for other programs, and read it back through diffusers."""
-    from videotune.commands.export import export as write
-
-    raise typer.Exit(write(run, formats or (), step, out, merge))
+    raise typer.Exit(commands.export.export(run, formats or (), step, out, merge))
 
 
 @app.command()
@@ -256,9 +251,7 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", min=0, help="of the clips and of the training")] = 0,
 ) -> None:
     """Fine-tune the toy base on a shape that it does not know, and show before and after."""
-    from videotune.commands.demo import demo as run
-
-    raise typer.Exit(run(out, seed))
+    raise typer.Exit(commands.demo.demo(out, seed))
 
 
 @app.command()
@@ -280,9 +273,8 @@ def doctor(
         from videotune.report.diagnosis import diagnose
 
         raise typer.Exit(diagnose(run, as_json=as_json))
-    from videotune.commands.doctor import doctor as look
 
-    raise typer.Exit(look())
+    raise typer.Exit(commands.doctor.doctor())
 
 
 @app.command()
