@@ -113,7 +113,7 @@ def filled(there: torch.device) -> Callable[[nn.Module], object]:
         makes = torch.Generator(device()).manual_seed(0)
         for module in net.modules():
             if isinstance(module, QuantizedLinear):
-                module.take(matrix(module.shape, module.dtype, makes), there)
+                module.set_weight(matrix(module.shape, module.dtype, makes), there)
             for name, parameter in list(module._parameters.items()):
                 if parameter is None or not parameter.is_meta:
                     continue

@@ -151,7 +151,9 @@ def test_streamed_weights_leave_what_the_plan_says(
     streams = stream_blocks(
         net, family.spec.blocks, torch.device("cpu"), OffloadSettings(fraction), list(held.values())
     )
-    assert streams.ring is not None
-    gaps = sum(slot.flat.numel() for slot in streams.ring.slots) - planned["ring"]
-    assert 0 <= gaps < 256 * len(streams.ring.slots) * len(streams.ring.tensors[0]), "each tensor begins at 256 bytes"
+    assert streams.buffers is not None
+    gaps = sum(slot.flat.numel() for slot in streams.buffers.slots) - planned["ring"]
+    assert 0 <= gaps < 256 * len(streams.buffers.slots) * len(streams.buffers.tensors[0]), (
+        "each tensor begins at 256 bytes"
+    )
     assert streams.resident_bytes - gaps == planned["weights"] + planned["trained"] + planned["ring"]
