@@ -63,7 +63,7 @@ class GradientRelease:
 
     def next_block(self) -> None:
         """Another block's backward pass begins: those before the last one have had time to arrive."""
-        if self._stream is not None:
+        if self._stream is not None and self._handles:
             self._settle(keep=1)
             self._under_way.append(Sent(arrived=torch.cuda.Event()))
 

@@ -55,7 +55,7 @@ class HostWeights:
                 end = _up(entries[-1].begin + entries[-1].size)
             self.slots.append(entries)
             self.spans.append((begin, end))
-        self.size = end
+        self.size, self.trains = end, any(entry.trains for entries in self.slots for entry in entries)
         self._pieces: list[Tensor | None] = [None] * -(-end // piece)
         self.parameters: dict[str, nn.Parameter] = {}
         self._taken: set[str] = set()

@@ -22,7 +22,6 @@ from videotune.errors import VideotuneError
 from videotune.memory.activation_offload import ActivationOffload
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF
 from videotune.memory.device_buffers import DeviceBuffers
-from videotune.memory.gradient_release import GradientRelease
 from videotune.memory.host_memory import refuse_if_short
 from videotune.memory.host_weights import PIECE, HostWeights, dense
 
@@ -54,7 +53,6 @@ class Streams:
         self.buffers: DeviceBuffers | None = None
         self.host_weights: HostWeights | None = None
         self.activation_offload: ActivationOffload | None = None
-        self._gradient_release: GradientRelease | None = None
         self._wrapped: list[nn.Module] = []
         self._handle: Any = None
 
@@ -73,19 +71,18 @@ class Streams:
 
     def close(self) -> None:
         """Put the weights back on the device and the blocks' own forward passes in place; what is on the host is left."""
-        for block in self._wrapped:
-            del block.forward
+        for module in self._wrapped:
+            del module.forward
         self._wrapped = []
         if self._handle is not None:
             self._handle.remove()
-        if self._gradient_release is not None:
-            self._gradient_release.close()
         if self.buffers is not None and self.host_weights is not None:
+            self.buffers.gradient_release.close()
             self.buffers.rest()
-            for tensors, entries in zip(self.buffers.tensors, self.host_weights.slots, strict=True):
-                for tensor, entry in zip(tensors, entries, strict=True):
+            for block in range(len(self.buffers.tensors)):
+                for tensor, entry in self.buffers.pairs(block):
                     tensor.data = self.host_weights.read(entry).to(self.device)
-        self.buffers = self.host_weights = self.activation_offload = self._gradient_release = None
+        self.buffers = self.host_weights = self.activation_offload = None
 
     def _begin(self, *_: Any) -> None:
         """Before each forward pass of the network."""
@@ -221,16 +218,12 @@ def _move_in(
     tensors = [list(block.values()) for block in named]
     streams.host_weights = host_weights
     streams.buffers = DeviceBuffers(host_weights, tensors, streams.device, settings.slots, settings.poison)
-    for place, entries in enumerate(host_weights.slots):
+    for place in range(len(tensors)):
         if not host_weights.filled(place):
-            for tensor, entry in zip(tensors[place], entries, strict=True):
+            for tensor, entry in streams.buffers.pairs(place):
                 host_weights.store(entry, tensor)
         streams.buffers.unbind(place)
-    if host_weights.parameters:
-        streams._gradient_release = release = GradientRelease(streams.device)
-        streams.buffers.gradient_release = release
-        for block in named:
-            for name, tensor in block.items():
-                if name in host_weights.parameters:
-                    assert isinstance(tensor, nn.Parameter)
-                    release.watch(tensor, host_weights.parameters[name])
+    for name, tensor in ((name, tensor) for block in named for name, tensor in block.items()):
+        if name in host_weights.parameters:
+            assert isinstance(tensor, nn.Parameter)
+            streams.buffers.gradient_release.watch(tensor, host_weights.parameters[name])
