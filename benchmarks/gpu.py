@@ -39,7 +39,7 @@ from gpu_rig import GIB, TINY, Case, Rig, device, dtype, fresh, matrix_rate, pea
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.planner.cards import Card
 from videotune.planner.fit import fixed
-from videotune.planner.memory import Fixed, fastest, need, smallest
+from videotune.planner.memory import Fixed, fastest, smallest
 
 Row = dict[str, Any]
 TABLE = {8: (1, 9, 384), 16: (2, 17, 512), 24: (4, 17, 512), 48: (8, 33, 768)}
@@ -86,8 +86,8 @@ def memory(model: str, gigabytes: int, tiny: bool) -> Row:
     facts, limit = case.facts(), int(gigabytes * 1e9)
     own = Fixed(streamed=2, checkpointing=ON) if tiny else Fixed()
     found = fastest(facts, case.batch, own, limit, this_card())
-    choice, planned = found or smallest(facts, case.batch, own)
-    case = case.chosen(choice, len(facts.blocks))
+    planned = found or smallest(facts, case.batch, own)
+    case = case.chosen(planned.choice, len(facts.blocks))
     row: Row = {
         "planned_fits": found is not None,
         **{key: round(value, 3) if isinstance(value, float) else value for key, value in case.sets},
@@ -119,13 +119,13 @@ def timed(case: Case, steps: int) -> Row:
     facts = case.facts()
     config = case.wanted().config
     chosen = fixed(config, len(facts.blocks), case.batch)
-    choice = fastest(facts, case.batch, chosen, 1 << 60, this_card())
-    assert choice is not None
+    planned = fastest(facts, case.batch, chosen, 1 << 60, this_card())
+    assert planned is not None
     fresh()
     rig = Rig(case)
     took = rig.seconds(steps)
     row = {"tokens": rig.tokens, "seconds": round(took, 4), **peaks()}
-    return row | {"planned_allocated_gib": round(choice[1].allocated / GIB, 3), "tflop": choice[1].flops / 1e12}
+    return row | {"planned_allocated_gib": round(planned.allocated / GIB, 3), "tflop": planned.flops / 1e12}
 
 
 def streaming(case: Case, steps: int) -> Row:
@@ -153,9 +153,8 @@ def rate(case: Case, steps: int) -> Row:
     card = matrix_rate()
     case = way(case, "resident")
     facts = case.facts()
-    work = need(
-        facts, fastest(facts, case.batch, fixed(case.wanted().config, len(facts.blocks), 1), 1 << 60, this_card())[0]
-    )  # type: ignore[index]
+    work = fastest(facts, case.batch, fixed(case.wanted().config, len(facts.blocks), 1), 1 << 60, this_card())
+    assert work is not None
     row: Row = {"matrix_tflops": round(card / 1e12, 2), "tflop": round(work.flops / 1e12, 3)}
     for compiled in (False, True):
         fresh()

@@ -27,7 +27,7 @@ from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.memory import Choice, StepSpec
-from videotune.planner.memory_plan import Wanted, read_facts
+from videotune.planner.memory_plan import PlanInputs, read_step_spec
 from videotune.train.components import dtype_of
 from videotune.train.denoisers import arrange_blocks, attach, make_trainable
 from videotune.train.distributed import DistributedContext
@@ -65,15 +65,14 @@ class Case:
     batch: int = 1
     sets: tuple[tuple[str, Any], ...] = ()
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> PlanInputs:
         """As a plan wants it: without previews."""
         base = BasePlace(self.model, layout(self.model))
         spec = spec_for(None, base)
         words = {"batch_size": self.batch, "train_dtype": dtype(), **dict(self.sets)}
         config = resolve(words, {}, spec).config
-        return Wanted(
-            spec, base.folder, config, (ClipShape(self.frames, self.height, self.width, spec.rules.fps),), None
-        )
+        shape = ClipShape(self.frames, self.height, self.width, spec.rules.fps)
+        return PlanInputs(spec, base.folder, config, dtype(), (shape,), None)
 
     def facts(self) -> StepSpec:
         """What its step would hold, read without a device; settings of memory change none of it."""
@@ -92,7 +91,7 @@ class Case:
 @cache
 def facts_of(case: Case) -> StepSpec:
     """Read once for each case."""
-    return read_facts(case.wanted(), dtype(), encoders=False)
+    return read_step_spec(case.wanted(), encoders=False)
 
 
 @cache
@@ -114,7 +113,7 @@ def filled(there: torch.device) -> Callable[[nn.Module], object]:
         makes = torch.Generator(device()).manual_seed(0)
         for module in net.modules():
             if isinstance(module, QuantizedLinear):
-                module.take(matrix(module.shape, module.dtype, makes), there)
+                module.set_weight(matrix(module.shape, module.dtype, makes), there)
             for name, parameter in list(module._parameters.items()):
                 if parameter is None or not parameter.is_meta:
                     continue

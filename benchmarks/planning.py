@@ -20,7 +20,7 @@ from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.cards import USUAL
 from videotune.planner.memory import Fixed, fastest, others, room, smallest
-from videotune.planner.memory_plan import Wanted, read_facts
+from videotune.planner.memory_plan import PlanInputs, read_step_spec
 from videotune.types import BasePlace, ClipShape
 
 MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}
@@ -30,7 +30,7 @@ TABLE = {8: (1, 9, 384), 16: (2, 17, 512), 24: (4, 17, 512), 48: (8, 33, 768)}
 GIB = 2**30
 
 
-def wanted(model: str, batch: int, frames: int, side: int, method: str) -> Wanted:
+def wanted(model: str, batch: int, frames: int, side: int, method: str) -> PlanInputs:
     """What is to be read for a row."""
     folder = find("wan").tiny(Path(tempfile.mkdtemp()) / TINY) if model == TINY else published(model)
     assert folder is not None, model
@@ -38,18 +38,16 @@ def wanted(model: str, batch: int, frames: int, side: int, method: str) -> Wante
     spec = spec_for("wan", base)
     shape = ClipShape(frames, side, side, spec.rules.fps)
     config = resolve({"batch_size": batch, "training_method": method}, {}, spec).config
-    return Wanted(spec, base.folder, config, (shape,), shape)
+    return PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), shape)
 
 
 def row(model: str, gigabytes: int, batch: int, frames: int, side: int, method: str = "LORA") -> dict[str, Any]:
     """What is chosen for one row, and what it needs."""
     begun = time.perf_counter()
-    facts, vram = (
-        read_facts(wanted(MODELS[model], batch, frames, side, method), "BFLOAT_16"),
-        int(gigabytes * 1e9),
-    )
+    facts, vram = read_step_spec(wanted(MODELS[model], batch, frames, side, method)), int(gigabytes * 1e9)
     found = fastest(facts, batch, Fixed(), vram, USUAL)
-    choice, training = found or smallest(facts, batch, Fixed())
+    training = found or smallest(facts, batch, Fixed())
+    choice = training.choice
     phases = {"training": ("as it is", training.device[training.worst]), **others(facts, training, vram)}
     return {
         "model": model,

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +246,7 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
 def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Path) -> None:
     reading = {mode: Reading({"forward": {"weights": 4}}, 1.0) for mode in ("OFF", "ON")}
     facts = StepSpec(reading, reading, (4,), (0,), {"x": 1}, ((3, 2.0),))
-    good = memory_plan.to_json(facts)
+    good = asdict(facts)
     place = tmp_path / "plan.json"
     write_json(place, good)
     assert memory_plan._remembered(place) == facts

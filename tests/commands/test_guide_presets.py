@@ -14,7 +14,7 @@ from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.planner.memory import Choice, need
-from videotune.planner.memory_plan import read_facts, wanted_of
+from videotune.planner.memory_plan import PlanInputs, read_step_spec
 from videotune.train.components import open_models
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.resume import Resume
@@ -111,7 +111,7 @@ def test_the_guides_multiplier_is_not_called_unused(preset_words: Said) -> None:
 def test_streamed_blocks_take_nothing_of_the_text_encoder_along(preset_words: Said) -> None:
     """A text encoder that trains needs as much on the card however many blocks of the denoiser wait on the host."""
     job = open_job(*resolve_config(preset_words("wan 2.2 Finetune")))
-    facts = read_facts(wanted_of(job), "FLOAT_32")
+    facts = read_step_spec(PlanInputs.of(job, "FLOAT_32"))
     more = replace(facts, blocks=facts.blocks * 2, trained=facts.trained * 2)  # two blocks are never streamed
     here, away = (need(more, Choice(1, "ON", streamed)).device["optimizer"] for streamed in (0, 4))
     family = open_models(job.spec, job.base, job.config)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from videotune.commands.noise_levels import COLUMNS, ROWS, curve, levels, plot_noise_levels
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import DONE
-from videotune.planner.noise_levels import COLUMNS, ROWS, curve, levels, plot_noise_levels
 from videotune.train.resolve_config import Overrides, resolve_config
 
 

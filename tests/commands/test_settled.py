@@ -94,7 +94,7 @@ def test_a_plan_chooses_nothing_that_the_run_would_refuse(said: Say, sets: tuple
     assert fixed(job.config, 2, 4) == forced
     found = fit(job, "FLOAT_32", 10**6, None)
     assert not found.fits, "so that all that may be chosen was chosen"
-    assert found.choice.micro_batch == (forced.micro_batch or 1)
+    assert found.training.choice.micro_batch == (forced.micro_batch or 1)
 
 
 def test_tiles_are_read_only_where_nothing_else_fits(said: Say) -> None:
@@ -226,7 +226,7 @@ def test_without_reading_a_step_no_more_is_promised_than_it_keeps(
     """Of what a step really keeps, OFF, by its reading: at least so much is set aside for it."""
     job = opened(said("steps=1", "batch_size=2", f"base_model_name={tiny_bases(family)}", "video_config.target_fps=16"))
     seen = FakeRun(open_models(job.spec, job.base, job.config), job.config)
-    depths = tuple((path, len(blocks)) for path, blocks in seen.whole().items())
+    depths = tuple(seen.depths.items())
     kept = max(parts.get("activations", 0) for parts in seen.step(job.shapes[0], 2, "OFF", depths).phases.values())
     assert kept < activations_at_most(job, 4) < 30 * kept
 

@@ -24,7 +24,7 @@ def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(lab: Lab)
         own = [p for name, p in trainer.net.named_parameters() if "lora_" not in name]
         away[fraction] = sum(p.numel() * 4 for p in own) - sum(p.untyped_storage().nbytes() for p in own)
         streams = trainer.pool.streams
-        loads[fraction] = 0 if streams is None else streams.ring.loads
+        loads[fraction] = 0 if streams is None else streams.buffers.loads
     block = sum(p.numel() * 4 for name, p in trainer.net.blocks[0].named_parameters() if "lora_" not in name)
     assert away[0.0] == 0
     assert away[0.5] == pytest.approx(block, rel=0.02)
@@ -59,7 +59,7 @@ def test_inputs_of_blocks_wait_on_the_host(lab: Lab) -> None:
         trainer = trainer_of(lab, {"gradient_checkpointing": mode})
         kept[mode] = kept_by_the_graph(trainer)
         streams: Any = trainer.pool.streams
-        sent[mode] = 0 if streams is None else streams.parking.bytes
+        sent[mode] = 0 if streams is None else streams.activation_offload.bytes
         losses[mode] = [line["loss"] for line in run_steps(trainer, 3)]
     # 3 latent frames of 2 x 2 tokens, 24 numbers each, before each of two blocks
     assert sent == {"ON": 0, "CPU_OFFLOADED": 2 * 12 * 24 * 4}

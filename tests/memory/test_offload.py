@@ -147,7 +147,7 @@ def test_without_a_graph_blocks_pass_forward_only(deep: Deep) -> None:
     family = deep()
     batch, plain = batch_of(family), rig(family, None)
     streamed = rig(family, OffloadSettings(1.0, "OFF", piece=SMALL))
-    ring = streamed.streams.ring
+    ring = streamed.streams.buffers
     wanted = predicted(family, plain.net, batch)
     for _ in range(3):
         assert torch.equal(predicted(family, streamed.net, batch), wanted)
@@ -163,12 +163,12 @@ def test_one_block_at_a_time_and_the_ring_turns_round(deep: Deep) -> None:
     batch = batch_of(family)
     loads = []
     streamed = rig(family, OffloadSettings(1.0, piece=SMALL))
-    ring = streamed.streams.ring
+    ring = streamed.streams.buffers
     for _ in range(3):
         streamed.steps(batch, count=1)
         loads.append(ring.loads)
     assert loads == [14, 26, 38]
-    assert {end - begin for begin, end in ring.home.spans} == {ring.bytes / 38}
+    assert {end - begin for begin, end in ring.host_weights.spans} == {ring.bytes / 38}
     assert ring.most_bound == 1
     away = [p for name, p in streamed.net.named_parameters() if name.startswith("blocks.") and "lora" not in name]
     assert away
@@ -203,7 +203,7 @@ def test_inputs_wait_on_the_host_and_what_is_shared_stays(deep: Deep) -> None:
         sizes = [sum(x.numel() * 4 for x in inputs) for inputs in entered]
         assert len(sizes) == BLOCKS
         # CogVideoX hands its first block two parts of one tensor, which do not lie side by side: they stay
-        assert streamed.streams.parking.bytes == sum(sizes[first:])
+        assert streamed.streams.activation_offload.bytes == sum(sizes[first:])
 
 
 def test_a_network_that_is_closed_is_plain_again(deep: Deep) -> None:
@@ -224,8 +224,8 @@ def test_another_network_takes_over_the_weights_that_have_trained(deep: Deep) ->
     batch = batch_of(family)
     plain = rig(family, None, "FINE_TUNE").steps(batch, count=2)
     first = rig(family, poisoned(1.0), "FINE_TUNE").steps(batch, count=2)
-    home: HostWeights = first.streams.home
-    second = rig(family, poisoned(1.0), "FINE_TUNE", home=home)
+    home: HostWeights = first.streams.host_weights
+    second = rig(family, poisoned(1.0), "FINE_TUNE", host_weights=home)
     with torch.no_grad():
         for name, parameter in second.net.named_parameters():
             if name not in home.parameters:
@@ -236,7 +236,7 @@ def test_another_network_takes_over_the_weights_that_have_trained(deep: Deep) ->
 
 def test_letting_go_of_a_network_frees_its_weights(deep: Deep) -> None:
     streamed: Rig = rig(deep(), poisoned(0.5))
-    watched = [weakref.ref(streamed.streams.home), weakref.ref(streamed.streams.ring.slots[0].flat)]
+    watched = [weakref.ref(streamed.streams.host_weights), weakref.ref(streamed.streams.buffers.slots[0].flat)]
     del streamed
     gc.collect()
     assert [known() for known in watched] == [None, None]
@@ -316,8 +316,8 @@ def test_buffers_strides_and_arguments_that_are_no_tensors() -> None:
 def test_a_weight_in_two_places_stays_on_the_device() -> None:
     plain, streamed = Net(tie=True), Net(tie=True)
     streams = stream_blocks(streamed, ["blocks"], CPU, OffloadSettings(1.0))
-    assert streams.home is not None
-    assert {lot.name for lots in streams.home.lots for lot in lots if "weight" in lot.name} == {
+    assert streams.host_weights is not None
+    assert {entry.name for entries in streams.host_weights.slots for entry in entries if "weight" in entry.name} == {
         "blocks.1.weight",
         "blocks.2.weight",
     }
@@ -398,12 +398,12 @@ def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(monkey
     monkeypatch.setattr(torch, "empty", refuse)
     weights = {str(i): torch.randn(64) for i in range(4)}
     home = HostWeights([weights], True, 256, said.append)
-    for lot in home.lots[0]:
-        home.take(lot, weights[lot.name])
+    for entry in home.slots[0]:
+        home.store(entry, weights[entry.name])
     assert asked == [256, 256]
     assert said == [
         "warning: host memory cannot be pinned any further (CUDA error: out of memory): the rest is pageable, and steps "
         "wait for it longer"
     ]
-    assert all(torch.equal(home.read(lot), weights[lot.name]) for lot in home.lots[0])
+    assert all(torch.equal(home.read(entry), weights[entry.name]) for entry in home.slots[0])
     assert max(len(part) for part in home.parts(0)) == 256

@@ -72,8 +72,8 @@ def test_homes_are_pinned_and_leave_the_device_free(tiny_bases: Bases, tmp_path:
     before = torch.cuda.memory_allocated()
     _, net, _, streams = opened(folder, OffloadSettings(1.0), False)
     assert streams is not None
-    assert streams.home is not None
-    assert all(part.is_pinned() for part in streams.home.parts(0))
+    assert streams.host_weights is not None
+    assert all(part.is_pinned() for part in streams.host_weights.parts(0))
     assert all(p.is_cuda for p in net.parameters())
     assert torch.cuda.memory_allocated() - before < streams.resident_bytes + 512 * 60 * 40
 

@@ -86,7 +86,7 @@ def test_nfloat_4_is_linear4bit_to_the_bit(dtype: torch.dtype) -> None:
     theirs.bias = nn.Parameter(linear.bias.data.to(dtype), requires_grad=False)
     theirs = theirs.to("cpu")
     ours = QuantizedLinear(linear, "NFLOAT_4", dtype)
-    ours.take(linear.weight, CPU)
+    ours.set_weight(linear.weight, CPU)
     ours.bias = theirs.bias
     state = theirs.weight.quant_state
     assert torch.equal(ours.packed, theirs.weight.data)
@@ -125,7 +125,7 @@ def test_bytes_of_a_number() -> None:
 def test_a_layer_is_a_linear_with_its_rounded_numbers_and_keeps_bytes_for_backward(kind: str) -> None:
     linear = nn.Linear(48, 256)
     layer = QuantizedLinear(linear, kind, torch.float32)
-    layer.take(linear.weight, CPU)
+    layer.set_weight(linear.weight, CPU)
     plain = nn.Linear(48, 256)
     plain.weight.data, plain.bias.data = layer.dequantize(), linear.bias.data
     out, gradients = [], []
@@ -144,7 +144,7 @@ def test_a_layer_is_a_linear_with_its_rounded_numbers_and_keeps_bytes_for_backwa
 def test_what_the_backward_pass_keeps_is_packed() -> None:
     linear = nn.Linear(256, 256, bias=False)
     layer, kept = QuantizedLinear(linear, "FLOAT_8", torch.float32), []
-    layer.take(linear.weight, CPU)
+    layer.set_weight(linear.weight, CPU)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         layer(torch.randn(1, 256, requires_grad=True))
     assert sum(x.nbytes for x in kept) == 256 * 256 * (1 + 4 / 128)
@@ -196,7 +196,7 @@ def test_streamed_bytes_are_the_resident_ones(kind: str, fraction: float, mode: 
     streamed = rig(family, OffloadSettings(fraction, mode, piece=16 << 10, poison=True), dropout=0.3).steps(batch, 2)
     same(plain, streamed)
     assert streamed.streams is not None
-    there = {lot.name: lot.size for lots in streamed.streams.home.lots for lot in lots}
+    there = {entry.name: entry.size for entries in streamed.streams.host_weights.slots for entry in entries}
     layers = {f"{path}.packed": x for path, x in plain.net.named_modules() if f"{path}.packed" in there}
     assert len(layers) == len(streamed.streams.streamed) * 10
     for name, layer in layers.items():

@@ -102,7 +102,7 @@ def plan(
     """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
     words = overrides_from(preset, config, family, one_of(folder, data), sets, base)
     if timesteps:
-        from videotune.planner.noise_levels import plot_noise_levels
+        from videotune.commands.noise_levels import plot_noise_levels
 
         raise typer.Exit(plot_noise_levels(words, as_json=as_json))
 

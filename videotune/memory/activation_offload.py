@@ -15,7 +15,7 @@ from videotune.memory.host_weights import dense
 
 
 @dataclass
-class Parked:
+class Offloaded:
     """A tensor on the host, and its copy back on the device once that is asked for. Events: behind either copy."""
 
     host: Tensor
@@ -27,10 +27,10 @@ class Parked:
 
 @dataclass
 class Group:
-    """What one block has parked, and the block before it, whose inputs are wanted next in a backward pass."""
+    """What one block has on the host, and the block before it, whose inputs are wanted next in a backward pass."""
 
     before: Group | None
-    entries: list[Parked] = field(default_factory=list)
+    entries: list[Offloaded] = field(default_factory=list)
 
 
 class ActivationOffload:
@@ -55,61 +55,61 @@ class ActivationOffload:
         """A block has returned this."""
         self._returned = [ref(x) for x in (out if isinstance(out, Sequence) else [out]) if isinstance(x, Tensor)]
 
-    def hooks(self, words: Iterable[Any]) -> saved_tensors_hooks:
-        """While a checkpoint saves these arguments of a block, those that go from block to block are parked."""
+    def hooks(self, arguments: Iterable[Any]) -> saved_tensors_hooks:
+        """While a checkpoint saves these arguments of a block, those that go from block to block are offloaded."""
         group = self._last = Group(self._last)
-        tensors = [word for word in words if isinstance(word, Tensor)]
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
         goes = iter([
             (i == 0 or any(known() is x for known in self._returned)) and x.is_floating_point() and dense(x)
             for i, x in enumerate(tensors)
         ])  # fmt: skip
-        return saved_tensors_hooks(lambda x: self._park(x, group) if next(goes) else x, self._fetch)
+        return saved_tensors_hooks(lambda x: self._offload(x, group) if next(goes) else x, self._fetch)
 
-    def _park(self, x: Tensor, group: Group) -> Parked:
+    def _offload(self, x: Tensor, group: Group) -> Offloaded:
         x = x.detach()
         host = torch.empty_strided(
             x.shape, x.stride(), dtype=x.dtype, device="cpu", pin_memory=self._out is not None
         )  # strides too: kernels may go by them
-        parked = Parked(host, group)
-        group.entries.append(parked)
+        waiting = Offloaded(host, group)
+        group.entries.append(waiting)
         self.bytes += host.numel() * host.element_size()
         if self._out is None:
             host.copy_(x)
-            return parked
+            return waiting
         self._out.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._out):
             host.copy_(x, non_blocking=True)
             x.record_stream(self._out)  # its memory is no one else's before the copy is done
-            parked.sent = torch.cuda.Event()
-            parked.sent.record(self._out)
-        return parked
+            waiting.sent = torch.cuda.Event()
+            waiting.sent.record(self._out)
+        return waiting
 
-    def _fetch(self, parked: Parked | Tensor) -> Tensor:
-        if isinstance(parked, Tensor):
-            return parked
+    def _fetch(self, waiting: Offloaded | Tensor) -> Tensor:
+        if isinstance(waiting, Tensor):
+            return waiting
         if self._in is None:
-            return parked.host
-        self._start(parked.group)
-        if parked.group.before is not None:
-            self._start(parked.group.before)
-            parked.group.before = None
-        assert parked.back is not None
-        assert parked.device is not None
-        torch.cuda.current_stream(self.device).wait_event(parked.back)
-        return parked.device
+            return waiting.host
+        self._start(waiting.group)
+        if waiting.group.before is not None:
+            self._start(waiting.group.before)
+            waiting.group.before = None
+        assert waiting.back is not None
+        assert waiting.device is not None
+        torch.cuda.current_stream(self.device).wait_event(waiting.back)
+        return waiting.device
 
     def _start(self, group: Group) -> None:
         """Start a block's inputs back to the device."""
         assert self._in is not None
-        for parked in group.entries:
-            if parked.device is None:
-                host = parked.host
-                parked.device = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=self.device)
+        for waiting in group.entries:
+            if waiting.device is None:
+                host = waiting.host
+                waiting.device = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=self.device)
                 self._in.wait_stream(torch.cuda.current_stream(self.device))  # its memory may be in use until then
-                assert parked.sent is not None
-                self._in.wait_event(parked.sent)
+                assert waiting.sent is not None
+                self._in.wait_event(waiting.sent)
                 with torch.cuda.stream(self._in):
-                    parked.device.copy_(host, non_blocking=True)
-                    parked.device.record_stream(self._in)
-                    parked.back = torch.cuda.Event()
-                    parked.back.record(self._in)
+                    waiting.device.copy_(host, non_blocking=True)
+                    waiting.device.record_stream(self._in)
+                    waiting.back = torch.cuda.Event()
+                    waiting.back.record(self._in)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from videotune.errors import VideotuneError
 from videotune.memory.gradient_release import GradientRelease
-from videotune.memory.host_weights import HostWeights
+from videotune.memory.host_weights import HostSlot, HostWeights
 
 
 @dataclass
@@ -37,20 +37,25 @@ class DeviceBuffers:
     """
 
     def __init__(
-        self, home: HostWeights, tensors: Sequence[Sequence[Tensor]], device: torch.device, slots: int, poison: bool
+        self,
+        host_weights: HostWeights,
+        tensors: Sequence[Sequence[Tensor]],
+        device: torch.device,
+        slots: int,
+        poison: bool,
     ) -> None:
-        self.home, self.tensors, self.device, self.poison = home, tensors, device, poison
+        self.host_weights, self.tensors, self.device, self.poison = host_weights, tensors, device, poison
         self.loads = self.bytes = 0
         self.most_bound = 0
-        self.leaving: GradientRelease | None = None  # the gradients of what trains, if anything does
+        self.gradient_release = GradientRelease(device)
         self._bound: dict[int, list[int]] = {}  # block -> versions of its tensors when its window began
         self._open: int | None = None
         self._nothing: dict[torch.dtype, Tensor] = {}
-        self._trains = any(lot.trains for lots in home.lots for lot in lots)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        size = max(end - begin for begin, end in home.spans)
+        size = max(end - begin for begin, end in host_weights.spans)
         self.slots = [
-            Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(min(slots, len(home.spans)))
+            Slot(torch.empty(size, dtype=torch.uint8, device=device))
+            for _ in range(min(slots, len(host_weights.spans)))
         ]
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # its memory may have been another's until now
@@ -58,24 +63,26 @@ class DeviceBuffers:
                 slot.flat.record_stream(self._stream)
                 slot.loaded, slot.free = torch.cuda.Event(), torch.cuda.Event()
 
-    def __len__(self) -> int:
-        return len(self.tensors)
+    def pairs(self, block: int) -> Iterator[tuple[Tensor, HostSlot]]:
+        """The tensors of a block, each with its place on the host."""
+        return zip(self.tensors[block], self.host_weights.slots[block], strict=True)
 
     def begin(self) -> None:
         """Before a forward pass of the network: no window is open, and what an optimizer may have changed is forgotten."""
         self.rest()
-        if self.leaving is not None:
-            self.leaving.forget()
-        if self._trains:
+        self.gradient_release.forget()
+        if self.host_weights.trains:
             for slot in self.slots:
                 slot.holds = None
 
     @contextmanager
     def forward(self, block: int, turns: bool) -> Iterator[None]:
         """The weights of a block are there. ``turns``: a backward pass follows; else another forward pass may."""
-        count = len(self)
+        count = len(self.tensors)
         ahead = range(block, block + len(self.slots))
-        self._bind(block, [i for i in ahead if i < count] if turns or self._trains else [i % count for i in ahead])
+        self._bind(
+            block, [i for i in ahead if i < count] if turns or self.host_weights.trains else [i % count for i in ahead]
+        )
         try:
             yield
         finally:
@@ -91,8 +98,7 @@ class DeviceBuffers:
         if self._open is None:
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self.rest()
-        if self.leaving is not None:
-            self.leaving.next_block()
+        self.gradient_release.next_block()
         self._bind(block, [i for i in range(block, block - len(self.slots), -1) if i >= 0])
         self._open = block
         yield
@@ -100,8 +106,7 @@ class DeviceBuffers:
     def _end(self) -> None:
         """A backward pass is over."""
         self.rest()
-        if self.leaving is not None:
-            self.leaving.resolve_config()
+        self.gradient_release.finish()
 
     def rest(self) -> None:
         """Close the window that a backward pass has left open."""
@@ -116,9 +121,9 @@ class DeviceBuffers:
         slot = self._slot_of(block)
         if slot.loaded is not None:
             torch.cuda.current_stream(self.device).wait_event(slot.loaded)
-        begin = self.home.spans[block][0]
-        for tensor, lot in zip(self.tensors[block], self.home.lots[block], strict=True):
-            tensor.data = lot.view(slot.flat, lot.begin - begin)
+        begin = self.host_weights.spans[block][0]
+        for tensor, entry in self.pairs(block):
+            tensor.data = entry.view(slot.flat, entry.begin - begin)
         self._bound[block] = [tensor._version for tensor in self.tensors[block]]
         self.most_bound = max(self.most_bound, len(self._bound))
 
@@ -143,19 +148,15 @@ class DeviceBuffers:
 
     def _copy(self, block: int, slot: Slot) -> None:
         done = 0
-        for part in self.home.parts(block):
+        for part in self.host_weights.parts(block):
             slot.flat[done : done + len(part)].copy_(part, non_blocking=True)
             done += len(part)
         self.bytes += done
 
     def _release(self, block: int) -> None:
         before = self._bound.pop(block)
-        lots = self.home.lots[block]
-        changed = [
-            lot.name
-            for tensor, lot, version in zip(self.tensors[block], lots, before, strict=True)
-            if tensor._version != version
-        ]
+        now = zip(self.pairs(block), before, strict=True)
+        changed = [entry.name for (tensor, entry), version in now if tensor._version != version]
         self.unbind(block)
         slot = self._slot_of(block)
         if slot.free is not None:
@@ -172,8 +173,8 @@ class DeviceBuffers:
 
     def unbind(self, block: int) -> None:
         """Point a block's tensors at a single NaN each, in their own shapes."""
-        for tensor, lot in zip(self.tensors[block], self.home.lots[block], strict=True):
-            tensor.data = self._nan(lot.dtype).expand(lot.shape)
+        for tensor, entry in self.pairs(block):
+            tensor.data = self._nan(entry.dtype).expand(entry.shape)
 
     def _nan(self, dtype: torch.dtype) -> Tensor:
         if dtype not in self._nothing:

@@ -1,4 +1,4 @@
-"""Gradients of streamed weights that train: they leave the device as soon as their block's backward pass has made them."""
+"""Gradients of streamed weights that train: they go to the host as soon as their block's backward pass has made them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Sent:
 
 
 class GradientRelease:
-    """Adds the gradients of the network's parameters to those of their homes, in their own dtype, as autograd would.
+    """Adds the network's gradients to those of the parameters on the host, in their own dtype, as autograd would.
 
-    On CUDA they leave on a stream of their own; the host waits for a block's while the next one but one computes, and for
-    the last ones at the end of the backward pass.
+    On CUDA they are copied on a stream of their own; the host waits for a block's while the next one but one computes, and
+    for the last ones at the end of the backward pass.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,16 +32,16 @@ class GradientRelease:
         self._under_way: deque[Sent] = deque()
         self._handles: list[RemovableHandle] = []
 
-    def watch(self, parameter: nn.Parameter, home: nn.Parameter) -> None:
+    def watch(self, parameter: nn.Parameter, host: nn.Parameter) -> None:
         """From now on what autograd accumulates for the one is the other's gradient."""
-        self._handles.append(parameter.register_post_accumulate_grad_hook(self._to(home)))
+        self._handles.append(parameter.register_post_accumulate_grad_hook(self._to(host)))
 
-    def _to(self, home: nn.Parameter) -> Callable[[Tensor], None]:
-        def leave(parameter: Tensor) -> None:
+    def _to(self, host: nn.Parameter) -> Callable[[Tensor], None]:
+        def release(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
             if self._stream is None:
-                _add(home, gradient)
+                _add(host, gradient)
                 return
             if not self._under_way:
                 self._under_way.append(Sent(arrived=torch.cuda.Event()))
@@ -51,11 +51,11 @@ class GradientRelease:
                 staged.copy_(gradient, non_blocking=True)
                 gradient.record_stream(self._stream)
                 sent = self._under_way[-1]
-                sent.gradients.append((home, staged))
+                sent.gradients.append((host, staged))
                 assert sent.arrived is not None
                 sent.arrived.record(self._stream)
 
-        return leave
+        return release
 
     def forget(self) -> None:
         """What is still under way is of a backward pass that was broken off."""
@@ -63,11 +63,11 @@ class GradientRelease:
 
     def next_block(self) -> None:
         """Another block's backward pass begins: those before the last one have had time to arrive."""
-        if self._stream is not None:
+        if self._stream is not None and self._handles:
             self._settle(keep=1)
             self._under_way.append(Sent(arrived=torch.cuda.Event()))
 
-    def resolve_config(self) -> None:
+    def finish(self) -> None:
         """Every gradient has arrived."""
         self._settle(keep=0)
 
@@ -77,18 +77,18 @@ class GradientRelease:
             if sent.gradients:
                 assert sent.arrived is not None
                 sent.arrived.synchronize()
-            for home, staged in sent.gradients:
-                _add(home, staged.clone())  # pageable: pinned memory is for what is under way
+            for host, staged in sent.gradients:
+                _add(host, staged.clone())  # pageable: pinned memory is for what is under way
 
     def close(self) -> None:
         """Gradients stay where autograd puts them."""
-        self.resolve_config()
+        self.finish()
         for handle in self._handles:
             handle.remove()
 
 
-def _add(home: nn.Parameter, gradient: Tensor) -> None:
-    if home.grad is None:
-        home.grad = gradient
+def _add(host: nn.Parameter, gradient: Tensor) -> None:
+    if host.grad is None:
+        host.grad = gradient
     else:
-        home.grad.add_(gradient)
+        host.grad.add_(gradient)

@@ -17,7 +17,7 @@ ALIGNED = 256
 
 @dataclass(frozen=True)
 class HostSlot:
-    """A tensor's bytes: where they begin in its home, and how they are read. ``trains``: an optimizer writes to them."""
+    """A tensor's bytes: where they begin on the host, and how they are read. ``trains``: an optimizer writes to them."""
 
     name: str
     begin: int
@@ -35,51 +35,51 @@ class HostSlot:
 class HostWeights:
     """The weights of streamed blocks on the host, in the order of the blocks, in pieces.
 
-    What trains lies within one piece and is an ``nn.Parameter`` by its name, so that an optimizer can write to it. A home
-    outlives its network: another one of the same shape can be streamed from it.
+    What trains lies within one piece and is an ``nn.Parameter`` by its name, so that an optimizer can write to it. They
+    outlive their network: another one of the same shape can be streamed from them.
     """
 
     def __init__(
         self, blocks: Sequence[Mapping[str, Tensor]], pin: bool, piece: int, echo: Callable[[str], None]
     ) -> None:
         assert piece % ALIGNED == 0
-        self.piece, self._pin, self._say = piece, pin, echo
-        self.lots: list[list[HostSlot]] = []
+        self.piece, self._pin, self._echo = piece, pin, echo
+        self.slots: list[list[HostSlot]] = []
         self.spans: list[tuple[int, int]] = []
         end = 0
         for block in blocks:
-            lots = []
+            entries = []
             begin = end
             for name, tensor in block.items():
-                lots.append(_lot(name, tensor, end, piece))
-                end = _up(lots[-1].begin + lots[-1].size)
-            self.lots.append(lots)
+                entries.append(_entry(name, tensor, end, piece))
+                end = _up(entries[-1].begin + entries[-1].size)
+            self.slots.append(entries)
             self.spans.append((begin, end))
-        self.size = end
+        self.size, self.trains = end, any(entry.trains for entries in self.slots for entry in entries)
         self._pieces: list[Tensor | None] = [None] * -(-end // piece)
         self.parameters: dict[str, nn.Parameter] = {}
         self._taken: set[str] = set()
 
     def filled(self, block: int) -> bool:
         """Whether a block's weights are there."""
-        return all(lot.name in self._taken for lot in self.lots[block])
+        return all(entry.name in self._taken for entry in self.slots[block])
 
-    def take(self, lot: HostSlot, tensor: Tensor) -> None:
+    def store(self, entry: HostSlot, tensor: Tensor) -> None:
         """Copy a tensor's bytes in. Pieces are allocated as they fill, so that whoever gives weights up keeps no copy."""
         source = tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
         done = 0
-        for part in self._parts(lot.begin, lot.begin + lot.size):
+        for part in self._parts(entry.begin, entry.begin + entry.size):
             part.copy_(source[done : done + len(part)])
             done += len(part)
-        self._taken.add(lot.name)
-        if lot.trains:
-            self.parameters[lot.name] = nn.Parameter(
-                lot.view(self._at(lot.begin // self.piece), lot.begin % self.piece)
+        self._taken.add(entry.name)
+        if entry.trains:
+            self.parameters[entry.name] = nn.Parameter(
+                entry.view(self._at(entry.begin // self.piece), entry.begin % self.piece)
             )
 
-    def read(self, lot: HostSlot) -> Tensor:
+    def read(self, entry: HostSlot) -> Tensor:
         """A copy of a tensor, on the host."""
-        return lot.view(torch.cat(self._parts(lot.begin, lot.begin + lot.size)), 0)
+        return entry.view(torch.cat(self._parts(entry.begin, entry.begin + entry.size)), 0)
 
     def parts(self, block: int) -> list[Tensor]:
         """The bytes of a block, in order."""
@@ -107,14 +107,14 @@ class HostWeights:
                 return torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:  # the driver, or the limit of locked memory, says no
                 self._pin = False
-                self._say(
+                self._echo(
                     f"warning: host memory cannot be pinned any further ({str(error).splitlines()[0][:120]}): the rest is "
                     "pageable, and steps wait for it longer"
                 )
         return torch.empty(size, dtype=torch.uint8)
 
 
-def _lot(name: str, tensor: Tensor, begin: int, piece: int) -> HostSlot:
+def _entry(name: str, tensor: Tensor, begin: int, piece: int) -> HostSlot:
     size, trains = tensor.numel() * tensor.element_size(), tensor.requires_grad
     if trains and begin // piece != (begin + size - 1) // piece:
         begin = _up(begin, piece)  # a parameter is one tensor, so it must not lie across two pieces

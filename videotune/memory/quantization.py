@@ -18,18 +18,6 @@ from torch import Tensor, nn
 
 from videotune.errors import VideotuneError
 
-__all__ = [
-    "QuantizedLinear",
-    "Share",
-    "bytes_a_number",
-    "form",
-    "longest_list",
-    "pack",
-    "pack_linears",
-    "share_of",
-    "unpack",
-]
-
 BLOCK = 128
 """Numbers along a row, and on into the next one, that have one scale in FLOAT_8 and INT_8."""
 
@@ -181,7 +169,7 @@ class QuantizedLinear(nn.Linear):
         """What PEFT looks for in a layer that has a ``dequantize``."""
         return self.get_parameter("packed")
 
-    def take(self, weight: Tensor, device: torch.device) -> None:
+    def set_weight(self, weight: Tensor, device: torch.device) -> None:
         """Pack a weight where it is, and keep it on ``device``."""
         made = pack(weight, self.kind)
         for name, (shape, dtype) in form(self.kind, self.shape).items():

@@ -22,14 +22,13 @@ from videotune.errors import VideotuneError
 from videotune.memory.activation_offload import ActivationOffload
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF
 from videotune.memory.device_buffers import DeviceBuffers
-from videotune.memory.gradient_release import GradientRelease
 from videotune.memory.host_memory import refuse_if_short
 from videotune.memory.host_weights import PIECE, HostWeights, dense
 
 
 @dataclass(frozen=True)
 class OffloadSettings:
-    """The share of the blocks whose weights are streamed, what the others do with activations, and the ring's size.
+    """The share of the blocks whose weights are streamed, what the others do with activations, and how many device buffers.
 
     ``checkpointing``: OFF, ON or CPU_OFFLOADED; streamed blocks are always computed again. ``piece``: bytes pinned at once.
     ``poison`` makes what a block leaves on the device NaN, for tests.
@@ -45,87 +44,84 @@ class OffloadSettings:
 class Streams:
     """A network of which blocks wait on the host. ``close`` makes it a plain one again.
 
-    ``streamed``: which blocks, by their number in the order of the paths. ``ring``: their way to the device (None: no
-    block is streamed). ``home``: their weights. ``parking``: where inputs wait (None: they do not).
+    ``streamed``: which blocks, by their number in the order of the paths. ``buffers``: their way to the device (None: no
+    block is streamed). ``host_weights``: their weights. ``activation_offload``: where inputs wait (None: they do not).
     """
 
     def __init__(self, net: nn.Module, device: torch.device, streamed: Sequence[int]) -> None:
         self.net, self.device, self.streamed = net, device, tuple(streamed)
-        self.ring: DeviceBuffers | None = None
-        self.home: HostWeights | None = None
-        self.parking: ActivationOffload | None = None
-        self._leaving: GradientRelease | None = None
+        self.buffers: DeviceBuffers | None = None
+        self.host_weights: HostWeights | None = None
+        self.activation_offload: ActivationOffload | None = None
         self._wrapped: list[nn.Module] = []
         self._handle: Any = None
 
     def parameters(self, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """The network's parameters by name, with those that are streamed in their homes: what an optimizer can update."""
-        homes = self.home.parameters if self.home is not None else {}
-        return {name: homes.get(name, parameter) for name, parameter in named.items()}
+        """The network's parameters by name, streamed ones as they are on the host: what an optimizer can update."""
+        on_host = self.host_weights.parameters if self.host_weights is not None else {}
+        return {name: on_host.get(name, parameter) for name, parameter in named.items()}
 
     @property
     def resident_bytes(self) -> int:
-        """What the network's own weights and the ring take on the device."""
-        streamed = {id(tensor) for tensors in self.ring.tensors for tensor in tensors} if self.ring else set()
+        """What the network's own weights and the buffers take on the device."""
+        streamed = {id(tensor) for tensors in self.buffers.tensors for tensor in tensors} if self.buffers else set()
         own = [t for t in (*self.net.parameters(), *self.net.buffers()) if id(t) not in streamed]
-        slots = sum(slot.flat.numel() for slot in self.ring.slots) if self.ring else 0
+        slots = sum(slot.flat.numel() for slot in self.buffers.slots) if self.buffers else 0
         return sum(t.numel() * t.element_size() for t in own) + slots
 
     def close(self) -> None:
         """Put the weights back on the device and the blocks' own forward passes in place; what is on the host is left."""
-        for block in self._wrapped:
-            del block.forward
+        for module in self._wrapped:
+            del module.forward
         self._wrapped = []
         if self._handle is not None:
             self._handle.remove()
-        if self._leaving is not None:
-            self._leaving.close()
-        if self.ring is not None and self.home is not None:
-            self.ring.rest()
-            for tensors, lots in zip(self.ring.tensors, self.home.lots, strict=True):
-                for tensor, lot in zip(tensors, lots, strict=True):
-                    tensor.data = self.home.read(lot).to(self.device)
-        self.ring = self.home = self.parking = self._leaving = None
+        if self.buffers is not None and self.host_weights is not None:
+            self.buffers.gradient_release.close()
+            self.buffers.rest()
+            for block in range(len(self.buffers.tensors)):
+                for tensor, entry in self.buffers.pairs(block):
+                    tensor.data = self.host_weights.read(entry).to(self.device)
+        self.buffers = self.host_weights = self.activation_offload = None
 
     def _begin(self, *_: Any) -> None:
         """Before each forward pass of the network."""
-        if self.ring is not None:
-            self.ring.begin()
-        if self.parking is not None:
-            self.parking.begin()
+        if self.buffers is not None:
+            self.buffers.begin()
+        if self.activation_offload is not None:
+            self.activation_offload.begin()
 
     def _wrap(self, block: nn.Module, place: int | None) -> None:
-        """Compute a block with its weights there, and again in the backward pass. ``place``: in the ring, if it has one."""
+        """Compute a block with its weights there, and again in the backward pass. ``place``: among the streamed ones."""
         own: Callable[..., Any] = block.forward
         signature = inspect.signature(own)
 
-        def forward(*words: Any, **named: Any) -> Any:
-            given = signature.bind(*words, **named)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
             given.apply_defaults()  # arguments by position: inputs are found by it
             if not torch.is_grad_enabled():
-                with self._window(place, turns=False):
+                with self._window(place):
                     return own(*given.args, **given.kwargs)
-            parked = self.parking.hooks(given.args) if self.parking is not None else nullcontext()
-            with parked:
+            offload = self.activation_offload
+            with nullcontext() if offload is None else offload.hooks(given.args):
                 out = checkpoint(
                     own,
                     *given.args,
                     use_reentrant=False,
-                    context_fn=lambda: (self._window(place, turns=True), self._window_again(place)),
+                    context_fn=lambda: (self._window(place, turns=True), self._window(place, again=True)),
                     **given.kwargs,
                 )
-            if self.parking is not None:
-                self.parking.returned(out)
+            if offload is not None:
+                offload.returned(out)
             return out
 
         block.forward = forward
         self._wrapped.append(block)
 
-    def _window(self, place: int | None, turns: bool) -> AbstractContextManager[None]:
-        return nullcontext() if place is None or self.ring is None else self.ring.forward(place, turns)
-
-    def _window_again(self, place: int | None) -> AbstractContextManager[None]:
-        return nullcontext() if place is None or self.ring is None else self.ring.backward(place)
+    def _window(self, place: int | None, turns: bool = False, again: bool = False) -> AbstractContextManager[None]:
+        if place is None or self.buffers is None:
+            return nullcontext()
+        return self.buffers.backward(place) if again else self.buffers.forward(place, turns)
 
 
 def stream_blocks(
@@ -134,15 +130,15 @@ def stream_blocks(
     device: torch.device,
     settings: OffloadSettings,
     resident: Collection[nn.Parameter] = (),
-    home: HostWeights | None = None,
+    host_weights: HostWeights | None = None,
     echo: Callable[[str], None] = print,
 ) -> Streams:
     """Move a network to the device, but for the weights of so many of its blocks, which stay on the host and are streamed.
 
     ``net`` lies on the CPU, mapped from its files at best, with what trains in it; ``paths`` are module paths of lists of
     blocks. ``resident`` (an adapter's parameters) stay on the device, as does what stands in several places of the network.
-    Weights that train have gradients and updates on the host: see ``Streams.parameters``. ``home``: weights that another
-    network of this shape was streamed from, in place of this one's. ``echo`` is told what could not be done as it should.
+    Weights that train have gradients and updates on the host: see ``Streams.parameters``. ``host_weights``: of another
+    network of this shape, in place of this one's. ``echo`` is told what could not be done as it should.
 
     Raises VideotuneError where the host has no room, or a block cannot be streamed.
     """
@@ -150,15 +146,17 @@ def stream_blocks(
     chosen = spread(len(blocks), settings.fraction)
     streams = Streams(net, device, chosen)
     if settings.checkpointing == CPU_OFFLOADED:
-        streams.parking = ActivationOffload(device)
+        streams.activation_offload = ActivationOffload(device)
     if chosen:
         alone = _alone(net, resident)
         named = [_streamable(*blocks[i], alone) for i in chosen]
-        if home is None:
-            home = HostWeights(named, device.type == "cuda", settings.piece, echo)
-            refuse_if_short(home.size, f"layer_offload_fraction: {len(chosen)} of {len(blocks)} blocks on the host")
-        _move_in(net, streams, home, named, settings)
-    streamed = {id(tensor) for tensors in streams.ring.tensors for tensor in tensors} if streams.ring else set()
+        if host_weights is None:
+            host_weights = HostWeights(named, device.type == "cuda", settings.piece, echo)
+            refuse_if_short(
+                host_weights.size, f"layer_offload_fraction: {len(chosen)} of {len(blocks)} blocks on the host"
+            )
+        _move_in(net, streams, host_weights, named, settings)
+    streamed = {id(tensor) for tensors in streams.buffers.tensors for tensor in tensors} if streams.buffers else set()
     for tensor in (*net.parameters(), *net.buffers()):
         if id(tensor) not in streamed:
             tensor.data = tensor.data.to(device)
@@ -208,26 +206,24 @@ def _streamable(path: str, block: nn.Module, alone: Collection[int]) -> dict[str
 def _move_in(
     net: nn.Module,
     streams: Streams,
-    home: HostWeights,
+    host_weights: HostWeights,
     named: Sequence[Mapping[str, Tensor]],
     settings: OffloadSettings,
 ) -> None:
-    """Give the weights their home, block by block, so that none is there twice; and the ring that they pass through."""
-    found = [[(lot.name, lot.shape) for lot in lots] for lots in home.lots]
-    assert found == [[(name, tuple(t.shape)) for name, t in block.items()] for block in named], "another network's home"
+    """Move the weights to the host, block by block, so that none is there twice, and make their device buffers."""
+    found = [[(entry.name, entry.shape) for entry in entries] for entries in host_weights.slots]
+    assert found == [[(name, tuple(t.shape)) for name, t in block.items()] for block in named], (
+        "weights of another network"
+    )
     tensors = [list(block.values()) for block in named]
-    streams.home = home
-    streams.ring = DeviceBuffers(home, tensors, streams.device, settings.slots, settings.poison)
-    for place, lots in enumerate(home.lots):
-        if not home.filled(place):
-            for tensor, lot in zip(tensors[place], lots, strict=True):
-                home.take(lot, tensor)
-        streams.ring.unbind(place)
-    if home.parameters:
-        streams._leaving = leaving = GradientRelease(streams.device)
-        streams.ring.leaving = leaving
-        for block in named:
-            for name, tensor in block.items():
-                if name in home.parameters:
-                    assert isinstance(tensor, nn.Parameter)
-                    leaving.watch(tensor, home.parameters[name])
+    streams.host_weights = host_weights
+    streams.buffers = DeviceBuffers(host_weights, tensors, streams.device, settings.slots, settings.poison)
+    for place in range(len(tensors)):
+        if not host_weights.filled(place):
+            for tensor, entry in streams.buffers.pairs(place):
+                host_weights.store(entry, tensor)
+        streams.buffers.unbind(place)
+    for name, tensor in ((name, tensor) for block in named for name, tensor in block.items()):
+        if name in host_weights.parameters:
+            assert isinstance(tensor, nn.Parameter)
+            streams.buffers.gradient_release.watch(tensor, host_weights.parameters[name])

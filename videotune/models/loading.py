@@ -84,7 +84,7 @@ def _load_network(
         state = rename(state) if rename else state
         for path in [path for path in layers if f"{path}.weight" in state]:
             # where the run computes, so that what is streamed is what is not, to the bit; and fast
-            layers[path].take(state.pop(f"{path}.weight").to(device), stay)
+            layers[path].set_weight(state.pop(f"{path}.weight").to(device), stay)
         net.load_state_dict(_placed(cls, state, dtype, stay, alone=bool(layers)), strict=False, assign=True)
     for module in net.modules():  # buffers that no file holds
         for name, buffer in module._buffers.items():
@@ -158,7 +158,7 @@ def _load_packed(cls: Any, folder: Path, dtype: torch.dtype, device: torch.devic
     linears = dict(net.named_modules())
     for path, layer in _pack(cls, net, (), packed, dtype).items():
         linear = linears.pop(path)  # and with it the only weight there is: one after the other goes as it is packed
-        layer.take(linear.weight.detach().to(device), torch.device("cpu"))
+        layer.set_weight(linear.weight.detach().to(device), torch.device("cpu"))
         linear.weight = None
     kept = {id(x) for layer in net.modules() if isinstance(layer, QuantizedLinear) for x in layer.kept.values()}
     for name, parameter in net.named_parameters():

@@ -40,7 +40,7 @@ USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9)
 @lru_cache
 def cards() -> tuple[Card, ...]:
     """Every card of the table; one that is sold with several memories has several rows, whose names say the memory."""
-    text = (resources.files("videotune") / "memory" / "cards.json").read_text(encoding="utf-8")
+    text = (resources.files("videotune") / "planner" / "cards.json").read_text(encoding="utf-8")
     rows = json.loads(text)["cards"]
     names = [row[0] for row in rows]
     return tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,8 +18,7 @@ from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
-from videotune.planner.measure import PIECE, Ledger, Reading, fake_mode, to_fake
-from videotune.planner.shallow import Depths
+from videotune.planner.measure import PIECE, Depths, Ledger, Parts, Reading, deep, fake_mode, to_fake
 from videotune.train.components import DTYPES, make_objective
 from videotune.train.denoisers import attach, make_trainable
 from videotune.train.distributed import DistributedContext
@@ -32,7 +32,7 @@ PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "o
 
 
 @dataclass
-class FakeResult:
+class FakeNetwork:
     """A network with a few of its blocks, fake, and what of it trains with its optimizer. ``warm``: a step was made."""
 
     net: nn.Module
@@ -42,7 +42,7 @@ class FakeResult:
 
 
 class FakeRun:
-    """A family whose parts are shapes. ``step`` gives the readings of a training step; the networks are kept between calls.
+    """A family whose parts are shapes. Networks and the readings of steps are kept between calls.
 
     ``piece``: memory is counted in multiples of so many bytes, as CUDA hands it out.
     """
@@ -50,25 +50,34 @@ class FakeRun:
     def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
         self.family, self.config, self.mode, self.piece = family, config, fake_mode(), piece
         self.objective: Objective = make_objective(family.spec, config)  # with real tables
-        self.expert = family.spec.experts[0].name if len(family.spec.experts) > 1 else None
-        self._nets: dict[Depths, FakeResult] = {}
+        self._nets: dict[Depths, FakeNetwork] = {}
+        self._readings: dict[Any, Reading] = {}
 
-    def whole(self) -> dict[str, list[int]]:
+    def _denoiser(self) -> nn.Module:
+        experts = self.family.spec.experts
+        return self.family.denoiser(experts[0].name if len(experts) > 1 else None, fill=lambda net: None)
+
+    @cached_property
+    def blocks(self) -> dict[str, list[int]]:
         """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
-        net = self.family.denoiser(self.expert, fill=lambda net: None)
+        net = self._denoiser()
         return {
-            path: [sum(p.nbytes for p in block.parameters()) for block in net.get_submodule(path).children()]
-            for path in self.family.spec.blocks
+            path: [_bytes(block) for block in net.get_submodule(path).children()] for path in self.family.spec.blocks
         }
 
-    def shallow(self, depths: Depths) -> FakeResult:
+    @property
+    def depths(self) -> dict[str, int]:
+        """The number of blocks of each list of the whole network."""
+        return {path: len(sizes) for path, sizes in self.blocks.items()}
+
+    def network(self, depths: Depths) -> FakeNetwork:
         """The network with so many blocks of each list, adapters in it."""
         if depths not in self._nets:
-            net = self.family.denoiser(self.expert, fill=lambda net: None)
+            net = self._denoiser()
             for path, count in depths:
                 above, _, last = path.rpartition(".")
-                whole = net.get_submodule(path)
-                setattr(net.get_submodule(above), last, nn.ModuleList(list(whole)[:count]))  # type: ignore[call-overload]
+                kept = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
+                setattr(net.get_submodule(above), last, nn.ModuleList(kept))
             self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
             held = dict(attach(net, self.family.spec, self.config))
             new = to_fake(net, self.mode)
@@ -78,40 +87,42 @@ class FakeRun:
                     module.eval()
             held = {name: new[id(p)] for name, p in held.items()}
             with self.mode:
-                self._nets[depths] = FakeResult(net, held, self.trainable(held))
+                self._nets[depths] = FakeNetwork(net, held, self.trainable(held))
         return self._nets[depths]
 
     def step(self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths) -> Reading:
         """A training step with one micro-batch of ``samples`` of this shape, the optimizer's state already there."""
-        net = self.shallow(depths)
-        checkpoint_blocks(net.net, checkpointing)
-        ledger = Ledger(self.piece)
-        with self.mode:
-            prepared = self.prepared(shape, samples)
-            if not net.warm:
-                self._train(net, prepared, Ledger(self.piece))
-                net.warm = True
-            self._train(net, prepared, ledger)
-        return ledger.reading()
+        key = (shape, samples, checkpointing, depths)
+        if key not in self._readings:
+            net, ledger = self.network(depths), Ledger(self.piece)
+            checkpoint_blocks(net.net, checkpointing)
+            with self.mode:
+                prepared = self.prepared(shape, samples)
+                if not net.warm:
+                    self._train(net, prepared, Ledger(self.piece))
+                    net.warm = True
+                self._train(net, prepared, ledger)
+            self._readings[key] = ledger.reading()
+        return self._readings[key]
 
-    def _train(self, net: FakeResult, prepared: Prepared, ledger: Ledger) -> None:
+    def deep_step(self, shape: ClipShape, samples: int, checkpointing: str) -> Reading:
+        """``step`` of the whole network, calculated from shallow ones."""
+        return deep(lambda depths: self.step(shape, samples, checkpointing, depths), self.depths)
+
+    def _train(self, net: FakeNetwork, prepared: Prepared, ledger: Ledger) -> None:
         assert prepared.batch is not None
         trainable = net.trainable
-        trained = list(trainable.parameters.values())
-        own = {id(p) for p in [*trained, *net.held.values()]}
+        own = {id(p): p for p in [*trainable.parameters.values(), *net.held.values()]}
         with ledger:
             ledger.name((p for p in net.net.parameters() if id(p) not in own), "weights")
             ledger.name(net.net.buffers(), "weights")
-            ledger.name([*trained, *net.held.values()], "trained")
+            ledger.name(own.values(), "trained")
             ledger.name(trainable.ema.values.values() if trainable.ema else (), "ema")
             states = [state for part in parts_of(trainable.optimizer) for state in part.state.values()]
             ledger.name((x for state in states for x in _tensors(state)), "optimizer")
             ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
             hooks = [
-                p.register_post_accumulate_grad_hook(
-                    lambda p: ledger.name([p.grad] * (p.grad is not None), "gradients")
-                )
-                for p in {id(p): p for p in [*trained, *net.held.values()]}.values()
+                p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients")) for p in own.values()
             ]
             settings = StepSettings(1, self.config.max_grad_norm, None)
             clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(PHASES[phase]))
@@ -131,12 +142,12 @@ class FakeRun:
         return replace(trainable, text=None)  # text encoders are read apart
 
     def prepared(self, shape: ClipShape, samples: int) -> Prepared:
-        """A batch of nothing in particular, of the right shapes."""
+        """A batch of zeros of the right shapes."""
         spec = self.family.spec
         frames, rows, columns = spec.rules.latent_size(shape)
         x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
         none = torch.zeros(samples, 1, frames, 1, 1, dtype=torch.bool)
-        given = spec.given == "replace" and bool(self.config.first_frame_probability)
+        t, ids = torch.zeros(samples), ("",) * samples
         batch = Batch(
             x0=x0,
             given=none,
@@ -145,27 +156,29 @@ class FakeRun:
             scale=torch.ones(samples),
             anchored=none,
             cond=self._condition(shape, samples),
-            captions=("",) * samples,
-            window_ids=("",) * samples,
+            captions=ids,
+            window_ids=ids,
             fps=torch.full((samples,), shape.fps),
-            any_given=given,
+            any_given=spec.given == "replace" and bool(self.config.first_frame_probability),
             any_anchored=False,
         )
-        t, ids = torch.zeros(samples), ("",) * samples
         return Prepared(1, Drawn(ids, ids, t), 0, batch, t, torch.zeros_like(x0))
 
     def _condition(self, shape: ClipShape, samples: int) -> Condition:
-        """What the denoiser is told; where text is encoded in the step, gradients go into it."""
+        """What the denoiser is conditioned on; where text is encoded in the step, gradients go into it."""
         cond = self.family.condition([self.family.blank_states(shape)] * samples)
         return replace(cond, text=cond.text.requires_grad_()) if self.config.text_in_step else cond
 
-    def read_text(self) -> tuple[Reading, list[list[int]]]:
-        """The text encoder over one caption of full length; and the bytes of its blocks, one after the other.
+    def read_text(self) -> tuple[Parts, float, list[list[int]]]:
+        """The text encoder over one caption of full length: bytes by part, operations, and the bytes of its blocks.
 
         A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
         its backward pass.
         """
-        with self._part("text_encoder") as (net, ledger), torch.set_grad_enabled(self.config.text_in_step):
+        with (
+            self._part("text_encoder", "text encoder") as (net, ledger),
+            torch.set_grad_enabled(self.config.text_in_step),
+        ):
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
             embedded = net.get_input_embeddings()(ids).requires_grad_(self.config.text_in_step)  # type: ignore[operator]
             out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
@@ -174,31 +187,34 @@ class FakeRun:
         blocks = []
         for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:
             lists = [list(module) for module in encoder.modules() if isinstance(module, nn.ModuleList)]
-            blocks.append([sum(p.nbytes for p in block.parameters()) for block in max(lists, key=len)])
-        return ledger.reading(), blocks
+            blocks.append([_bytes(block) for block in max(lists, key=len)])
+        return ledger.phases["text_encoder"], ledger.flops, blocks
 
-    def encode(self, shape: ClipShape) -> Reading:
-        """The VAE over one clip of this shape."""
-        with self._part("vae") as (net, ledger):
+    def encode(self, shape: ClipShape) -> Parts:
+        """The VAE over one clip of this shape: bytes by part."""
+        with self._part("vae", "autoencoder") as (net, ledger):
             net.encode(torch.zeros(1, 3, shape.frames, shape.height, shape.width))  # type: ignore[operator]
-        return ledger.reading()
+        return ledger.phases["vae"]
 
-    def decode(self, shape: ClipShape, tiled: bool = False) -> Reading:
-        """The VAE that decodes one preview of this shape, whole or in tiles."""
-        frames, rows, columns = self.family.spec.rules.latent_size(shape)
-        with self._part("vae") as (net, ledger), in_tiles(net, tiled):
-            net.decode(torch.zeros(1, self.family.spec.latent_channels, frames, rows, columns))  # type: ignore[operator]
-        return ledger.reading()
+    def decode(self, shape: ClipShape, tiled: bool = False) -> Parts:
+        """The VAE that decodes one preview of this shape, whole or in tiles: bytes by part."""
+        size = self.family.spec.rules.latent_size(shape)
+        with self._part("vae", "autoencoder") as (net, ledger), in_tiles(net, tiled):
+            net.decode(torch.zeros(1, self.family.spec.latent_channels, *size))  # type: ignore[operator]
+        return ledger.phases["vae"]
 
     @contextmanager
-    def _part(self, name: str) -> Iterator[tuple[nn.Module, Ledger]]:
+    def _part(self, name: str, label: str) -> Iterator[tuple[nn.Module, Ledger]]:
         net = self.family.part(name, fill=lambda net: to_fake(net, self.mode))
         ledger = Ledger(self.piece)
         with self.mode, torch.no_grad(), ledger:
-            ledger.name(net.parameters(), "weights")
-            ledger.name(net.buffers(), "weights")
+            ledger.name([*net.parameters(), *net.buffers()], label)
             ledger.phase(name)
             yield net, ledger
+
+
+def _bytes(net: nn.Module) -> int:
+    return sum(p.nbytes for p in net.parameters())
 
 
 def _tensors(values: Any) -> list[Tensor]:

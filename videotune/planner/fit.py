@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -33,16 +33,13 @@ from videotune.planner.memory import (
     others,
     room,
     seconds,
-    shared_out,
+    sharded,
     smallest,
 )
-from videotune.planner.memory_plan import known_facts, step_spec, tiled_too
+from videotune.planner.memory_plan import known_step_spec, step_spec, with_tiles
 from videotune.train.components import dtype_name, dtype_of, weights_of
 from videotune.train.run_spec import Job
 from videotune.validation.overhead import beside, share_of_all
-
-if TYPE_CHECKING:
-    import torch
 
 OPEN = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
 """The keys that are chosen where the person leaves them open."""
@@ -58,7 +55,6 @@ class Fit:
     ``phases``: for each time of the run in which way it is done, and its parts.
     """
 
-    choice: Choice
     fraction: float
     training: Need
     phases: Mapping[str, tuple[str, Parts]]
@@ -75,8 +71,8 @@ class Fit:
     @property
     def chosen(self) -> dict[str, Any]:
         """The settings by their keys."""
-        values = (self.choice.micro_batch, self.choice.checkpointing, round(self.fraction, 4))
-        return dict(zip(OPEN, values, strict=True))
+        choice = self.training.choice
+        return dict(zip(OPEN, (choice.micro_batch, choice.checkpointing, round(self.fraction, 4)), strict=True))
 
 
 def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card | None]:
@@ -84,11 +80,9 @@ def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card |
     card = None if name is None else card_of(name)
     if vram is not None:
         return int(vram * 1e9), card
-    if card is not None:
-        return card.vram, card
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory, card
-    return None, None
+    if card is None and torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory, None
+    return (card.vram if card else None), card
 
 
 def planned_dtype(config: Config, on_card: bool) -> str:
@@ -111,11 +105,11 @@ def fixed(config: Config, blocks: int, batch: int) -> Fixed:
     return Fixed(leaves.micro_batch or config.micro_batch_size, own, streamed, leaves.waits)
 
 
-def own_facts(job: Job, facts: StepSpec) -> StepSpec:
-    """What this process holds of a step: of several that share the weights out its part."""
+def own_share(job: Job, spec: StepSpec) -> StepSpec:
+    """What this process holds of a step: where weights are sharded its part."""
     if job.config.sharding != "FULL" or job.processes == 1:
-        return facts
-    return shared_out(facts, job.processes, job.config.training_method == "FINE_TUNE" and job.config.transformer.train)
+        return spec
+    return sharded(spec, job.processes, job.config.training_method == "FINE_TUNE" and job.config.transformer.train)
 
 
 def pass_samples(job: Job) -> list[int]:
@@ -129,100 +123,93 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     Without a limit: what a training on this machine's processor takes, and nothing on the host. ``host``: bytes of host
     memory that are free (None: not known, as of another machine).
     """
-    facts, config = own_facts(job, step_spec(job, dtype)), job.config
+    spec, config = own_share(job, step_spec(job, dtype)), job.config
     batch = max(pass_samples(job))
-    own = fixed(config, len(facts.blocks), batch)
+    own = fixed(config, len(spec.blocks), batch)
     if vram is None:
         checkpointing = own.checkpointing or str(on_host(job)["gradient_checkpointing"])
         own = Fixed(own.micro_batch or batch, checkpointing, own.streamed or 0, own.waits)
-    found = fastest(facts, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
-    choice, training = found or smallest(facts, batch, own)
-    away = others(facts, training, vram)
+    found = fastest(spec, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
+    training = found or smallest(spec, batch, own)
+    away = others(spec, training, vram)
     if vram is not None and "preview" in away and room(away["preview"][1]) > vram:
-        away = others(own_facts(job, tiled_too(job, dtype, step_spec(job, dtype))), training, vram)
+        away = others(own_share(job, with_tiles(job, dtype)), training, vram)
     phases: dict[str, tuple[str, Parts]] = {"training": ("as it is", training.device[training.worst]), **away}
     fits = None if vram is None else found is not None and all(room(parts) <= vram for _, parts in phases.values())
     given = config.layer_offload_fraction
-    fraction = given if given is not None else choice.streamed / max(1, len(facts.blocks))
-    result = Fit(choice, fraction, training, phases, vram, card, fits)
-    if fits is not False:
-        return result
-    return replace(result, remedies=(*remedies(result, facts, config, batch), *rounding(result, job, dtype)))
+    fraction = given if given is not None else training.choice.streamed / max(1, len(spec.blocks))
+    result = Fit(fraction, training, phases, vram, card, fits)
+    return replace(result, remedies=remedies(result, spec, job, dtype)) if fits is False else result
 
 
-def remedies(tried: Fit, facts: StepSpec, config: Config, batch: int) -> tuple[str, ...]:
-    """What would make it fit, in the order of what it costs."""
-    vram, said = tried.vram or 0, []
+def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...]:
+    """What would make it fit, in the order of what it costs.
+
+    Rounding frozen weights is named where they stand in the way, and never chosen: it changes the base.
+    """
+    config, vram, batch, lines = job.config, tried.vram or 0, max(pass_samples(job)), []
+    full, kept = config.training_method == "FINE_TUNE", weights_of(config, dtype)
     short = {name for name, (_, parts) in tried.phases.items() if room(parts) > vram}
     if "training" in short:
-        choice, least = smallest(facts, batch, forced(config, batch))
-        words = (
-            f"micro_batch_size={choice.micro_batch} gradient_checkpointing={choice.checkpointing} "
-            f"layer_offload_fraction={choice.streamed / max(1, len(facts.blocks)):.2f}"
+        least = smallest(spec, batch, forced(config, batch))
+        settings = (
+            f"micro_batch_size={least.choice.micro_batch} gradient_checkpointing={least.choice.checkpointing} "
+            f"layer_offload_fraction={least.choice.streamed / max(1, len(spec.blocks)):.2f}"
         )
         if least.needed <= vram:
-            said.append(f"left open, the settings that need least ({words}) would fit: {size(least.needed)}")
+            lines.append(f"left open, the settings that need least ({settings}) would fit: {size(least.needed)}")
         else:
-            said.append(
-                f"the settings that need least ({words}) need {size(least.needed)}: take a larger card, fewer frames "
+            lines.append(
+                f"the settings that need least ({settings}) need {size(least.needed)}: take a larger card, fewer frames "
                 "(video_config.frames) or a lower resolution"
             )
             if config.text_encoder.train:
-                said.append("text_encoder.train=false leaves the text encoder as it is, outside of the step")
-            if config.training_method == "FINE_TUNE":
-                said.append("training_method=LORA trains a small part of the weights, with a small optimizer")
+                lines.append("text_encoder.train=false leaves the text encoder as it is, outside of the step")
+            if full:
+                lines.append("training_method=LORA trains a small part of the weights, with a small optimizer")
     if not short:  # the card would have room, and the host has not
         there = sum(tried.training.host.values())
-        said.append(f"the host has too little memory for what would wait there ({size(there)})")
+        lines.append(f"the host has too little memory for what would wait there ({size(there)})")
     if "encoding clips" in short:
-        said.append("the autoencoder over the dearest clips: fewer frames (video_config.frames) or a lower resolution")
+        lines.append("the autoencoder over the dearest clips: fewer frames (video_config.frames) or a lower resolution")
     if "preview" in short:
-        said.append("previews: sample.frames and sample.resolution make them smaller, sample_after=0 draws none")
+        lines.append("previews: sample.frames and sample.resolution make them smaller, sample_after=0 draws none")
     if "encoding text" in short:
-        said.append("the text encoder: fill the cache on a larger card first (videotune cache)")
-    return tuple(said)
-
-
-def rounding(tried: Fit, job: Job, dtype: str) -> list[str]:
-    """What rounding frozen weights would save, where they stand in the way. It is never chosen: it changes the base."""
-    kept, vram, said = weights_of(job.config, dtype), tried.vram or 0, []
-    short = {name for name, (_, parts) in tried.phases.items() if room(parts) > vram}
-    full, width = job.config.training_method == "FINE_TUNE", dtype_of(dtype).itemsize
+        lines.append("the text encoder: fill the cache on a larger card first (videotune cache)")
     if kept.transformer is None and not full and short & {"training", "preview"}:
-        numbers = block_numbers(job)
+        numbers, width = linear_sizes(job).block_weights, dtype_of(dtype).itemsize
         less = [f"{size(round(numbers * (width - bytes_a_number(kind))))}" for kind in ("FLOAT_8", "NFLOAT_4")]
-        said.append(
+        lines.append(
             "weight_dtype=FLOAT_8 rounds frozen weights, which is another base (docs/memory.md): the denoiser's take "
             f"{less[0]} less, {less[1]} less in NFLOAT_4"
         )
-    if (
-        kept.text_encoder is None
-        and not job.config.text_encoder.train
-        and (job.config.text_in_step or "encoding text" in short)
-    ):
-        said.append("text_encoder.weight_dtype=FLOAT_8 takes half of the text encoder's memory, NFLOAT_4 a quarter")
-    return said
+    encoder = config.text_in_step or "encoding text" in short
+    if kept.text_encoder is None and not config.text_encoder.train and encoder:
+        lines.append("text_encoder.weight_dtype=FLOAT_8 takes half of the text encoder's memory, NFLOAT_4 a quarter")
+    return tuple(lines)
 
 
 def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
     """``plan.json``'s part of it."""
-    facts, config = step_spec(job, dtype), job.config
+    spec, accumulated, training = step_spec(job, dtype), job.config.gradient_accumulation_steps, result.training
     _, worst = result.phases[result.worst]
-    host = {"program": PROGRAM, **result.training.host}
-    took = None
+    host = {"program": PROGRAM, **training.host}
+    times: dict[str, float | None] = dict.fromkeys(("hours", "hours_beside", "seconds_a_step"))
     if result.card is not None and result.card.timed:
-        accumulated = config.gradient_accumulation_steps
         each = [
-            accumulated
-            * seconds(result.training, own, min(result.choice.micro_batch, own), result.card, lighter(facts, n))
-            for n, own in zip(map(job.spec.tokens, job.shapes), pass_samples(job), strict=True)
+            accumulated * seconds(training, own, result.card, lighter(spec, job.spec.tokens(shape)))
+            for shape, own in zip(job.shapes, pass_samples(job), strict=True)
         ]
         took = sum(time * share for time, share in zip(each, job.shares, strict=True))
+        hours = took * job.steps / 3600
+        times = {
+            "hours": round(hours, 3),
+            "hours_beside": round(hours * share_of_all(beside(job)), 3),
+            "seconds_a_step": round(took, 4),
+        }
     return {
         "fits": result.fits,
-        "hours": None if took is None else round(took * job.steps / 3600, 3),
-        "hours_beside": None if took is None else round(took * job.steps / 3600 * share_of_all(beside(job)), 3),
-        "seconds_a_step": None if took is None else round(took, 4),
+        **times,
         "device": {
             "card": result.card.name if result.card else None,
             "vram_bytes": result.vram,
@@ -237,7 +224,7 @@ def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
         },
         "host": {"total_bytes": psutil.virtual_memory().total, "need_bytes": sum(host.values()), "parts": host},
         "chosen": result.chosen,
-        "micro_batch": result.choice.micro_batch,
+        "micro_batch": training.choice.micro_batch,
         "remedies": list(result.remedies),
     }
 
@@ -281,13 +268,12 @@ def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
 
 def planned_bytes(job: Job, dtype: str) -> int | None:
     """Bytes that a plan says a step allocates at the most; None where no plan was made."""
-    facts, config = known_facts(job, dtype), job.config
-    if facts is None or config.micro_batch_size is None or config.gradient_checkpointing is None:
+    spec, config = known_step_spec(job, dtype), job.config
+    if spec is None or config.micro_batch_size is None or config.gradient_checkpointing is None:
         return None
-    facts = own_facts(job, facts)
-    streamed = len(spread(len(facts.blocks), config.layer_offload_fraction or 0.0))
+    streamed = len(spread(len(spec.blocks), config.layer_offload_fraction or 0.0))
     batch = min(config.micro_batch_size, config.batch_size)
-    return need(facts, Choice(batch, config.gradient_checkpointing, streamed)).allocated
+    return need(own_share(job, spec), Choice(batch, config.gradient_checkpointing, streamed)).allocated
 
 
 def peak(job: Job, device: torch.device) -> dict[str, int | None] | None:
@@ -330,26 +316,29 @@ def small_enough(job: Job, vram: int) -> bool:
     """Whether a bound shows, without reading a step, that all fits with room to spare; it knows nothing of text encoders."""
     if job.config.text_in_step:
         return False
-    numbers = network_numbers(job)
     trained = 24 if job.config.training_method == "FINE_TUNE" else 4
-    return 2 * (trained * numbers[0] + activations_at_most(job, 4)) <= vram // 2
+    return 2 * (trained * linear_sizes(job).parameters + activations_at_most(job, 4)) <= vram // 2
 
 
-def network_numbers(job: Job) -> tuple[int, int]:
-    """(parameters of the denoiser, numbers that go into and out of its linear layers for one token)."""
+class LinearSizes(NamedTuple):
+    """Parameters of the denoiser; numbers into and out of its linear layers for one token; weights of those in blocks."""
+
+    parameters: int
+    in_and_out: int
+    block_weights: int
+
+
+def linear_sizes(job: Job) -> LinearSizes:
+    """The sizes of a job's denoiser, which names a base model."""
     assert job.base is not None
     net = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
-    linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
-    return sum(p.numel() for p in net.parameters()), sum(one.in_features + one.out_features for one in linear)
-
-
-def block_numbers(job: Job) -> int:
-    """Numbers in the weights of the linear layers of the denoiser's blocks: what can be rounded."""
-    assert job.base is not None
-    net = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
-    blocks = [net.get_submodule(path) for path in job.spec.blocks]
-    linear = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
-    return sum(one.in_features * one.out_features for one in linear)
+    linear = {path: module for path, module in net.named_modules() if isinstance(module, nn.Linear)}
+    inside = tuple(f"{path}." for path in job.spec.blocks)
+    return LinearSizes(
+        sum(p.numel() for p in net.parameters()),
+        sum(one.in_features + one.out_features for one in linear.values()),
+        sum(one.in_features * one.out_features for path, one in linear.items() if path.startswith(inside)),
+    )
 
 
 def activations_at_most(job: Job, bytes_a_number: int) -> int:
@@ -359,4 +348,4 @@ def activations_at_most(job: Job, bytes_a_number: int) -> int:
     """
     tokens = max(job.spec.tokens(shape) * batch for shape, batch in zip(job.shapes, job.schedule.batches, strict=True))
     tokens += job.spec.text_tokens * max(job.schedule.batches)
-    return 3 * bytes_a_number * tokens * network_numbers(job)[1]
+    return 3 * bytes_a_number * tokens * linear_sizes(job).in_and_out

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from videotune.files import Count, Number
@@ -41,6 +41,46 @@ class Reading:
         """The most bytes that were held at once."""
         return max(sum(parts.values()) for parts in self.phases.values())
 
+    def extrapolated(self, one: Reading, other: Reading, times: float) -> Reading:
+        """This reading plus ``times`` the difference between two others, phase by phase.
+
+        Phases are extrapolated apart because the maximum of several straight lines is no straight line.
+        """
+        phases = {}
+        for name, parts in self.phases.items():
+            before, after = one.phases[name], other.phases[name]
+            phases[name] = plus(
+                parts, {part: after.get(part, 0) - before.get(part, 0) for part in {*before, *after}}, times
+            )
+        return Reading(phases, self.flops + (other.flops - one.flops) * times)
+
+
+def plus(parts: Parts, more: Parts, times: float = 1) -> dict[str, int]:
+    """``times`` the bytes of ``more`` added to the bytes of ``parts``, part by part, in alphabetical order."""
+    return {part: parts.get(part, 0) + round(more.get(part, 0) * times) for part in sorted({*parts, *more})}
+
+
+Depths = tuple[tuple[str, int], ...]
+"""The number of blocks of each list of blocks, by the list's path."""
+
+FEW, MORE = 2, 4
+"""Blocks of a list in the shallow networks. With one block, the first and the last block would be the same."""
+
+
+def deep(read: Callable[[Depths], Reading], blocks: Mapping[str, int]) -> Reading:
+    """The reading of a network with so many ``blocks`` of each list, from a shallow network and one more for each list.
+
+    Blocks of a list are alike, so every number is affine in how many there are. Shallow networks are read as they are.
+    """
+    few = {path: min(FEW, count) for path, count in blocks.items()}
+    result = base = read(tuple(few.items()))
+    for path, count in blocks.items():
+        more = min(MORE, count)
+        if more > few[path]:
+            other = read(tuple({**few, path: more}.items()))
+            result = result.extrapolated(base, other, (count - few[path]) / (more - few[path]))
+    return result
+
 
 class Ledger(TorchDispatchMode):
     """While entered, counts the bytes of live storages. What nobody has named is "activations".
@@ -54,9 +94,7 @@ class Ledger(TorchDispatchMode):
         self.phases: dict[str, dict[str, int]] = {}
         self.flops = 0.0
         self._piece, self._phase, self._most = piece, "", -1
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._rows: dict[int, tuple[str, int]] = {}
-        self._next = 0
+        self._entries: WeakIdKeyDictionary = WeakIdKeyDictionary()  # storage -> [part, bytes]
 
     def phase(self, name: str) -> None:
         """What is held from now on belongs to this phase."""
@@ -67,33 +105,27 @@ class Ledger(TorchDispatchMode):
     def name(self, tensors: Iterable[Tensor | None], part: str) -> None:
         """The storages of these tensors belong to a part, whether they were seen before or not."""
         for tensor in tensors:
-            if tensor is None:
-                continue
-            storage = tensor.untyped_storage()
-            if storage not in self._known:
-                self._add(storage, part)
-                continue
-            row = self._known[storage]
-            before, size = self._rows[row]
-            self._rows[row] = (part, size)
-            self.held[before] -= size
-            self.held[part] += size
+            if tensor is not None:
+                entry = self._entry(tensor.untyped_storage(), part)
+                self.held[entry[0]] -= entry[1]
+                self.held[part] += entry[1]
+                entry[0] = part
         self._look()
 
     def reading(self) -> Reading:
         """What was seen so far."""
         return Reading({name: dict(parts) for name, parts in self.phases.items()}, self.flops)
 
-    def _add(self, storage: Any, part: str) -> None:
-        size = -(-storage.nbytes() // self._piece) * self._piece
-        row, self._next = self._next, self._next + 1
-        self._known[storage], self._rows[row] = row, (part, size)
-        self.held[part] += size
-        weakref.finalize(storage, self._gone, row)
+    def _entry(self, storage: Any, part: str) -> list[Any]:
+        """The entry of a storage; it belongs to ``part`` if it was not seen before."""
+        if storage not in self._entries:
+            self._entries[storage] = entry = [part, -(-storage.nbytes() // self._piece) * self._piece]
+            self.held[part] += entry[1]
+            weakref.finalize(storage, self._freed, entry)
+        return self._entries[storage]
 
-    def _gone(self, row: int) -> None:
-        part, size = self._rows.pop(row)
-        self.held[part] -= size
+    def _freed(self, entry: list[Any]) -> None:
+        self.held[entry[0]] -= entry[1]
 
     def _look(self) -> None:
         total = sum(self.held.values())
@@ -106,9 +138,7 @@ class Ledger(TorchDispatchMode):
         out = func(*args, **kwargs)
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                if storage not in self._known:
-                    self._add(storage, "activations")
+                self._entry(leaf.untyped_storage(), "activations")
         self._look()
         count = _FLOPS.get(func._overloadpacket)
         if count is not None:
@@ -116,50 +146,32 @@ class Ledger(TorchDispatchMode):
         return out
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
-
-
-def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
-
-
+_ATEN = torch.ops.aten
 _FLOPS: dict[Any, Callable[..., float]] = {
     **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[_ATEN._scaled_dot_product_flash_attention],
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _ATEN._scaled_dot_product_flash_attention_backward
+    ],
 }
 """torch's own counts, of matrix products, convolutions and attention; FlopCounterMode itself keeps activations alive."""
 
 
-def to_fake(net: nn.Module, mode: FakeTensorMode) -> dict[int, nn.Parameter]:
-    """Put a fake tensor in the place of each parameter and buffer, of the same shape and dtype, on the fake CPU.
+def to_fake(net: nn.Module, mode: FakeTensorMode) -> dict[int, Any]:
+    """Replace each parameter and buffer by a fake tensor of the same shape and dtype on the fake CPU.
 
-    Returns the new parameters by the ``id`` of the old ones.
+    Returns the new tensors by the ``id`` of the old ones; a tensor that stands in two places stays one.
     """
-    done: dict[int, nn.Parameter] = {}
-    before = [*net.parameters(), *net.buffers()]  # kept alive: an id says nothing of what is gone
-    shared: dict[int, Tensor] = {}
+    made: dict[int, Any] = {}
+    for tensor in (*net.parameters(), *net.buffers()):
+        with mode:
+            fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        own = isinstance(tensor, nn.Parameter)
+        made[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if own else fake
     for module in net.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None:
-                continue
-            if id(parameter) not in done:  # one that stands in two places stays one
-                done[id(parameter)] = nn.Parameter(empty_like(parameter, mode), requires_grad=parameter.requires_grad)
-            module._parameters[name] = done[id(parameter)]
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
-                if id(buffer) not in shared:
-                    shared[id(buffer)] = empty_like(buffer, mode)
-                module._buffers[name] = shared[id(buffer)]
-    assert len(done) + len(shared) == len(before)
-    return done
-
-
-def empty_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    """A fake tensor of the same shape and dtype on the fake CPU."""
-    with mode:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: made[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
+    return made
 
 
 def fake_mode() -> FakeTensorMode:

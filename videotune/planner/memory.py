@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from videotune.files import Count, Number
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.weight_streaming import OffloadSettings, spread
 from videotune.planner.cards import REACHED, Card
-from videotune.planner.measure import Parts, Reading
+from videotune.planner.measure import Parts, Reading, plus
 
 SPARE = 1.3
 """What activations are multiplied by: the allocator's pieces, and the libraries' own room, are not seen in shapes."""
@@ -21,7 +21,7 @@ ROOM = 2**30
 """Bytes for CUDA's context and its libraries."""
 
 SLOTS = OffloadSettings().slots
-"""Blocks of streamed weights that are on the device at a time: one computes, the next one arrives."""
+"""Device buffers of streamed blocks: one computes, the next one arrives."""
 
 
 @dataclass(frozen=True)
@@ -55,46 +55,43 @@ class StepSpec:
     def at(self, mode: str, samples: int) -> Reading:
         """The reading with so many samples: between one and two every number goes in a straight line, and on from there."""
         one, two = self.one[mode], self.two[mode]
-        phases = {
-            name: {
-                part: parts.get(part, 0) + round((two.phases[name].get(part, 0) - parts.get(part, 0)) * (samples - 1))
-                for part in sorted({*parts, *two.phases[name]})
-            }
-            for name, parts in one.phases.items()
-        }
-        return Reading(phases, one.flops + (two.flops - one.flops) * (samples - 1))
+        return one.extrapolated(one, two, samples - 1)
+
+    def changed(self, change: Callable[[Reading, int], Reading]) -> StepSpec:
+        """The spec with ``change(reading, samples)`` in the place of each reading."""
+        one = {mode: change(reading, 1) for mode, reading in self.one.items()}
+        two = {mode: change(reading, 2) for mode, reading in self.two.items()}
+        return replace(self, one=one, two=two)
 
 
 GATHERED = 2
-"""Blocks that lie whole with a process that has rows of each: one computes, the next one arrives."""
+"""Blocks that lie whole with a process that has shards of each: one computes, the next one arrives."""
 
 
-def shared_out(facts: StepSpec, processes: int, full: bool) -> StepSpec:
-    """What each of several processes holds that share the weights out, and with ``full`` all that trains of them.
+def sharded(spec: StepSpec, processes: int, full: bool) -> StepSpec:
+    """What each of several processes holds where weights are sharded, and with ``full`` all that trains of them.
 
     An adapter each has whole. What has another dtype than most stays whole too, which is little and not counted.
     """
-    cut = ("weights", "trained", "optimizer", "ema", "gradients") if full else ("weights",)
+    split = ("weights", "trained", "optimizer", "ema", "gradients") if full else ("weights",)
+    gathered = dict.fromkeys(("weights", "gradients") if full else split, GATHERED * max(spec.blocks, default=0))
 
-    def part(reading: Reading) -> Reading:
+    def part(reading: Reading, samples: int) -> Reading:
         phases = {}
         for name, parts in reading.phases.items():
-            phases[name] = {key: -(-size // processes) if key in cut else size for key, size in parts.items()}
-            if name in ("forward", "backward"):
-                whole = GATHERED * max(facts.blocks, default=0)
-                phases[name]["weights"] = phases[name].get("weights", 0) + whole
-                if full:
-                    phases[name]["gradients"] = phases[name].get("gradients", 0) + whole
+            own = {key: -(-size // processes) if key in split else size for key, size in parts.items()}
+            phases[name] = plus(own, gathered) if name in ("forward", "backward") else own
         return Reading(phases, reading.flops)
 
-    one, two = ({mode: part(reading) for mode, reading in each.items()} for each in (facts.one, facts.two))
-    return replace(facts, one=one, two=two)
+    return spec.changed(part)
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes by phase and part on the device; by part on the host; flops and bytes over the link of one micro-batch."""
+    """What a choice needs: bytes by phase and part on the device; by part on the host; flops and bytes over the link of one
+    micro-batch."""
 
+    choice: Choice
     device: Mapping[str, Parts]
     host: Parts
     flops: float
@@ -122,64 +119,65 @@ def room(parts: Parts) -> int:
     return sum(parts.values()) - moving + math.ceil(SPARE * moving) + ROOM
 
 
-def need(facts: StepSpec, choice: Choice) -> Need:
+def need(spec: StepSpec, choice: Choice) -> Need:
     """What a choice holds while it trains."""
-    b, count = choice.micro_batch, len(facts.blocks)
+    b, count = choice.micro_batch, len(spec.blocks)
     # so few that each has a slot of its own: nothing would be won
-    gone = spread(count, choice.streamed / count) if choice.streamed > SLOTS else []
-    slots = SLOTS * max((facts.blocks[i] for i in gone), default=0)
-    trained_gone = sum(facts.trained[i] for i in gone)
-    frozen_gone = sum(facts.blocks[i] for i in gone) - trained_gone
-    stays = 1 - trained_gone / max(1, sum(facts.trained))
-    mixed = choice.checkpointing == OFF and bool(gone)  # streamed blocks are computed again, the others keep all
-    reading = facts.at(OFF if choice.checkpointing == OFF and not gone else ON, b)
+    streamed = spread(count, choice.streamed / count) if choice.streamed > SLOTS else []
+    resident = count - len(streamed)
+    slots = SLOTS * max((spec.blocks[i] for i in streamed), default=0)
+    streamed_bytes = sum(spec.blocks[i] for i in streamed)
+    trained_bytes = sum(spec.trained[i] for i in streamed)
+    stays = 1 - trained_bytes / max(1, sum(spec.trained))
+    mixed = choice.checkpointing == OFF and bool(streamed)  # streamed blocks are computed again, the others keep all
+    reading = spec.at(OFF if choice.checkpointing == OFF and not streamed else ON, b)
     flops = reading.flops
     if mixed:
-        flops -= (count - len(gone)) / count * (reading.flops - facts.at(OFF, b).flops)
+        flops -= resident / count * (reading.flops - spec.at(OFF, b).flops)
     device = {}
     for name, parts in reading.phases.items():
         here = dict(parts)
-        here["weights"] = here.get("weights", 0) - frozen_gone
-        here["optimizer"] = round(here.get("optimizer", 0) * facts.moments)
+        here["weights"] = here.get("weights", 0) - (streamed_bytes - trained_bytes)
+        here["optimizer"] = round(here.get("optimizer", 0) * spec.moments)
         updating = ("activations",) if name not in ("forward", "backward") else ()  # float32 gradients of masters
         for part in ("trained", "optimizer", "ema", "gradients", *updating):
             here[part] = round(here.get(part, 0) * stays)
         here["ring"] = slots
         if name in ("forward", "backward"):
             if mixed:
-                here["activations"] += (count - len(gone)) * (facts.kept[OFF] - facts.kept[ON]) * b
+                here["activations"] += resident * (spec.kept[OFF] - spec.kept[ON]) * b
             if choice.checkpointing == CPU_OFFLOADED:
-                here["activations"] -= max(0, count - SLOTS) * facts.kept[ON] * b
+                here["activations"] -= max(0, count - SLOTS) * spec.kept[ON] * b
         device[name] = {part: size for part, size in here.items() if size > 0}
     host, moved = {}, 0.0
-    if gone:
-        host["streamed weights"] = frozen_gone + trained_gone
-        moved += 2.0 * sum(facts.blocks[i] for i in gone) - slots
-    if trained_gone:
-        host["masters, gradients and optimizer"] = round(trained_gone * HOST_A_BYTE)
+    if streamed:
+        host["streamed weights"] = streamed_bytes
+        moved += 2.0 * streamed_bytes - slots
+    if trained_bytes:
+        host["masters, gradients and optimizer"] = round(trained_bytes * HOST_A_BYTE)
     if choice.checkpointing == CPU_OFFLOADED:
-        host["block inputs"] = count * facts.kept[ON] * b
+        host["block inputs"] = count * spec.kept[ON] * b
         moved += 2.0 * host["block inputs"]
-    return Need(device, host, flops, moved)
+    return Need(choice, device, host, flops, moved)
 
 
 HOST_A_BYTE = 8.0
 """Bytes on the host a byte of bfloat16 weights that train and are streamed: float32 master, gradient and two moments."""
 
 
-def others(facts: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[str, Parts]]:
+def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[str, Parts]]:
     """For each phase without a step, in which way it is done and what it then holds: the plainest way that fits.
 
     A preview is decoded beside the denoiser, with the denoiser set aside, or in tiles then.
     """
     resting = training.device.get("end", {})
     found: dict[str, tuple[str, Parts]] = {}
-    for phase, ways in facts.elsewhere.items():
+    for phase, ways in spec.elsewhere.items():
         for way, own in ways.items():
             parts: Parts = own
             if phase == "preview":
                 left = resting if way == PLAIN else {k: v for k, v in resting.items() if k not in ("weights", "ring")}
-                parts = {part: own.get(part, 0) + left.get(part, 0) for part in sorted({*own, *left})}
+                parts = plus(own, left)
             found[phase] = (way, parts)
             if vram is None or room(parts) <= vram:
                 break
@@ -191,18 +189,18 @@ TILED = "the denoiser set aside, decoded in tiles"
 """Ways of a phase without a step."""
 
 
-def seconds(wanted: Need, batch: int, micro_batch: int, card: Card, lighter: float = 1.0) -> float:
+def seconds(wanted: Need, batch: int, card: Card, lighter: float = 1.0) -> float:
     """Seconds of a step, calculated: operations at the rate a step reaches, unless what is moved takes longer.
 
     ``lighter``: the operations of this bucket's samples as a share of the dearest one's.
     """
-    times = -(-batch // micro_batch)
-    return times * max(lighter * wanted.flops / (REACHED * card.flops), wanted.moved / card.link)
+    passes = -(-batch // min(wanted.choice.micro_batch, batch))
+    return passes * max(lighter * wanted.flops / (REACHED * card.flops), wanted.moved / card.link)
 
 
-def lighter(facts: StepSpec, tokens: int) -> float:
+def lighter(spec: StepSpec, tokens: int) -> float:
     """Operations of a sample of so many tokens as a share of the dearest one's: attention goes with their square."""
-    known = sorted(dict(facts.work).items())
+    known = sorted(dict(spec.work).items())
     if len(known) < 2:
         return 1.0
     x = np.array([float(count) for count, _ in known])
@@ -220,32 +218,28 @@ class Fixed:
     waits: bool = True
 
 
-def choices(facts: StepSpec, batch: int, fixed: Fixed) -> list[Choice]:
+def choices(spec: StepSpec, batch: int, fixed: Fixed) -> list[Choice]:
     """All that may be chosen, the plainest first."""
     sizes = [fixed.micro_batch] if fixed.micro_batch else sorted({-(-batch // n) for n in range(1, batch + 1)})[::-1]
     modes = [fixed.checkpointing] if fixed.checkpointing else [OFF, ON, *([CPU_OFFLOADED] if fixed.waits else [])]
-    streamed = [fixed.streamed] if fixed.streamed is not None else range(len(facts.blocks) + 1)
+    streamed = [fixed.streamed] if fixed.streamed is not None else range(len(spec.blocks) + 1)
     return [Choice(min(size, batch), mode, count) for count in streamed for mode in modes for size in sizes]
 
 
-def fastest(
-    facts: StepSpec, batch: int, fixed: Fixed, vram: int, card: Card, host: int | None = None
-) -> tuple[Choice, Need] | None:
+def fastest(spec: StepSpec, batch: int, fixed: Fixed, vram: int, card: Card, host: int | None = None) -> Need | None:
     """The choice with the shortest step among those that fit; of equals the plainest. None: nothing fits.
 
     ``host``: bytes of host memory that may be taken (None: not known).
     """
-    best: tuple[float, Choice, Need] | None = None
-    for choice in choices(facts, batch, fixed):
-        wanted = need(facts, choice)
-        if wanted.needed > vram or (host is not None and sum(wanted.host.values()) > host):
-            continue
-        took = seconds(wanted, batch, choice.micro_batch, card)
-        if best is None or took < best[0] * (1 - 1e-9):
-            best = (took, choice, wanted)
-    return None if best is None else best[1:]
+    best: tuple[float, Need] | None = None
+    for wanted in (need(spec, choice) for choice in choices(spec, batch, fixed)):
+        if wanted.needed <= vram and (host is None or sum(wanted.host.values()) <= host):
+            took = seconds(wanted, batch, card)
+            if best is None or took < best[0] * (1 - 1e-9):
+                best = (took, wanted)
+    return best and best[1]
 
 
-def smallest(facts: StepSpec, batch: int, fixed: Fixed) -> tuple[Choice, Need]:
+def smallest(spec: StepSpec, batch: int, fixed: Fixed) -> Need:
     """The choice that needs least."""
-    return min(((c, need(facts, c)) for c in choices(facts, batch, fixed)), key=lambda pair: pair[1].needed)
+    return min((need(spec, choice) for choice in choices(spec, batch, fixed)), key=lambda wanted: wanted.needed)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from videotune import __version__
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
-from videotune.files import checked, digest, read_json, write_json
+from videotune.files import checked, digest, write_json
 from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
-from videotune.planner.measure import Reading
+from videotune.planner.measure import FEW, MORE, Parts, Reading, plus
 from videotune.planner.memory import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepSpec
-from videotune.planner.shallow import FEW, MORE, Depths, deep
 from videotune.train.components import dtype_of, weights_of
 from videotune.train.run_spec import Job
 from videotune.types import ClipShape, ModelSpec
@@ -29,25 +26,41 @@ MODES = ("OFF", "ON")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is to be read: a base model's configs, the run's config, its shapes, the dearest first, and its previews'."""
+class PlanInputs:
+    """All that a plan of memory depends on: base model, config, dtype, the run's shapes (the dearest first), a preview's."""
 
     spec: ModelSpec
     folder: Path
     config: Config
+    dtype: str
     shapes: tuple[ClipShape, ...]
     preview: ClipShape | None
 
-    def key(self, dtype: str) -> str:
-        """Names all that the facts depend on."""
+    @classmethod
+    def of(cls, job: Job, dtype: str) -> PlanInputs:
+        """Those of a job that names a base model."""
+        assert job.base is not None
+        config = job.config
+        previews = bool(config.sample_after and config.samples)
+        preview = sample_settings(config, job.spec, usual_shape(job)).shape if previews else None
+        return cls(job.spec, job.base.folder, config, dtype, job.shapes, preview)
+
+    def fake_run(self) -> FakeRun:
+        """The run on fake tensors."""
+        dtype, weights = dtype_of(self.dtype), weights_of(self.config, self.dtype)
+        return FakeRun(find(self.spec.name)(self.folder, torch.device("cpu"), dtype, weights), self.config)
+
+    @property
+    def key(self) -> str:
+        """A hash of all that the step's spec depends on."""
         config = self.config
         configs = {str(path.relative_to(self.folder)): path.read_text() for path in self.folder.glob("*/config.json")}
         return digest(
             {
                 "videotune": __version__,
                 "configs": configs,
-                "dtype": dtype,
-                "weights": asdict(weights_of(config, dtype)),
+                "dtype": self.dtype,
+                "weights": asdict(weights_of(config, self.dtype)),
                 "method": [config.training_method, config.transformer.train, config.transformer.layers],
                 "text_encoder": config.text_encoder.train,
                 "lora": config.lora.model_dump(mode="json"),
@@ -61,163 +74,115 @@ class Wanted:
         )[:32]
 
 
+def _file(job: Job, inputs: PlanInputs) -> Path:
+    return job.cache / "plans" / f"{inputs.key}.json"
+
+
 def step_spec(job: Job, dtype: str) -> StepSpec:
-    """What the run's dearest step and its encoders hold, read under tensors without memory and remembered in the cache."""
-    wanted = wanted_of(job)
-    place = job.cache / "plans" / f"{wanted.key(dtype)}.json"
-    if (remembered := _remembered(place)) is not None:
-        return remembered
-    facts = read_facts(wanted, dtype)
-    write_json(place, to_json(facts))
-    return facts
+    """What the run's dearest step and its encoders hold, read on fake tensors and remembered in the cache."""
+    inputs = PlanInputs.of(job, dtype)
+    spec = _remembered(_file(job, inputs))
+    if spec is None:
+        spec = read_step_spec(inputs)
+        write_json(_file(job, inputs), asdict(spec))
+    return spec
 
 
-def tiled_too(job: Job, dtype: str, facts: StepSpec) -> StepSpec:
-    """The facts with a preview that is decoded in tiles: dear to read, and wanted where nothing else fits alone."""
-    wanted = wanted_of(job)
-    if wanted.preview is None or TILED in facts.elsewhere["preview"]:
-        return facts
-    family = find(wanted.spec.name)(
-        wanted.folder, torch.device("cpu"), dtype_of(dtype), weights_of(wanted.config, dtype)
-    )
-    tiled = _autoencoder(FakeRun(family, wanted.config).decode(wanted.preview, tiled=True))
-    preview = {**facts.elsewhere["preview"], TILED: tiled}
-    facts = replace(facts, elsewhere={**facts.elsewhere, "preview": preview})
-    write_json(job.cache / "plans" / f"{wanted.key(dtype)}.json", to_json(facts))
-    return facts
+def with_tiles(job: Job, dtype: str) -> StepSpec:
+    """``step_spec`` with a preview that is decoded in tiles: slow to read, and wanted where nothing else fits alone."""
+    inputs, spec = PlanInputs.of(job, dtype), step_spec(job, dtype)
+    if inputs.preview is None or TILED in spec.elsewhere["preview"]:
+        return spec
+    preview = {**spec.elsewhere["preview"], TILED: inputs.fake_run().decode(inputs.preview, tiled=True)}
+    spec = replace(spec, elsewhere={**spec.elsewhere, "preview": preview})
+    write_json(_file(job, inputs), asdict(spec))
+    return spec
 
 
-def known_facts(job: Job, dtype: str) -> StepSpec | None:
-    """``step_spec`` where they were read before; None where not."""
-    place = job.cache / "plans" / f"{wanted_of(job).key(dtype)}.json" if job.base is not None else None
-    return None if place is None else _remembered(place)
+def known_step_spec(job: Job, dtype: str) -> StepSpec | None:
+    """``step_spec`` where it was read before; None where not."""
+    return None if job.base is None else _remembered(_file(job, PlanInputs.of(job, dtype)))
 
 
 def _remembered(place: Path) -> StepSpec | None:
-    """The facts in a file of the cache; None where there is none, and where it says what no reading gives: a dataset may
+    """What a file of the cache holds; None where there is none, and where it says what no reading gives: a dataset may
     bring its cache."""
     try:
-        facts = from_json(read_json(place))
-    except (OSError, ValueError, RecursionError):
+        spec: StepSpec = checked(StepSpec, place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    modes = facts.one.keys() == facts.two.keys() and {"OFF", "ON"} <= facts.one.keys()
-    return facts if modes and facts.blocks else None
+    modes = spec.one.keys() == spec.two.keys() and set(MODES) <= spec.one.keys()
+    return spec if modes and spec.blocks else None
 
 
-def wanted_of(job: Job) -> Wanted:
-    """What is to be read of a job that names a base model."""
-    assert job.base is not None
-    config = job.config
-    previews = bool(config.sample_after and config.samples)
-    preview = sample_settings(config, job.spec, usual_shape(job)).shape if previews else None
-    return Wanted(job.spec, job.base.folder, config, job.shapes, preview)
-
-
-def read_facts(wanted: Wanted, dtype: str, encoders: bool = True) -> StepSpec:
+def read_step_spec(inputs: PlanInputs, encoders: bool = True) -> StepSpec:
     """What a run's dearest step and its encoders hold; ``encoders`` False: the step alone."""
-    family = find(wanted.spec.name)(
-        wanted.folder, torch.device("cpu"), dtype_of(dtype), weights_of(wanted.config, dtype)
-    )
-    seen, config = FakeRun(family, wanted.config), wanted.config
-    whole, shape = seen.whole(), wanted.shapes[0]
-    counts = {path: len(blocks) for path, blocks in whole.items()}
-    read: dict[tuple[str, int, Depths], Reading] = {}
-
-    def reading(mode: str, samples: int, depths: Depths) -> Reading:
-        if (mode, samples, depths) not in read:
-            read[mode, samples, depths] = seen.step(shape, samples, mode, depths)
-        return read[mode, samples, depths]
-
-    several = (1, 2)
-    deeps = {(mode, n): deep(lambda d, m=mode, n=n: reading(m, n, d), counts) for mode in MODES for n in several}  # type: ignore[misc]
-    blocks = tuple(size for sizes in whole.values() for size in sizes)
+    run, config, shape = inputs.fake_run(), inputs.config, inputs.shapes[0]
+    blocks = tuple(size for sizes in run.blocks.values() for size in sizes)
     full = config.training_method == "FINE_TUNE" and config.transformer.train
-    facts = StepSpec(
-        one={mode: deeps[mode, 1] for mode in MODES},
-        two={mode: deeps[mode, 2] for mode in MODES},
+    readings = [(mode, [run.deep_step(shape, n, mode) for n in (1, 2)]) for mode in MODES]
+    spec = StepSpec(
+        one={mode: one for mode, (one, _) in readings},
+        two={mode: two for mode, (_, two) in readings},
         blocks=blocks,
         trained=blocks if full else (0,) * len(blocks),
-        kept={mode: kept_a_block(lambda d, m=mode: reading(m, 1, d), counts) for mode in MODES},
-        work=work(wanted, lambda s: deep(lambda d: seen.step(s, 1, "ON", d), counts).flops, deeps["ON", 1].flops),
-        elsewhere=elsewhere(seen, wanted) if encoders else {},
+        kept={mode: kept_a_block(run, shape, mode) for mode in MODES},
+        work=work(run, inputs),
+        elsewhere=elsewhere(run, inputs) if encoders else {},
         moments=OPTIMIZERS[config.optimizer.name].state_bytes / OPTIMIZERS["ADAMW"].state_bytes,
     )
-    return with_text(facts, seen, config) if config.text_in_step else facts
+    return with_text(spec, run) if config.text_in_step else spec
 
 
-def with_text(facts: StepSpec, seen: FakeRun, config: Config) -> StepSpec:
+def with_text(spec: StepSpec, run: FakeRun) -> StepSpec:
     """The text encoder stays in memory while the denoiser trains, and its activations wait for the backward pass."""
-    text, _ = seen.read_text()
-    (own,) = text.phases.values()
-    beside = {"text encoder": own["weights"]}
-    if config.text_encoder.train:
-        numbers = own["weights"] // seen.family.dtype.itemsize
+    own, flops, _ = run.read_text()
+    resident = {"text encoder": own["text encoder"]}
+    if run.config.text_encoder.train:
+        numbers = own["text encoder"] // run.family.dtype.itemsize
         # parts of its own: blocks of the denoiser that are streamed take nothing of this along
-        beside["text encoder's training"] = 8 * numbers + round(8 * numbers * facts.moments)
-    waiting = own.get("activations", 0)
+        resident["text encoder's training"] = 8 * numbers + round(8 * numbers * spec.moments)
 
     def more(reading: Reading, samples: int) -> Reading:
-        phases = {}
-        for name, parts in reading.phases.items():
-            added = beside | ({"activations": waiting * samples} if name in ("forward", "backward") else {})
-            phases[name] = {part: parts.get(part, 0) + added.get(part, 0) for part in sorted({*parts, *added})}
-        return Reading(phases, reading.flops + text.flops * samples)
+        waiting = {"activations": own.get("activations", 0) * samples}
+        phases = {
+            name: plus(parts, resident | (waiting if name in ("forward", "backward") else {}))
+            for name, parts in reading.phases.items()
+        }
+        return Reading(phases, reading.flops + flops * samples)
 
-    one = {mode: more(reading, 1) for mode, reading in facts.one.items()}
-    two = {mode: more(reading, 2) for mode, reading in facts.two.items()}
-    return replace(facts, one=one, two=two)
+    return spec.changed(more)
 
 
-def work(wanted: Wanted, flops: Callable[[ClipShape], float], dearest: float) -> tuple[tuple[int, float], ...]:
-    """(tokens, operations) of a sample of the dearest shape, of one in the middle and of the cheapest."""
-    shapes = {wanted.spec.tokens(shape): shape for shape in wanted.shapes}
+def work(run: FakeRun, inputs: PlanInputs) -> tuple[tuple[int, float], ...]:
+    """(tokens, operations) of a sample of the cheapest shape, of one in the middle and of the dearest, computed again."""
+    shapes = {inputs.spec.tokens(shape): shape for shape in inputs.shapes}
     counts = sorted(shapes)
-    chosen = {counts[0], counts[len(counts) // 2]} - {counts[-1]}
-    return (*((count, flops(shapes[count])) for count in sorted(chosen)), (counts[-1], dearest))
+    shapes[counts[-1]] = inputs.shapes[0]
+    chosen = sorted({counts[0], counts[len(counts) // 2], counts[-1]})
+    return tuple((count, run.deep_step(shapes[count], 1, "ON").flops) for count in chosen)
 
 
-def kept_a_block(read: Any, counts: Mapping[str, int]) -> int:
+def kept_a_block(run: FakeRun, shape: ClipShape, mode: str) -> int:
     """Bytes of activations that a block of the first list keeps of one sample from forward to backward."""
-    few = {path: min(FEW, count) for path, count in counts.items()}
-    path, count = next(iter(counts.items()))
+    few = {path: min(FEW, count) for path, count in run.depths.items()}
+    path, count = next(iter(run.depths.items()))
     more = min(MORE, count)
     if more <= few[path]:
         return 0
-    one, other = read(tuple(few.items())), read(tuple({**few, path: more}.items()))
-    before, after = (reading.phases["forward"].get("activations", 0) for reading in (one, other))
+    readings = [run.step(shape, 1, mode, tuple({**few, path: depth}.items())) for depth in (few[path], more)]
+    before, after = (reading.phases["forward"].get("activations", 0) for reading in readings)
     return max(0, (after - before) // (more - few[path]))
 
 
-def elsewhere(seen: FakeRun, wanted: Wanted) -> dict[str, Mapping[str, Mapping[str, int]]]:
+def elsewhere(run: FakeRun, inputs: PlanInputs) -> dict[str, Mapping[str, Parts]]:
     """What is held when no step runs: text encoder, autoencoder over the dearest clips, and over a preview; in each way."""
-    text, longest = seen.read_text()
-    (parts,) = text.phases.values()
-    activations = parts.get("activations", 0)
-    streamed = parts["weights"] - sum(sum(blocks) - SLOTS * max(blocks) for blocks in longest)
-    phases: dict[str, Mapping[str, Mapping[str, int]]] = {
-        "encoding text": {
-            PLAIN: {"text encoder": parts["weights"], "activations": activations},
-            STREAMED: {"text encoder": streamed, "activations": activations},
-        },
-        "encoding clips": {PLAIN: _autoencoder(seen.encode(wanted.shapes[0]))},
+    text, _, encoders = run.read_text()
+    streamed = text["text encoder"] - sum(sum(blocks) - SLOTS * max(blocks) for blocks in encoders)
+    phases: dict[str, Mapping[str, Parts]] = {
+        "encoding text": {PLAIN: text, STREAMED: {**text, "text encoder": streamed}},
+        "encoding clips": {PLAIN: run.encode(inputs.shapes[0])},
     }
-    if wanted.preview is not None:
-        decoding = _autoencoder(seen.decode(wanted.preview))
-        phases["preview"] = {PLAIN: decoding, ASIDE: decoding}
+    if inputs.preview is not None:
+        phases["preview"] = dict.fromkeys((PLAIN, ASIDE), run.decode(inputs.preview))
     return phases
-
-
-def _autoencoder(reading: Reading) -> dict[str, int]:
-    (parts,) = reading.phases.values()
-    return {"autoencoder": parts["weights"], "activations": parts.get("activations", 0)}
-
-
-def to_json(facts: StepSpec) -> dict[str, Any]:
-    """As a file keeps it."""
-    return asdict(facts)
-
-
-def from_json(kept: Mapping[str, Any]) -> StepSpec:
-    """The inverse of ``to_json``; ValueError where it holds anything but finite numbers from 0 on."""
-    facts: StepSpec = checked(StepSpec, json.dumps(kept))
-    return facts

@@ -153,8 +153,8 @@ def open_pool(
                 fresh[name] = {key: part for key, part in parts.items() if part is not None}
             return net
         pool.streams = arrange_blocks(net, family.spec, config, held, home, first)
-        if pool.streams is not None and pool.streams.home is not None and pool.streams.home.parameters:
-            homes[name] = pool.streams.home
+        if pool.streams is not None and pool.streams.host_weights is not None and pool.streams.host_weights.parameters:
+            homes[name] = pool.streams.host_weights
         if trainable is None and held:
             fresh[name] = held if pool.streams is None else pool.streams.parameters(held)
         return net
@@ -204,9 +204,9 @@ def arrange_blocks(
     device = device_and_dtype(config)[0]
     resident = () if config.training_method == "FINE_TUNE" else tuple(held.values())
     streams = stream_blocks(net, spec.blocks, device, OffloadSettings(fraction, mode), resident, home, echo)
-    if first and streams.home is not None:
+    if first and streams.host_weights is not None:
         echo(
-            f"{len(streams.streamed)} blocks are streamed from host memory ({size(streams.home.size)}); "
+            f"{len(streams.streamed)} blocks are streamed from host memory ({size(streams.host_weights.size)}); "
             "they are computed again in the backward pass"
         )
         if device.type == "cpu":

@@ -9,21 +9,17 @@ from typing import Any
 import pytest
 import torch
 from offload_kit import deepen
-from planning_kit import allocated, bytes_of
+from planning_kit import held_by_a_real_step
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
-from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.memory.weight_streaming import OffloadSettings, stream_blocks
 from videotune.models.base_model import published
 from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.measure import Ledger, fake_mode, to_fake
 from videotune.planner.memory import Choice, StepSpec, need
-from videotune.planner.shallow import deep
 from videotune.train.components import weights_of
-from videotune.train.distributed import DistributedContext
-from videotune.train.step import Clock, StepSettings, train_step
 from videotune.types import ClipShape
 
 GIB = 2**30
@@ -65,7 +61,7 @@ def test_a_parameter_that_stands_in_two_places_stays_one() -> None:
     assert len(list(net.parameters())) == 3
 
 
-def imagination(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> FakeRun:
+def fake_run(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> FakeRun:
     kept = weights_of(Config(**config), {torch.float32: "FLOAT_32", torch.bfloat16: "BFLOAT_16"}[dtype])
     return FakeRun(find(family)(folder, torch.device("cpu"), dtype, kept), Config(**config))
 
@@ -86,32 +82,11 @@ def test_a_real_step_holds_what_was_read(
 ) -> None:
     """Within 2 %: the very step on real tensors, by the allocator's own events."""
     folder, shape = tiny_bases(family), ClipShape(17, 256, 256, 16.0)
-    seen = imagination(folder, family, torch.float32, training_method=method, weight_dtype=kind)
-    seen.piece = 1  # as a CPU's allocator
-    counts = {path: len(blocks) for path, blocks in seen.whole().items()}
-    reading = deep(lambda depths: seen.step(shape, 2, checkpointing, depths), counts)
-
-    real = find(family)(folder, torch.device("cpu"), torch.float32, seen.family.weights)
-    net = real.denoiser()
-    held = add_lora(net, real.spec, seen.config.lora, 0) if method == "LORA" else dict(net.named_parameters())
-    if method == "FINE_TUNE":
-        net.requires_grad_(True)
-    checkpoint_blocks(net, checkpointing)
-    net.train()
-    like = FakeRun(real, seen.config)
-    trainable, prepared = like.trainable(held), like.prepared(shape, 2)
-
-    def step() -> None:
-        settings = StepSettings(1, 1.0, None)
-        train_step(
-            real, net, trainable, like.objective, prepared, settings, Clock(torch.device("cpu")), DistributedContext()
-        )
-
-    step()
-    assert prepared.batch is not None
-    states = [t for state in trainable.optimizer.state.values() for t in state.values()]
-    standing = bytes_of(net, states, [prepared.batch.x0, prepared.noise, prepared.batch.cond.text])
-    assert reading.peak == pytest.approx(allocated(step, standing), rel=0.02)
+    run = fake_run(folder, family, torch.float32, training_method=method, weight_dtype=kind)
+    run.piece = 1  # as a CPU's allocator
+    real = find(family)(folder, torch.device("cpu"), torch.float32, run.family.weights)
+    held = held_by_a_real_step(real, run.config, shape, 2, checkpointing)
+    assert run.deep_step(shape, 2, checkpointing).peak == pytest.approx(held, rel=0.02)
 
 
 def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
@@ -123,9 +98,8 @@ def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
         "within": {"step_in_backward": True},
     }.items():
         config: dict[str, Any] = {"training_method": "FINE_TUNE", "optimizer": knobs}
-        seen = imagination(tiny_bases("wan"), "wan", torch.bfloat16, **config)
-        depths = tuple((path, len(blocks)) for path, blocks in seen.whole().items())
-        found[name] = seen.step(shape, 1, "ON", depths).phases["optimizer"]
+        seen = fake_run(tiny_bases("wan"), "wan", torch.bfloat16, **config)
+        found[name] = seen.step(shape, 1, "ON", tuple(seen.depths.items())).phases["optimizer"]
     assert found["masters"]["trained"] > 2 * found["rounded"]["trained"], "float32 copies beside the weights, or none"
     assert found["within"].get("gradients", 0) == 0 < found["masters"]["gradients"]
     assert found["within"]["activations"] < found["masters"]["activations"], "one gradient at a time is made float32"
@@ -133,10 +107,8 @@ def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
 
 def test_published_figures_of_what_stands_still() -> None:
     """GiB before the first step, as finetrainers logged it: CogVideoX-5B with a LoRA of rank 128, in bfloat16: 10.622."""
-    seen = imagination(published("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128})
-    whole = seen.whole()
-    depths = tuple((path, len(blocks)) for path, blocks in whole.items())
-    net = seen.shallow(depths)
+    seen = fake_run(published("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128})
+    net = seen.network(tuple(seen.depths.items()))
     lora = {id(p) for p in net.held.values()}
     frozen = sum(p.nbytes for p in net.net.parameters() if id(p) not in lora)
     count = sum(p.numel() for p in net.held.values())
@@ -149,16 +121,14 @@ def test_a_deep_network_is_read_from_shallow_ones(tiny_bases: BASES, tmp_path: P
     folder = shutil.copytree(tiny_bases("wan"), tmp_path / "deep")
     config = json.loads((folder / "transformer" / "config.json").read_text())
     (folder / "transformer" / "config.json").write_text(json.dumps(config | {"num_layers": 6}))
-    seen = imagination(folder, "wan", torch.bfloat16)
-    shape, whole = ClipShape(9, 192, 192, 16.0), seen.whole()
-    (path,) = whole
-    for checkpointing in ("ON",):
-        shallow = deep(lambda depths, c=checkpointing: seen.step(shape, 1, c, depths), {path: len(whole[path])})  # type: ignore[misc]
-        really = seen.step(shape, 1, checkpointing, ((path, 6),))
-        assert shallow.peak == pytest.approx(really.peak, rel=0.005)
-        assert shallow.flops == pytest.approx(really.flops, rel=1e-6)
-        for phase, parts in really.phases.items():
-            assert sum(shallow.phases[phase].values()) == pytest.approx(sum(parts.values()), rel=0.005), phase
+    seen = fake_run(folder, "wan", torch.bfloat16)
+    shape, depths = ClipShape(9, 192, 192, 16.0), tuple(seen.depths.items())
+    assert [count for _, count in depths] == [6]
+    shallow, really = seen.deep_step(shape, 1, "ON"), seen.step(shape, 1, "ON", depths)
+    assert shallow.peak == pytest.approx(really.peak, rel=0.005)
+    assert shallow.flops == pytest.approx(really.flops, rel=1e-6)
+    for phase, parts in really.phases.items():
+        assert sum(shallow.phases[phase].values()) == pytest.approx(sum(parts.values()), rel=0.005), phase
 
 
 @pytest.mark.parametrize(("fraction", "kind"), [(0.5, "auto"), (1.0, "auto"), (1.0, "INT_8"), (0.5, "NFLOAT_4")])
@@ -167,11 +137,10 @@ def test_streamed_weights_leave_what_the_plan_says(
 ) -> None:
     """The very bytes of a real network whose blocks stream through a real ring, adapters in it."""
     folder, shape = deepen(tiny_bases("wan"), tmp_path / "deep"), ClipShape(5, 64, 64, 16.0)
-    seen = imagination(folder, "wan", torch.float32, lora={"rank": 4}, weight_dtype=kind)
+    seen = fake_run(folder, "wan", torch.float32, lora={"rank": 4}, weight_dtype=kind)
     seen.piece = 1
-    whole = seen.whole()
-    blocks = tuple(size for sizes in whole.values() for size in sizes)
-    reading = seen.step(shape, 1, "ON", tuple((path, len(sizes)) for path, sizes in whole.items()))
+    blocks = tuple(size for sizes in seen.blocks.values() for size in sizes)
+    reading = seen.step(shape, 1, "ON", tuple(seen.depths.items()))
     one = dict.fromkeys(("OFF", "ON"), reading)
     facts = StepSpec(one, one, blocks, (0,) * len(blocks), {"OFF": 0, "ON": 0})
     planned = need(facts, Choice(1, "ON", round(fraction * len(blocks)))).device["end"]
@@ -182,7 +151,9 @@ def test_streamed_weights_leave_what_the_plan_says(
     streams = stream_blocks(
         net, family.spec.blocks, torch.device("cpu"), OffloadSettings(fraction), list(held.values())
     )
-    assert streams.ring is not None
-    gaps = sum(slot.flat.numel() for slot in streams.ring.slots) - planned["ring"]
-    assert 0 <= gaps < 256 * len(streams.ring.slots) * len(streams.ring.tensors[0]), "each tensor begins at 256 bytes"
+    assert streams.buffers is not None
+    gaps = sum(slot.flat.numel() for slot in streams.buffers.slots) - planned["ring"]
+    assert 0 <= gaps < 256 * len(streams.buffers.slots) * len(streams.buffers.tensors[0]), (
+        "each tensor begins at 256 bytes"
+    )
     assert streams.resident_bytes - gaps == planned["weights"] + planned["trained"] + planned["ring"]

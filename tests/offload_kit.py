@@ -133,7 +133,7 @@ def rig(
     method: str = "LORA",
     dropout: float = 0.0,
     isolate: bool = False,
-    home: HostWeights | None = None,
+    host_weights: HostWeights | None = None,
 ) -> Rig:
     """A network of the family with an adapter that already does something, or all of it training."""
     net = family.denoiser(family.spec.experts[-1].name)
@@ -149,7 +149,7 @@ def rig(
     streams = None
     if settings is not None:
         resident = held.values() if method == "LORA" else ()
-        streams = stream_blocks(net, family.spec.blocks, CPU, settings, list(resident), home)
+        streams = stream_blocks(net, family.spec.blocks, CPU, settings, list(resident), host_weights)
         held = streams.parameters(held)
     masters = MasterWeights(held)
     trainable = Trainable(

@@ -1,11 +1,13 @@
 """Which settings fit: arithmetic on readings, on small made facts and on a real model's."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
+from videotune.files import write_json
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.models.base_model import published, spec_for
 from videotune.planner.cards import USUAL, card, cards
@@ -25,10 +27,10 @@ from videotune.planner.memory import (
     others,
     room,
     seconds,
-    shared_out,
+    sharded,
     smallest,
 )
-from videotune.planner.memory_plan import Wanted, from_json, read_facts, to_json
+from videotune.planner.memory_plan import PlanInputs, _remembered, read_step_spec
 from videotune.types import BasePlace, ClipShape
 
 MB = 10**6
@@ -107,24 +109,24 @@ def test_weights_that_train_take_their_optimizer_with_them() -> None:
 def test_the_fastest_that_fits_and_nothing_that_was_fixed_is_changed() -> None:
     plenty = fastest(facts(), 4, Fixed(), 80 * GB, USUAL)
     assert plenty is not None
-    assert plenty[0] == Choice(4, OFF, 0)
+    assert plenty.choice == Choice(4, OFF, 0)
     tight = fastest(facts(), 4, Fixed(), int(2.6 * GB), USUAL)
     assert tight is not None
-    assert tight[1].needed <= 2.6 * GB
+    assert tight.needed <= 2.6 * GB
     for fixed in (Fixed(checkpointing=ON), Fixed(streamed=10), Fixed(micro_batch=4)):
         found = fastest(facts(), 4, fixed, int(2.9 * GB), USUAL)
         assert found is not None, fixed
         for name in ("checkpointing", "streamed", "micro_batch"):
-            assert getattr(fixed, name) in (None, getattr(found[0], name))
+            assert getattr(fixed, name) in (None, getattr(found.choice, name))
     assert fastest(facts(), 4, Fixed(), GB, USUAL) is None
-    assert smallest(facts(), 4, Fixed())[0].streamed == 10
+    assert smallest(facts(), 4, Fixed()).choice.streamed == 10
 
 
 def test_the_host_has_its_limit_too() -> None:
     """What waits on the host must have room there."""
     free = fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL)
     assert free is not None
-    taken = sum(free[1].host.values())
+    taken = sum(free.host.values())
     assert taken > 100 * MB
     assert fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=taken) is not None
     assert fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=50 * MB) is None
@@ -132,7 +134,7 @@ def test_the_host_has_its_limit_too() -> None:
 
 def test_more_memory_is_never_slower() -> None:
     took = [
-        seconds(found[1], 4, found[0].micro_batch, USUAL)
+        seconds(found, 4, USUAL)
         for vram in range(14, 80, 2)
         if (found := fastest(facts(), 4, Fixed(), vram * GB // 10, USUAL))
     ]
@@ -216,8 +218,9 @@ def test_every_card_of_the_table_is_found_by_its_own_name() -> None:
     assert not card("T4").timed, "without bfloat16 units no time is calculated"
 
 
-def test_facts_are_kept_as_they_are() -> None:
-    assert from_json(to_json(facts())) == facts()
+def test_facts_are_kept_as_they_are(tmp_path: Path) -> None:
+    write_json(tmp_path / "plan.json", asdict(facts()))
+    assert _remembered(tmp_path / "plan.json") == facts()
 
 
 @pytest.mark.long
@@ -226,13 +229,13 @@ def test_the_guide_s_first_row_fits_a_card_of_8_gb() -> None:
     base = BasePlace("5b", published("wan2.2-ti2v-5b"))
     spec = spec_for("wan", base)
     shape = ClipShape(9, 384, 384, 24.0)
-    wanted = Wanted(spec, base.folder, resolve({}, {}, spec).config, (shape,), None)
-    seen = read_facts(wanted, "BFLOAT_16")
+    config = resolve({}, {}, spec).config
+    seen = read_step_spec(PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), None))
     assert sum(seen.blocks) / 2**30 == pytest.approx(9.15, abs=0.02)
     assert need(seen, Choice(1, ON, 0)).allocated / 2**30 == pytest.approx(9.9, abs=0.25)
     found = fastest(seen, 1, Fixed(), 8 * GB, USUAL)
     assert found is not None
-    assert all(room(parts) <= 8 * GB for _, parts in others(seen, found[1], 8 * GB).values())
+    assert all(room(parts) <= 8 * GB for _, parts in others(seen, found, 8 * GB).values())
     assert fastest(seen, 1, Fixed(checkpointing=ON, streamed=0), 8 * GB, USUAL) is None
 
 
@@ -240,7 +243,7 @@ def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_wh
     """Of 1200 MB and four processes 300 MB; an adapter and activations stay, what trains of every weight is cut as well."""
     plain, choice = need(facts(), Choice(1, ON, 0)), Choice(1, ON, 0)
     for full in (False, True):
-        held = need(shared_out(facts(full), 4, full), choice)
+        held = need(sharded(facts(full), 4, full), choice)
         cut = 4 if full else 1
         for phase in ("forward", "backward", "end"):
             gathered = 0 if phase == "end" else 200 * MB
@@ -248,7 +251,7 @@ def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_wh
             assert held.device[phase]["optimizer"] == plain.device[phase]["optimizer"] // cut
             assert held.device[phase].get("activations") == plain.device[phase].get("activations")
         assert held.device["backward"]["gradients"] == 10 * MB // cut + (200 * MB if full else 0)
-    assert need(shared_out(facts(), 4, False), Choice(2, OFF, 0)).device["forward"]["weights"] == 500 * MB
+    assert need(sharded(facts(), 4, False), Choice(2, OFF, 0)).device["forward"]["weights"] == 500 * MB
 
 
 def test_where_inputs_cannot_wait_on_the_host_they_are_not_planned_to() -> None:
