@@ -25,17 +25,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import open_run
-from runs import prepare as prepare_run
 from safetensors.torch import save_file
 
 from videotune.cache.batches import Prepared, prepare
 from videotune.config.schema import Optimizer
+from videotune.planner.fit import chosen_for_run
+from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
 from videotune.train.loop import step_records
 from videotune.train.optimizers import make_optimizer
 from videotune.train.progress import write_step
 from videotune.train.resolve_config import Overrides
+from videotune.train.resume import open_run
+from videotune.train.setup import prepare as prepare_run
 from videotune.train.trainer import Trainer
 
 QUIET = ("sample_after=0", "validate_every=0", "save_every=0")
@@ -51,7 +53,8 @@ class NoBar:
 def open_trainer(data: Path, out: Path, sets: Sequence[str]) -> Trainer:
     """A run of the toy preset, up to its first step."""
     words = Overrides(preset="toy", data=str(data), sets=(*QUIET, *sets))
-    return prepare_run(open_run(words, out, None).job, out, False)
+    job = open_run(words, out, None, chosen_for_run).job
+    return prepare_run(job, out, make_plan(job))
 
 
 def bare_loop(trainer: Trainer, inputs: Sequence[Prepared], optimizer: torch.optim.Optimizer) -> Iterator[float]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from runs import fill as fill_cache
 
 from videotune.cache.store import Store
 from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
@@ -33,11 +32,13 @@ from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect
 from videotune.toy.motion import motion
 from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
+from videotune.train.cache_filling import fill_cache
 from videotune.train.components import make_objective, make_source, open_models, plain_batch
 from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import Job, open_job
 from videotune.types import Family
+from videotune.validation.callbacks import reads_of_run
 from videotune.validation.previews import sample_settings, usual_shape
 
 LOOKS = [(*CONCEPT, way) for _ in SEEDS for way in DIRECTIONS] + list(CONTROLS)
@@ -187,7 +188,7 @@ def foundation(plan: Plan, known: bool) -> tuple[dict[str, Any], dict[str, Any]]
     family.free("text_encoder")
     if known:
         return {}, states
-    fill_cache(job, family, Store(job.cache))
+    fill_cache(job, family, Store(job.cache), reads_of_run(job))
     nets = {job.spec.experts[0].name: family.denoiser()}
     base = sampled(family, nets, sample_settings(job.config, job.spec, usual_shape(job)), states)
     drawn, copies = right_ones(family)

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import prepare
 
 from videotune.commands.demo import TRIGGER
 from videotune.files import read_json, write_json
+from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
 from videotune.train.components import plain_batch
 from videotune.train.loop import step_records
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import open_job
+from videotune.train.setup import prepare
 from videotune.train.trainer import Trainer
 from videotune.validation.validation_loss import read_validation
 
@@ -48,7 +49,7 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
     sets = (*(f"{key}={value}" for key, value in knobs.items()), *told.set)
     number = len(list(told.work.glob("run-*")))
     job = open_job(*resolve_config(Overrides(preset="toy", data=str(told.work / "clips"), sets=sets)))
-    return prepare(job, told.work / f"run-{number}-{kind}-seed-{seed}", False)
+    return prepare(job, told.work / f"run-{number}-{kind}-seed-{seed}", make_plan(job))
 
 
 def error(trainer: Trainer) -> float:

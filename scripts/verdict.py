@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import fill as fill_cache
 
 from videotune.cache.batches import Source, assemble
 from videotune.cache.store import Store
@@ -35,6 +34,7 @@ from videotune.errors import DONE
 from videotune.files import hash_file, read_json, write_json
 from videotune.rng import draws
 from videotune.toy.dataset import write_dataset
+from videotune.train.cache_filling import fill_cache
 from videotune.train.checkpoint import complete_checkpoints
 from videotune.train.components import make_objective, make_source, open_models
 from videotune.train.denoisers import attach, put_weights
@@ -42,6 +42,7 @@ from videotune.train.logging.journal import read_journal
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.run_spec import open_job
 from videotune.types import Family, Window
+from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overfitting import LEAST_RISE, OVERFITTING, judge
 from videotune.validation.selection import OF_HELD_OUT, QUANTILES
 
@@ -127,7 +128,7 @@ class Dense:
         self.job = open_job(*resolve_config(Overrides(preset="toy", data=str(folder), sets=sets)))
         self.family: Family = open_models(self.job.spec, self.job.base, self.job.config)
         store, loss = Store(self.job.cache), make_objective(self.job.spec, self.job.config)
-        fill_cache(self.job, self.family, store)
+        fill_cache(self.job, self.family, store, reads_of_run(self.job))
         self.family.free("text_encoder")
         self.family.free("vae")
         self.source: Source = make_source(self.job, self.family, store, loss)

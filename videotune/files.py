@@ -87,6 +87,10 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
         os.replace(aside, path)
         if durable:
             sync_folder(path.parent)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # which file it was, a full disk does not say
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         aside.unlink(missing_ok=True)
 

@@ -114,5 +114,5 @@ def test_a_place_without_a_cache_is_said(tmp_path: Path) -> None:
     with pytest.raises(VideotuneError, match="neither a cache"):
         verify_cache(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"], "looking leaves nothing behind"
-    (tmp_path / "manifest.jsonl").touch()
+    (tmp_path / "lock").touch()
     assert cache_at(tmp_path) == tmp_path

@@ -100,7 +100,7 @@ def test_the_run_begins_with_what_the_file_does(
     ours = updates(trainer.parameters, (alpha or rank) / rank)
     assert furthest(ours, wanted) < 1e-6
     assert equal(dict(trainer.result), dict(trainer.parameters)), "the average begins at the same weights"
-    assert not any(trainer.optimizer.state.values()), "a fresh optimizer"
+    assert not any(trainer.pool.trainable.optimizer.state.values()), "a fresh optimizer"
     trainer.journal.close()
 
 

@@ -226,13 +226,13 @@ def test_a_ruler_that_is_another_one_is_told_and_read_at_once(begun: Callable[..
     )
     assert readings[-1]["ruler"] == readings[-2]["ruler"] != names[0]
     assert readings[3]["train"]["normalised"] == 1.0
-    told = [text for text in warnings_of(run) if "the ruler is another one" in text]
+    told = [text for text in warnings_of(run) if "the validation set changed" in text]
     assert told == [
-        "the ruler is another one (its noise levels differ): readings from step 4 on compare with each other, "
-        "not with earlier ones"
+        "the validation set changed (its noise levels differ): validation losses from step 4 on compare with each "
+        "other alone"
     ]
     assert going_on(run, "steps=8") == DONE
-    assert len([text for text in warnings_of(run) if "the ruler is another one" in text]) == 1, "said once"
+    assert len([text for text in warnings_of(run) if "the validation set changed" in text]) == 1, "said once"
 
 
 def test_other_held_out_clips_are_another_ruler_in_the_journal_and_on_the_screen(
@@ -246,12 +246,12 @@ def test_other_held_out_clips_are_another_ruler_in_the_journal_and_on_the_screen
         (held / folder).mkdir(parents=True)
         (library / folder / f"{clip}{ending}").rename(held / folder / f"{clip}{ending}")
     rows = json.dumps([{"path": str(library)}, {"path": str(held), "kind": "validation"}])
-    assert "the ruler is another one" not in capfd.readouterr().err
+    assert "the validation set changed" not in capfd.readouterr().err
     assert going_on(run, f"datasets={rows}", "steps=4", data_change=True) == DONE
     ((step, told),) = [(line["step"], line["text"]) for line in of_kind(run, "warning")]
     assert step == 2
-    assert told.startswith("the ruler is another one (")
-    assert told.endswith("readings from step 2 on compare with each other, not with earlier ones")
+    assert told.startswith("the validation set changed (")
+    assert told.endswith("validation losses from step 2 on compare with each other alone")
     assert f"warning: {told}" in " ".join(capfd.readouterr().err.split())
     readings = of_kind(run, "ruler")
     assert [(line["step"], line["held_out"] is None) for line in readings] == [

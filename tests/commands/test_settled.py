@@ -20,7 +20,7 @@ from videotune.planner.fake_run import FakeRun
 from videotune.planner.fit import OPEN, activations_at_most, fit, fit_settings, fixed, peak, planned_bytes, to_json
 from videotune.planner.memory import PLAIN, TILED, Fixed
 from videotune.planner.memory_plan import step_spec
-from videotune.train import components as models
+from videotune.train import cache_filling
 from videotune.train.components import open_models
 from videotune.train.resolve_config import Overrides, resolve_config
 from videotune.train.resume import Resume, scanned
@@ -200,7 +200,7 @@ def test_a_preview_that_finds_no_room_sets_the_denoiser_aside_and_then_takes_til
 def test_a_text_encoder_that_finds_no_room_is_streamed_and_says_the_same(
     said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fill, tries = models.fill, []
+    fill, tries = cache_filling.fill, []
 
     def short(family: Any, *words: Any) -> Any:
         tries.append(1)
@@ -211,7 +211,7 @@ def test_a_text_encoder_that_finds_no_room_is_streamed_and_says_the_same(
 
     plain, streamed = tmp_path / "plain", tmp_path / "streamed"
     assert train(said("steps=2", f"cache_dir={tmp_path / 'one'}"), plain) == DONE
-    monkeypatch.setattr(models, "fill", short)
+    monkeypatch.setattr(cache_filling, "fill", short)
     assert train(said("steps=2", f"cache_dir={tmp_path / 'two'}"), streamed) == DONE
     assert "the blocks of the text encoder now come from host memory" in capsys.readouterr().err
     assert facts_of(streamed) == facts_of(plain), "bit for bit what the whole encoder says"

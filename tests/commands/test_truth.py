@@ -84,7 +84,7 @@ def test_the_ruler_is_frozen_and_another_one_is_flagged(words: Say, tmp_path: Pa
     caption = next((tmp_path / "others" / "captions").glob("*.txt"))
     caption.write_text("quite another caption")
     assert train(Overrides(sets=("steps=2",)), run, resume=Resume(data_change=True)) == DONE
-    (told,) = [text for text in warnings_of(run) if "the ruler is another one" in text]
+    (told,) = [text for text in warnings_of(run) if "the validation set changed" in text]
     assert "the text of its held-out clips differ" in told
     assert frozen["mean"] == "clips"
     assert read_json(run / "ruler.json")["name"] == of_kind(run, "ruler")[-1]["ruler"] != frozen["name"]
@@ -92,7 +92,7 @@ def test_the_ruler_is_frozen_and_another_one_is_flagged(words: Say, tmp_path: Pa
     write_json(run / "ruler.json", kept | {"seed": 5})
     assert train(Overrides(sets=("steps=3",)), run, resume=Resume()) == DONE
     assert read_json(run / "ruler.json") == kept, "a file that was changed gives way"
-    assert len([text for text in warnings_of(run) if "the ruler is another one" in text]) == 1
+    assert len([text for text in warnings_of(run) if "the validation set changed" in text]) == 1
     older = {key: value for key, value in kept.items() if key not in ("name", "mean")}  # it averaged over windows
     write_json(run / "ruler.json", {"name": digest(older)[:8], **older})
     text = (run / "journal.jsonl").read_text().replace(kept["name"], digest(older)[:8])

@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,9 @@ def children() -> set[int]:
     """This process's children that are workers, but those that were there before the test."""
     found = set()
     for child in psutil.Process().children():
-        if child.pid not in OTHERS and "videotune.data.workers" in " ".join(child.cmdline()):
-            found.add(child.pid)
+        with suppress(psutil.ZombieProcess):  # one that has ended
+            if child.pid not in OTHERS and "videotune.data.workers" in " ".join(child.cmdline()):
+                found.add(child.pid)
     return found
 
 

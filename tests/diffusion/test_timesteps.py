@@ -82,9 +82,9 @@ def test_cdf_inverts_the_draw(ts: Timesteps, bounds: tuple[float, float]) -> Non
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(KINDS),
-    st.floats(0, 0.99),
-    st.floats(1e-4, 1),
-    st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=8),
+    st.floats(0, 0.99, allow_subnormal=False),
+    st.floats(1e-4, 1, allow_subnormal=False),
+    st.lists(st.floats(0, 1, exclude_max=True, allow_subnormal=False), min_size=1, max_size=8),
 )
 def test_every_draw_lies_in_its_range(ts: Timesteps, lo: float, width: float, us: list[float]) -> None:
     hi = min(1.0, lo + width)

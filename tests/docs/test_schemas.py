@@ -111,10 +111,10 @@ def test_every_line_of_the_journal(run: Path, blown_up: Path) -> None:
 
 def test_the_journals_kinds_are_those_that_are_written(run: Path, blown_up: Path) -> None:
     """By the code, by what the two runs wrote, and by the schema."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "videotune" / "run").glob("*.py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "videotune").rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    said = {ast.literal_eval(node.args[0]) for node in calls if node.func.attr == "event"}
+    said = {ast.literal_eval(node.args[0]) for node in calls if node.func.attr == "event" and node.args}
     known = {part["$ref"].rsplit("/", 1)[-1] for part in schema("journal")["oneOf"]}
     assert known == said | {"step"}
     assert known == {line["kind"] for line in [*read_journal(run), *read_journal(blown_up)]}
@@ -179,7 +179,7 @@ def test_check_of_a_file_that_is_skipped(words: Any, tmp_path: Path, capsys: pyt
 
 def test_the_demos_result() -> None:
     assert faults("demo", DEMO) == []
-    tree = ast.parse((ROOT / "videotune" / "run" / "demo.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "videotune" / "commands" / "demo.py").read_text(encoding="utf-8"))
     measure = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "measure")
     last = next(node.value for node in measure.body if isinstance(node, ast.Return))
     assert isinstance(last, ast.Dict)

@@ -158,7 +158,7 @@ def gradients(trainer: Trainer) -> Iterator[list[dict[str, torch.Tensor]]]:
     def keep(*_: Any) -> None:
         seen.append({name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None})
 
-    handle = trainer.optimizer.register_step_pre_hook(keep)
+    handle = trainer.pool.trainable.optimizer.register_step_pre_hook(keep)
     try:
         yield seen
     finally:

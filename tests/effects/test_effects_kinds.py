@@ -66,7 +66,7 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
     trained = {}
     for layers in (None, ["blocks.1.attn1"], [r"blocks\.\d+\.ffn", "proj_out.bias"]):
         trainer = trainer_of(lab, {"training_method": "FINE_TUNE", "transformer.layers": layers, "learning_rate": 0.01})
-        held = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
+        held = [parameter for group in trainer.pool.trainable.optimizer.param_groups for parameter in group["params"]]
         assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trainer.parameters.values()}
         before = weights(trainer)
         run_steps(trainer, 2)

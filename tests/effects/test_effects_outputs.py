@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from effects_kit import Lab, film, text_of, trainer_of, watched
-from runs import preview
+from runs import callback, preview
 from safetensors.torch import load_file
 
 from videotune.errors import VideotuneError
@@ -19,6 +19,7 @@ from videotune.sampling.pipeline import draw
 from videotune.train.logging.journal import read_journal
 from videotune.train.loop import train_loop
 from videotune.train.run_export import export_run
+from videotune.validation.callbacks import Previews
 from videotune.validation.previews import sample_settings, usual_shape
 
 
@@ -102,7 +103,7 @@ def test_as_many_different_captions_are_taken_as_were_asked_for(lab: Lab) -> Non
         (lab.tmp / "data").mkdir(exist_ok=True)
         (lab.tmp / "data" / f"{name}.mp4").write_bytes((lab.clips / "videos" / f"{name}.mp4").read_bytes())
         (lab.tmp / "data" / f"{name}.txt").write_text("a dog" if name == "c" else "a cat", encoding="utf-8")
-    assert trainer_of(lab, {"samples": 2}, lab.tmp / "data").prompts == ["a cat", "a dog"]
+    assert callback(trainer_of(lab, {"samples": 2}, lab.tmp / "data"), Previews).prompts() == ["a cat", "a dog"]
 
 
 @pytest.mark.effect("samples", "sample_after")

@@ -18,7 +18,7 @@ PROBED = {"sample_metrics.budget": 1e6, "sample_metrics.steps": 1, "sample_metri
 
 def probed(lab: Lab, **knobs: Any) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]], Path]:
     """The journal's line of the base's probe, the network's calls for it, and the run folder."""
-    trainer = trainer_of(lab, PROBED | {f"probe.{key}": value for key, value in knobs.items()})
+    trainer = trainer_of(lab, PROBED | {f"sample_metrics.{key}": value for key, value in knobs.items()})
     with watched(trainer.net) as calls:
         probe(trainer, 0)
     (line,) = read_journal(trainer.run)

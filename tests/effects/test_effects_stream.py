@@ -28,7 +28,7 @@ def test_so_many_updates_are_made(lab: Lab) -> None:
     for steps in (2, 5):
         trainer = trainer_of(lab, {"steps": steps})
         run_steps(trainer)
-        counts = {int(state["step"]) for state in trainer.optimizer.state.values()}
+        counts = {int(state["step"]) for state in trainer.pool.trainable.optimizer.state.values()}
         assert counts == {steps}
 
 
@@ -54,7 +54,7 @@ def test_a_step_takes_exactly_batch_times_accumulation_samples(lab: Lab, batch: 
         lines = run_steps(trainer)
     assert [len(call["x_t"]) for call in calls] == [batch] * (2 * accumulation)
     assert [len(line["window_ids"]) for line in lines] == [batch * accumulation] * 2
-    assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {2}
+    assert {int(state["step"]) for state in trainer.pool.trainable.optimizer.state.values()} == {2}
 
 
 @pytest.mark.effect("batch_size", "gradient_accumulation_steps")

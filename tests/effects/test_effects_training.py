@@ -137,7 +137,7 @@ def per_step(lab: Lab, knobs: dict[str, Any]) -> list[float]:
     """The rate of each of four steps, from how far the weights moved over what AdamW at rate 1 would have moved them."""
     trainer = trainer_of(lab, knobs)
     seen = [weights(trainer)]
-    trainer.optimizer.register_step_post_hook(lambda *_: seen.append(weights(trainer)))
+    trainer.pool.trainable.optimizer.register_step_post_hook(lambda *_: seen.append(weights(trainer)))
     with gradients(trainer) as given:
         run_steps(trainer, 4)
     zero = {name: torch.zeros_like(value) for name, value in seen[0].items()}

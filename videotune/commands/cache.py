@@ -8,7 +8,6 @@ from pathlib import Path
 
 from videotune.cache import maintenance as care
 from videotune.cache.encode import wanted
-from videotune.cache.entry import KINDS
 from videotune.cache.store import EARLIER, LOCK, Store
 from videotune.console import bar, echo, out, print_table, size
 from videotune.data.file_checks import refuse_linked_folder
@@ -50,7 +49,7 @@ def cache_at(place: Path) -> Path:
     """
     if (place / CACHE_NAME).is_dir():
         return refuse_linked_folder(place / CACHE_NAME)
-    if place.name == CACHE_NAME or any((place / name).exists() for name in (LOCK, EARLIER, *KINDS)):
+    if place.name == CACHE_NAME or any((place / name).exists() for name in (LOCK, EARLIER)):
         return place
     if place.is_file() and (place.parent / CACHE_NAME).is_dir():  # an archive's cache lies beside it
         return refuse_linked_folder(place.parent / CACHE_NAME)

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from numpy.random import Generator
 
@@ -16,7 +17,9 @@ from videotune.rng import draws
 from videotune.types import PLAIN, ClipShape, Take, VideoRules, Window
 
 from .file_checks import ClipProblem
-from .media_info import MediaInfo
+
+if TYPE_CHECKING:  # the module reads files, which a machine that only trains need not be able to do
+    from .media_info import MediaInfo
 
 SWAP_PROBABILITY = 0.1
 """How likely two neighbouring frames change places under temporal augmentation."""

@@ -10,7 +10,6 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from videotune.data.video_writer import read_video, side_by_side, video_bytes
 from videotune.report.read import Record, Run, number
 from videotune.text import value_text
 
@@ -112,6 +111,8 @@ def _in_one_video(folder: Path, paths: Sequence[str]) -> dict[str, Any]:
     """The address of a video of all these side by side, or why there is none; ``small``: controls would cover much of it."""
     if any(local_link(path) is None for path in paths):
         return {"uri": "", "small": False, "why": "a video lies outside the run folder"}
+    from videotune.data.video_writer import read_video, side_by_side, video_bytes  # PyAV, for videos alone
+
     try:
         read = [read_video(folder / path, WIDEST) for path in paths]
         frames = side_by_side([frames for frames, _ in read])
