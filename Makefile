@@ -15,8 +15,8 @@ test: $(VENV)/.dev lint
 
 # goldens, the family contract, exact resume with a kill, exports read back: for every commit
 test-core: $(VENV)/.dev
-	$(PYTEST) -m "not long and not slow" tests/train/test_golden.py tests/models/test_family_contract.py \
-	    tests/commands/test_exact_state.py tests/export/test_export_kinds.py
+	$(PYTEST) -m "not long and not slow" tests/trainer/test_golden.py tests/models/test_family_contract.py \
+	    tests/commands/test_exact_state.py tests/exporter/test_export_kinds.py
 
 # fuzz, rehearsals of benchmarks, docs, the studio in a browser
 test-slow: $(VENV)/.dev
@@ -33,7 +33,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/python scripts/house.py || echo "some figures are beyond their bounds"
 
 golden: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train/test_golden.py --bit-for-bit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/trainer/test_golden.py --bit-for-bit
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py

@@ -28,9 +28,9 @@ from typing import Any
 
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from videotune.cache.encode import GROUP_BYTES
 from videotune.data.decode import decode
 from videotune.data.media_info import MediaInfo, probe
+from videotune.latent_cache.encode import GROUP_BYTES
 
 SECONDS, FPS = 60, 16
 
@@ -171,11 +171,11 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     """
     import torch
 
-    from videotune.cache.encode import fill, missing
-    from videotune.cache.store import Store
     from videotune.config.resolve import parse
     from videotune.data.dataset import scan
     from videotune.data.workers import Workers
+    from videotune.latent_cache.encode import fill, missing
+    from videotune.latent_cache.store import Store
     from videotune.models.base_model import of_base, place
     from videotune.models.registry import find
 

@@ -19,20 +19,20 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from videotune.cache.batches import Prepared
-from videotune.cache.expert_schedule import ExpertSchedule
 from videotune.config.resolve import resolve
+from videotune.latent_cache.batches import Prepared
+from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.memory import Choice, StepSpec
 from videotune.planner.memory_plan import PlanInputs, read_step_spec
-from videotune.train.components import dtype_of
-from videotune.train.denoisers import arrange_blocks, attach, make_trainable
-from videotune.train.distributed import DistributedContext
-from videotune.train.experts import trained
-from videotune.train.step import Clock, StepSettings, train_step
+from videotune.trainer.components import dtype_of
+from videotune.trainer.denoisers import arrange_blocks, attach, make_trainable
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.experts import trained
+from videotune.trainer.step import Clock, StepSettings, train_step
 from videotune.types import BasePlace, ClipShape, Family
 
 ROOT = Path(__file__).parents[1]

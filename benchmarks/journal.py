@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from videotune.report.build import write_report
-from videotune.train.logging.journal import History
+from videotune.reporter.build import write_report
+from videotune.trainer.logging.journal import History
 
 
 def write(run: Path, steps: int) -> None:

@@ -27,18 +27,18 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from videotune.cache.batches import Prepared, prepare
 from videotune.config.schema import Optimizer
+from videotune.latent_cache.batches import Prepared, prepare
 from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
-from videotune.train.loop import step_records
-from videotune.train.optimizers import make_optimizer
-from videotune.train.progress import write_step
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import open_run
-from videotune.train.setup import prepare as prepare_run
-from videotune.train.trainer import Trainer
+from videotune.trainer.loop import step_records
+from videotune.trainer.optimizers import make_optimizer
+from videotune.trainer.progress import write_step
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import open_run
+from videotune.trainer.setup import prepare as prepare_run
+from videotune.trainer.trainer import Trainer
 
 QUIET = ("sample_after=0", "validate_every=0", "save_every=0")
 
@@ -76,7 +76,7 @@ def bare_loop(trainer: Trainer, inputs: Sequence[Prepared], optimizer: torch.opt
 
 def our_loop(trainer: Trainer, records: Iterator[Any], steps: int) -> Iterator[tuple[float, float]]:
     """The product's own loop; yields the seconds of each step, and those outside forward, backward and optimizer."""
-    from videotune.train.run_dir import poll_control
+    from videotune.trainer.run_dir import poll_control
 
     late = None
     for _ in range(steps):

@@ -20,23 +20,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from videotune.cache.store import Store
 from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE
 from videotune.files import read_json, write_json
+from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect
 from videotune.toy.motion import motion
 from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
-from videotune.train.cache_filling import fill_cache
-from videotune.train.components import make_objective, make_source, open_models, plain_batch
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import Job, open_job
+from videotune.trainer.cache_filling import fill_cache
+from videotune.trainer.components import make_objective, make_source, open_models, plain_batch
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import Job, open_job
 from videotune.types import Family
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.previews import sample_settings, usual_shape

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "videotune"
 FAMILIES = ("wan", "cogvideox", "hunyuan_video", "ltx_video", "hidream")
 TRAIN_CORE = ("loop", "step", "setup", "optimizers", "ema", "checkpoint")
-CORE = ("config", "types", "diffusion", "cache", *(f"train/{name}" for name in TRAIN_CORE))
-STEP_ENTRY, STEP_END = "videotune.train.loop", "videotune.train.optimizers"
+CORE = ("config", "types", "diffusion", "latent_cache", *(f"trainer/{name}" for name in TRAIN_CORE))
+STEP_ENTRY, STEP_END = "videotune.trainer.loop", "videotune.trainer.optimizers"
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from videotune.commands.demo import TRIGGER
 from videotune.files import read_json, write_json
 from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
-from videotune.train.components import plain_batch
-from videotune.train.loop import step_records
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import open_job
-from videotune.train.setup import prepare
-from videotune.train.trainer import Trainer
+from videotune.trainer.components import plain_batch
+from videotune.trainer.loop import step_records
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import open_job
+from videotune.trainer.setup import prepare
+from videotune.trainer.trainer import Trainer
 from videotune.validation.validation_loss import read_validation
 
 COLUMNS = {"base": "base", "trained": "trained", "on_plain": "its adapter over the plain base", "loss": "last losses"}

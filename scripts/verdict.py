@@ -26,21 +26,21 @@ from typing import Any
 
 import torch
 
-from videotune.cache.batches import Source, assemble
-from videotune.cache.store import Store
 from videotune.commands.demo import train_or_resume
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE
 from videotune.files import hash_file, read_json, write_json
+from videotune.latent_cache.batches import Source, assemble
+from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.toy.dataset import write_dataset
-from videotune.train.cache_filling import fill_cache
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.components import make_objective, make_source, open_models
-from videotune.train.denoisers import attach, put_weights
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import open_job
+from videotune.trainer.cache_filling import fill_cache
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.components import make_objective, make_source, open_models
+from videotune.trainer.denoisers import attach, put_weights
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import open_job
 from videotune.types import Family, Window
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overfitting import LEAST_RISE, OVERFITTING, judge

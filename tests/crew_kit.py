@@ -1,4 +1,4 @@
-"""Several real processes of one run, as a launcher starts them (``tests/train/test_crew.py`` has the real launchers).
+"""Several real processes of one run, as a launcher starts them (``tests/trainer/test_crew.py`` has the real launchers).
 
 What a launcher does is done here: its variables, and that all end when one has died.
 """
@@ -83,7 +83,7 @@ def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str
 
 def killed_in_the_second_save(rank: int) -> None:
     """The last process is killed while it writes its part of its second checkpoint."""
-    from videotune.train import sharded_checkpoint as pieces
+    from videotune.trainer import sharded_checkpoint as pieces
 
     write, saves = pieces._write_own, []
 
@@ -99,8 +99,8 @@ def killed_in_the_second_save(rank: int) -> None:
 
 def without_room_once(rank: int) -> None:
     """The last process finds its disk full the first time that it writes its part of a checkpoint."""
-    from videotune.train import saving as keeping
-    from videotune.train import sharded_checkpoint as pieces
+    from videotune.trainer import saving as keeping
+    from videotune.trainer import sharded_checkpoint as pieces
 
     write, tries = pieces._write_own, []
     keeping.TRY_AGAIN = 0.2

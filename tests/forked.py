@@ -18,8 +18,8 @@ IMPORTED = (
     "diffusers.models.transformers.transformer_wan",
     "diffusers.pipelines.wan.pipeline_wan",
     *("rich.console", "rich.table"),
-    *("videotune.cli.main", "videotune.models.wan", "videotune.report.build"),
-    *("videotune.train.init_from", "videotune.commands.train"),
+    *("videotune.cli.main", "videotune.models.wan", "videotune.reporter.build"),
+    *("videotune.trainer.init_from", "videotune.commands.train"),
 )
 """Modules that every process of a run imports. The server says nothing of one that it cannot find: test_forked.py does."""
 

@@ -13,17 +13,17 @@ from torch import nn
 
 from videotune.adapters.full import add_full
 from videotune.adapters.lora import add_lora
-from videotune.cache.batches import Drawn, Prepared
 from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
+from videotune.latent_cache.batches import Drawn, Prepared
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
 from videotune.models.registry import find
-from videotune.train.distributed import DistributedContext
-from videotune.train.master_weights import MasterWeights
-from videotune.train.optimizers import RateSettings, make_optimizer
-from videotune.train.step import Clock, StepSettings, Trainable, train_step
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.master_weights import MasterWeights
+from videotune.trainer.optimizers import RateSettings, make_optimizer
+from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
 from videotune.types import Batch, ClipShape, Condition
 
 CPU = torch.device("cpu")

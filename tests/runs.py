@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from videotune.cache.store import Store
+from videotune.latent_cache.store import Store
 from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
-from videotune.train.cache_filling import fill_cache
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Opened, Resume
-from videotune.train.resume import open_run as open_with
-from videotune.train.run_spec import Job
-from videotune.train.setup import prepare as prepare_with
-from videotune.train.trainer import Callback, Trainer
+from videotune.trainer.cache_filling import fill_cache
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Opened, Resume
+from videotune.trainer.resume import open_run as open_with
+from videotune.trainer.run_spec import Job
+from videotune.trainer.setup import prepare as prepare_with
+from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Family
 from videotune.validation.callbacks import Previews, Validation, callbacks_of, reads_of_run
 from videotune.validation.sample_metrics import SampleMetricsCallback

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from journal_lines import step_line
 
-from videotune.report.build import write_report
-from videotune.report.read import read_run
-from videotune.train.logging.journal import History
-from videotune.train.logging.step_sums import RECENT, Steps
+from videotune.reporter.build import write_report
+from videotune.reporter.read import read_run
+from videotune.trainer.logging.journal import History
+from videotune.trainer.logging.step_sums import RECENT, Steps
 
 
 def written(run: Path, steps: int, until: int | None = None) -> Path:

@@ -16,9 +16,9 @@ from videotune.files import read_json, write_json, write_text
 from videotune.rng import draws, seed32
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import FPS, HELD_OUT, KNOWN, TEMPLATES, Look, caption, draw_clip
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 
 def make(out: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from videotune.train.resolve_config import Overrides
+from videotune.trainer.resolve_config import Overrides
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def _before(room: Any, name: str, what: str, met: Callable[..., bool] = lambda *
 
 def in_encoding() -> None:
     """While the cache is filled, before anything trains."""
-    from videotune.train import cache_filling
+    from videotune.trainer import cache_filling
 
     _before(cache_filling, "fill_cache", "encoding")
 
@@ -91,7 +91,7 @@ def in_preview(step: int) -> None:
 
 def in_save(number: int) -> None:
     """In the middle of writing the checkpoint that comes as the number-th, between two of its files."""
-    from videotune.train import checkpoint as state
+    from videotune.trainer import checkpoint as state
 
     names: list[str] = []
 
@@ -104,7 +104,7 @@ def in_save(number: int) -> None:
 
 def in_step(step: int) -> None:
     """In the middle of this step, after its gradients and before its update."""
-    from videotune.train import step as room
+    from videotune.trainer import step as room
 
     def is_it(_: Any, __: Any) -> bool:
         taken.append(1)

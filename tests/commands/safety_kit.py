@@ -21,9 +21,9 @@ import forked
 import torch
 from safetensors.torch import load_file
 
-from videotune.train.checkpoint import Checkpoint, read_checkpoint
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
+from videotune.trainer.checkpoint import Checkpoint, read_checkpoint
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
 
 QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "dataloader_threads=0")
 """Nothing happens between two steps that a test did not ask for."""

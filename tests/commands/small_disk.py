@@ -41,7 +41,7 @@ def mounted(place: Path, size: int) -> bool:
 
 def on_small_disk(home: Path, kept: Path, limited: bool, fill_at: Callable[[Callable[[], None]], None]) -> None:
     """Called in the process before the command, whose --out lies in ``home``; ``fill_at(fill)`` says when it is filled."""
-    from videotune.train import saving as keeping
+    from videotune.trainer import saving as keeping
 
     keeping.TRY_AGAIN = TRY_AGAIN
     tmpfs = not limited and mounted(home, 32 << 20)
@@ -89,7 +89,7 @@ def seen(pid: int, home: Path) -> Path:
 
 def after_the_first_save(fill: Callable[[], None]) -> None:
     """Somebody else fills the disk when the first checkpoint is complete."""
-    from videotune.train import saving as keeping
+    from videotune.trainer import saving as keeping
 
     save, filled = keeping.save_checkpoint, []
 
@@ -105,7 +105,7 @@ def after_the_first_save(fill: Callable[[], None]) -> None:
 
 def in_the_middle_of_the_second_save(fill: Callable[[], None]) -> None:
     """So that the check before it says nothing, and a file of tensors meets the full disk."""
-    from videotune.train import checkpoint as state
+    from videotune.trainer import checkpoint as state
 
     write, written = state.write_tensors, []
 
@@ -135,7 +135,7 @@ def before_the_export(fill: Callable[[], None]) -> None:
 
 def after_step_three(fill: Callable[[], None]) -> None:
     """Only the journal is written then."""
-    from videotune.train import loop
+    from videotune.trainer import loop
 
     write = loop.write_step
 

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import callback, measure, open_run, prepare, preview
 
-from videotune.cache.exposure import band, most
+from videotune.latent_cache.exposure import band, most
 from videotune.planner.plan import make_plan
-from videotune.train.logging.journal import read_journal
-from videotune.train.logging.speed import time_left
-from videotune.train.loop import train_loop
-from videotune.train.progress import progress_parts, seconds_left, steps_left, tokens_of_buckets
-from videotune.train.resolve_config import Overrides
-from videotune.train.setup import announce
-from videotune.train.trainer import Trainer, due, times
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.logging.speed import time_left
+from videotune.trainer.loop import train_loop
+from videotune.trainer.progress import progress_parts, seconds_left, steps_left, tokens_of_buckets
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.setup import announce
+from videotune.trainer.trainer import Trainer, due, times
 from videotune.validation.overhead import in_words, share_of_all, share_of_run
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.sample_plan import sample_metrics_plan

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from videotune.cache.store import Store
 from videotune.commands.cache import cache, cache_at, list_cache, prune_cache, verify_cache
 from videotune.errors import DONE, SKIPPED, VideotuneError
-from videotune.train.resolve_config import Overrides
+from videotune.latent_cache.store import Store
+from videotune.trainer.resolve_config import Overrides
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from PIL import Image
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
 from videotune.models.registry import find
-from videotune.report import contact_sheet as sheet_module
-from videotune.train.resolve_config import Overrides
+from videotune.reporter import contact_sheet as sheet_module
+from videotune.trainer.resolve_config import Overrides
 
 SETS = ("resolution=64x96", "video_config.frames=9")
 

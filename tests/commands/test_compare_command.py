@@ -16,9 +16,9 @@ from videotune.commands.train import train
 from videotune.data.video_writer import read_video
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 PROMPT = "a red circle moves left"
 SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=1")
@@ -90,7 +90,7 @@ def test_what_is_drawn_already_is_not_drawn_again(
 
 def test_a_checkpoint_that_was_made_anew_is_drawn_anew(a_run: Path, tmp_path: Path) -> None:
     from videotune.commands.compare import cell_of
-    from videotune.train.checkpoint import complete_checkpoints
+    from videotune.trainer.checkpoint import complete_checkpoints
 
     checkpoint = complete_checkpoints(a_run)[0]
     path = tmp_path / "old.mp4"
@@ -150,9 +150,9 @@ def test_each_clip_has_a_picture_that_the_page_shows(a_run: Path, small_clips: P
 def test_of_many_clips_the_first_have_pictures(
     small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from videotune.report import thumbnails as pictures
-    from videotune.train.resolve_config import resolve_config
-    from videotune.train.run_spec import open_job
+    from videotune.reporter import thumbnails as pictures
+    from videotune.trainer.resolve_config import resolve_config
+    from videotune.trainer.run_spec import open_job
 
     monkeypatch.setattr(pictures, "MOST", 2)
     sets = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}", "resolution=32x32")

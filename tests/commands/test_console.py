@@ -19,7 +19,7 @@ from safety_kit import Running, equal, facts_of, start, state
 
 from videotune.commands.train import train
 from videotune.errors import DONE
-from videotune.train.resolve_config import Overrides
+from videotune.trainer.resolve_config import Overrides
 
 Say = Callable[..., Overrides]
 pytestmark = pytest.mark.usefixtures("server")

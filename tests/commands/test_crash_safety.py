@@ -15,16 +15,16 @@ from safety_kit import Running, equal, facts_of, of_kind, start, state, steps_of
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, INTERRUPTED
 from videotune.files import LATE, life, read_json
-from videotune.report.build import page
-from videotune.report.read import read_run
-from videotune.train import setup as trainer
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.ema import Ema
-from videotune.train.logging.heartbeat import Heartbeat, keep_heartbeat
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.run_dir import Interrupted, signals
+from videotune.reporter.build import page
+from videotune.reporter.read import read_run
+from videotune.trainer import setup as trainer
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.ema import Ema
+from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_dir import Interrupted, signals
 
 Say = Callable[..., Overrides]
 pytestmark = pytest.mark.usefixtures("server")
@@ -379,9 +379,9 @@ def test_the_heartbeat_says_how_far_encoding_is_and_that_the_report_is_written(s
 
 def slow_encoding_and_report() -> None:
     """Beats at each moment; a caption takes a while, and so does the report."""
-    from videotune.cache.store import Store
-    from videotune.report import build
-    from videotune.train.logging import heartbeat
+    from videotune.latent_cache.store import Store
+    from videotune.reporter import build
+    from videotune.trainer.logging import heartbeat
 
     heartbeat.EVERY, put, write = 0.02, Store.put, build.write_report
 
@@ -397,7 +397,7 @@ def slow_encoding_and_report() -> None:
 
 def quick_pulse() -> None:
     """Beats at each moment, and the fifth step takes a while."""
-    from videotune.train.logging import heartbeat
+    from videotune.trainer.logging import heartbeat
 
     heartbeat.EVERY = 0.02
     moments.LONG = 3.0
@@ -418,7 +418,7 @@ def test_a_heartbeat_that_cannot_be_written_is_touched(tmp_path: Path, monkeypat
         def full(*_: Any, **__: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("videotune.train.logging.heartbeat.write_json", full)
+        monkeypatch.setattr("videotune.trainer.logging.heartbeat.write_json", full)
         pulse.beat()
         touched = life(tmp_path)
         assert touched is not None

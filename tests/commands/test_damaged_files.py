@@ -15,13 +15,13 @@ from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest
-from videotune.report.build import write_report
-from videotune.report.diagnosis import diagnose, repair_journal
-from videotune.train.logging import journal
-from videotune.train.logging.journal import History, read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.run_dir import SCHEDULER
+from videotune.reporter.build import write_report
+from videotune.reporter.diagnosis import diagnose, repair_journal
+from videotune.trainer.logging import journal
+from videotune.trainer.logging.journal import History, read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_dir import SCHEDULER
 
 Say = Callable[..., Overrides]
 STEPS = ("steps=8", "save_every=4")

@@ -22,8 +22,8 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.toy.dataset import write_dataset
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, KNOWN
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import open_job
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import open_job
 
 RESULT = {
     "clips_used": 42,

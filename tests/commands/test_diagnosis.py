@@ -14,9 +14,9 @@ from videotune.cli.main import main
 from videotune.commands.train import train
 from videotune.config.load import merge
 from videotune.config.resolve import parse
-from videotune.report.diagnosis import findings
-from videotune.report.read import read_run
-from videotune.train.resolve_config import Overrides
+from videotune.reporter.diagnosis import findings
+from videotune.reporter.read import read_run
+from videotune.trainer.resolve_config import Overrides
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SECONDS = {"data": 0.01, "forward": 1.0, "backward": 2.0, "optimizer": 0.1}

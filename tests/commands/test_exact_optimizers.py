@@ -14,11 +14,11 @@ from runs import open_run, prepare
 from videotune.commands.train import train
 from videotune.errors import VideotuneError
 from videotune.planner.plan import bytes_a_parameter
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.distributed import DistributedContext
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 FULL = ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "learning_rate=0.001")
 
@@ -60,7 +60,7 @@ def test_a_loss_that_is_not_finite_is_told_and_updates_nothing_within_backward(
     said: Callable[..., Overrides], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step 2 is given a loss that is not a number."""
-    from videotune.train import step as room
+    from videotune.trainer import step as room
 
     true, calls = room.denoising_loss, []
 

@@ -14,10 +14,10 @@ from diffusers import WanTransformer3DModel
 from processes import KILLED, WHEN, end, start
 
 from videotune.errors import DONE
-from videotune.train.checkpoint import PARTS, complete_checkpoints
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.checkpoint import PARTS, complete_checkpoints
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 STEPS = 6
 CALLS = {"mid-accumulation": 10, "save": 4, "ruler": 17, "preview": 3}

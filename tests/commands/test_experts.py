@@ -14,18 +14,18 @@ from processes import KILLED, end, start
 from runs import open_run, prepare
 from safetensors.torch import load_file
 
-from videotune.cache.batches import prepare as prepare_batch
-from videotune.cache.expert_schedule import ExpertSchedule, exact
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
+from videotune.latent_cache.batches import prepare as prepare_batch
+from videotune.latent_cache.expert_schedule import ExpertSchedule, exact
 from videotune.planner.plan import make_plan
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.logging.journal import read_journal
-from videotune.train.loop import step_records
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.resume import Resume
-from videotune.train.run_spec import open_job
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.loop import step_records
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_spec import open_job
 
 VARIANT = "t2v-a14b"
 

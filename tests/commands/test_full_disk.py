@@ -25,10 +25,10 @@ from small_disk import (
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import life, read_json
-from videotune.train import saving as keeping
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer import saving as keeping
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 Say = Callable[..., Overrides]
 pytestmark = pytest.mark.usefixtures("server")
@@ -204,7 +204,7 @@ def test_a_run_that_was_asked_to_stop_waits_to_save_and_a_second_signal_ends_it(
 
 def asked_then_full(fill: Callable[[], None]) -> None:
     """A signal comes, and before the state is saved the disk is full."""
-    from videotune.train import saving
+    from videotune.trainer import saving
 
     save = saving.save
 

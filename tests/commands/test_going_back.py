@@ -15,11 +15,11 @@ from safety_kit import equal, facts_of, of_kind, state, steps_of
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
-from videotune.train.checkpoint import complete_checkpoints, save_checkpoint
-from videotune.train.logging.journal import History, Journal, read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume, checkpoint_of
-from videotune.train.rollback import set_aside
+from videotune.trainer.checkpoint import complete_checkpoints, save_checkpoint
+from videotune.trainer.logging.journal import History, Journal, read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume, checkpoint_of
+from videotune.trainer.rollback import set_aside
 
 Say = Callable[..., Overrides]
 LATER = {"step-9", "step-12"}

@@ -15,10 +15,10 @@ from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.planner.memory import Choice, need
 from videotune.planner.memory_plan import PlanInputs, read_step_spec
-from videotune.train.components import open_models
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.resume import Resume
-from videotune.train.run_spec import open_job
+from videotune.trainer.components import open_models
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_spec import open_job
 
 RATES = {
     "wan 2.2 LoRA": {"transformer": 3e-4},

@@ -11,7 +11,7 @@ from safety_kit import QUIET, of_kind, state, steps_of
 from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.files import read_json
-from videotune.train.resolve_config import Overrides
+from videotune.trainer.resolve_config import Overrides
 
 SNIPPETS = {
     "LORA": """

@@ -16,9 +16,9 @@ from videotune.data.decode import decode
 from videotune.data.media_info import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.models.registry import find
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import Job, open_job
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import Job, open_job
 from videotune.types import PLAIN
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.previews import first_frames_of
@@ -163,7 +163,7 @@ def test_the_base_with_two_experts_is_drawn_and_its_files_find_their_experts(
     tiny_bases: BASES, tiny_family: Callable[..., Any], tmp_path: Path
 ) -> None:
     from videotune.adapters.lora import add_lora
-    from videotune.export.lora import export_lora
+    from videotune.exporter.lora import export_lora
 
     family, files = tiny_family("wan", variant="t2v-a14b"), {}
     for expert in ("high", "low"):

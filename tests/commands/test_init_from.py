@@ -17,12 +17,12 @@ from videotune.adapters.lora import updates
 from videotune.commands.export import export
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.export.lora import read_back
-from videotune.train.checkpoint import complete_checkpoints, entry_of
-from videotune.train.components import open_models
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.run_dir import read_run_config
+from videotune.exporter.lora import read_back
+from videotune.trainer.checkpoint import complete_checkpoints, entry_of
+from videotune.trainer.components import open_models
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_dir import read_run_config
 
 Say = Callable[..., Overrides]
 ALPHA = 3.0

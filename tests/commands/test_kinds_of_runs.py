@@ -21,8 +21,8 @@ from videotune.commands.sample import SampleOptions, open_sampler, render, sampl
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 Say = Callable[..., Overrides]
 KIN = ("DORA", "LOHA", "LOKR", "OFT")

@@ -13,7 +13,7 @@ import torch
 from videotune.commands.noise_levels import COLUMNS, ROWS, curve, levels, plot_noise_levels
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import DONE
-from videotune.train.resolve_config import Overrides, resolve_config
+from videotune.trainer.resolve_config import Overrides, resolve_config
 
 
 def test_bands_density_and_ruler_are_those_of_the_draws(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 from safety_kit import equal, facts_of, of_kind, state, steps_of, warnings_of
 
-from videotune.cache.batches import Source
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json
-from videotune.train import loop
-from videotune.train import step as room
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.trainer import Trainer
+from videotune.latent_cache.batches import Source
+from videotune.trainer import loop
+from videotune.trainer import step as room
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.trainer import Trainer
 from videotune.types import Moments
 
 Say = Callable[..., Overrides]

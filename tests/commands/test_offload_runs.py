@@ -13,8 +13,8 @@ from safety_kit import equal, facts_of, of_kind, state
 
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 from videotune.validation import decoding
 
 Say = Callable[..., Overrides]

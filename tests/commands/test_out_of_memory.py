@@ -15,14 +15,14 @@ from videotune.config.resolve import parse
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.planner.out_of_memory import remedies
-from videotune.train import loop
-from videotune.train import step as room
-from videotune.train import updates as ways
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.step import of_memory
-from videotune.train.trainer import Trainer
+from videotune.trainer import loop
+from videotune.trainer import step as room
+from videotune.trainer import updates as ways
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.step import of_memory
+from videotune.trainer.trainer import Trainer
 
 Say = Callable[..., Overrides]
 

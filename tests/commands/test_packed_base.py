@@ -15,10 +15,10 @@ from videotune.commands.export import export
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.train.checkpoint import last_checkpoint
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.checkpoint import last_checkpoint
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 Say = Callable[..., Overrides]
 

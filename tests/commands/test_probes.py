@@ -15,9 +15,9 @@ from safety_kit import equal, facts_of, of_kind, state, warnings_of
 
 from videotune.commands.train import train
 from videotune.errors import DONE, INTERRUPTED
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.resume import Resume
-from videotune.train.run_spec import open_job
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_spec import open_job
 from videotune.types import ClipShape, VideoRules
 from videotune.validation import sample_metrics as probes
 from videotune.validation.overhead import share_of_run

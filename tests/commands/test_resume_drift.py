@@ -13,10 +13,10 @@ from safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_o
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json, write_json
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.run_dir import read_run_config
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_dir import read_run_config
 
 Say = Callable[..., Overrides]
 

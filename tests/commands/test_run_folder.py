@@ -14,12 +14,12 @@ from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.planner.plan import make_plan
 from videotune.records import read_record
-from videotune.report.thumbnails import keep_pictures
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.rollback import FACTS
-from videotune.train.run_dir import OWN, begin, only_process
+from videotune.reporter.thumbnails import keep_pictures
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.rollback import FACTS
+from videotune.trainer.run_dir import OWN, begin, only_process
 
 Say = Callable[..., Overrides]
 

@@ -13,10 +13,10 @@ from videotune.commands.train import train
 from videotune.data.decode import decode
 from videotune.data.media_info import probe
 from videotune.errors import DONE, VideotuneError
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.models.registry import find
-from videotune.train.checkpoint import last_checkpoint
-from videotune.train.resolve_config import Overrides
+from videotune.trainer.checkpoint import last_checkpoint
+from videotune.trainer.resolve_config import Overrides
 
 SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=3", "sample.guidance=1")
 

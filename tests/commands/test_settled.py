@@ -20,11 +20,11 @@ from videotune.planner.fake_run import FakeRun
 from videotune.planner.fit import OPEN, activations_at_most, fit, fit_settings, fixed, peak, planned_bytes, to_json
 from videotune.planner.memory import PLAIN, TILED, Fixed
 from videotune.planner.memory_plan import step_spec
-from videotune.train import cache_filling
-from videotune.train.components import open_models
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.resume import Resume, scanned
-from videotune.train.run_dir import read_run_config
+from videotune.trainer import cache_filling
+from videotune.trainer.components import open_models
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.resume import Resume, scanned
+from videotune.trainer.run_dir import read_run_config
 from videotune.validation import decoding
 
 Say = Callable[..., Overrides]

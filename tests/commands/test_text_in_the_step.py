@@ -17,15 +17,15 @@ from safety_kit import QUIET, equal, facts_of, of_kind, state, steps_of
 
 from videotune.adapters.text import LiveText
 from videotune.adapters.textual_inversion import add_rows
-from videotune.cache.store import Store
 from videotune.commands.export import export
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
 from videotune.config.schema import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.step import condition
+from videotune.latent_cache.store import Store
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.step import condition
 from videotune.types import Batch
 
 TOKEN = "<zorble>"

@@ -19,11 +19,11 @@ from videotune.commands.check import check
 from videotune.commands.train import train
 from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import read_json, write_json
-from videotune.train.checkpoint import complete_checkpoints, entry_of
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.run_dir import only_process, poll_control
+from videotune.trainer.checkpoint import complete_checkpoints, entry_of
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_dir import only_process, poll_control
 
 QUIET = ("sample_after=0", "validate_every=0")
 Run = Callable[..., Path]

@@ -15,8 +15,8 @@ from videotune.commands.plan import plan
 from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.files import digest, read_json, write_json
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 Say = Callable[..., Overrides]
 

@@ -12,7 +12,7 @@ from videotune.config.resolve import parse
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import _others, nearest_key, nearest_value
 from videotune.errors import VideotuneError
-from videotune.train.resolve_config import Overrides, layers, with_sets
+from videotune.trainer.resolve_config import Overrides, layers, with_sets
 
 BOMB = "a: &a [x, x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)

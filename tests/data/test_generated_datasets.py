@@ -12,12 +12,12 @@ from clips import noise, write_clip
 from data_kit import config_of
 from PIL import Image
 
-from videotune.cache.sampler import Schedule, picks, times_seen
 from videotune.config.schema import Config
 from videotune.data.dataset import Library, buckets, scan, to_json, totals
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS
 from videotune.data.frame_sampling import planned_frames, sample_window
+from videotune.latent_cache.sampler import Schedule, picks, times_seen
 from videotune.types import PLAIN, VideoRules
 
 RULES = [VideoRules(4, 1, 16, 16.0, 8, 4), VideoRules(8, 1, 16, 8.0, 8, 4), VideoRules(0, 1, 16, 24.0, 8, 4)]

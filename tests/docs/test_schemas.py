@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from videotune.cache.exposure import BANDS
 from videotune.commands.check import check
 from videotune.commands.plan import plan
 from videotune.commands.train import train
@@ -18,10 +17,11 @@ from videotune.config.resolve import Resolved
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED
 from videotune.files import read_json
+from videotune.latent_cache.exposure import BANDS
 from videotune.toy.dataset import write_dataset
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"

@@ -17,14 +17,14 @@ import torch
 from runs import fill as fill_cache
 from runs import prepare
 
-from videotune.cache.batches import Source
-from videotune.cache.encode import fill, missing
-from videotune.cache.store import Store
-from videotune.train.components import make_objective, make_source, open_models
-from videotune.train.loop import step_records
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import Job, open_job
-from videotune.train.trainer import Trainer
+from videotune.latent_cache.batches import Source
+from videotune.latent_cache.encode import fill, missing
+from videotune.latent_cache.store import Store
+from videotune.trainer.components import make_objective, make_source, open_models
+from videotune.trainer.loop import step_records
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import Job, open_job
+from videotune.trainer.trainer import Trainer
 from videotune.types import Moments, Window
 
 BASE: dict[str, Any] = {

@@ -14,13 +14,13 @@ from runs import measure
 from safetensors.torch import load_file
 
 from videotune.errors import VideotuneError
-from videotune.export.lora import read_back
+from videotune.exporter.lora import read_back
 from videotune.models.registry import names
 from videotune.models.wan import Wan
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_export import export_run
-from videotune.train.run_spec import open_job
-from videotune.train.trainer import Trainer
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_export import export_run
+from videotune.trainer.run_spec import open_job
+from videotune.trainer.trainer import Trainer
 
 
 def exported(trainer: Trainer, steps: int = 1) -> Path:

@@ -16,10 +16,10 @@ from clips import noise, numbered, read_numbers, write_clip, write_dataset
 from effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
 from runs import measure
 
-from videotune.cache.batches import prepare
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.train.logging.journal import read_journal
-from videotune.train.run_spec import refuse_skips
+from videotune.latent_cache.batches import prepare
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.run_spec import refuse_skips
 
 Counted = Callable[..., list[list[int]]]
 

@@ -13,9 +13,9 @@ from clips import noise, write_dataset
 from effects_kit import Lab, gradients, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
 from runs import measure
 
-from videotune.cache.batches import prepare
 from videotune.errors import VideotuneError
-from videotune.train.logging.journal import read_journal
+from videotune.latent_cache.batches import prepare
+from videotune.trainer.logging.journal import read_journal
 
 
 def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:

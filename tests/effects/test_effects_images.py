@@ -13,10 +13,10 @@ import torch
 from effects_kit import Lab, film, run_steps, trainer_of, watched
 from runs import preview
 
-from videotune.cache.batches import prepare
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.errors import VideotuneError
-from videotune.train.trainer import Trainer
+from videotune.latent_cache.batches import prepare
+from videotune.trainer.trainer import Trainer
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from effects_kit import BASE, Lab
 
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.train import loop
-from videotune.train.resolve_config import Overrides
-from videotune.train.trainer import Trainer
+from videotune.trainer import loop
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.trainer import Trainer
 
 
 @pytest.mark.effect("deterministic")

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from videotune.adapters.kinds import PARTS, split
 from videotune.errors import VideotuneError
-from videotune.train.run_export import export_run
-from videotune.train.trainer import Trainer
+from videotune.trainer.run_export import export_run
+from videotune.trainer.trainer import Trainer
 
 
 def exported(trainer: Trainer) -> Path:

@@ -11,13 +11,13 @@ import pytest
 import torch
 from effects_kit import Lab, job_of, run_steps, source_of, trainer_of
 
-from videotune.cache.batches import prepare, uniforms
 from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
+from videotune.latent_cache.batches import prepare, uniforms
 from videotune.models.cogvideox import CogVideoX
 from videotune.rng import draws
-from videotune.train.components import make_objective, shift_of
+from videotune.trainer.components import make_objective, shift_of
 
 
 def levels(lab: Lab, **knobs: Any) -> tuple[list[float], list[float]]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from effects_kit import Lab, gradients, run_steps, trainer_of, watched, weights
 
-from videotune.cache.batches import prepare
 from videotune.diffusion.loss import denoising_loss
-from videotune.train.trainer import Trainer
+from videotune.latent_cache.batches import prepare
+from videotune.trainer.trainer import Trainer
 
 
 @pytest.mark.effect("layer_offload_fraction")

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.sampling.pipeline import draw
-from videotune.train.logging.journal import read_journal
-from videotune.train.loop import train_loop
-from videotune.train.run_export import export_run
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.loop import train_loop
+from videotune.trainer.run_export import export_run
 from videotune.validation.callbacks import Previews
 from videotune.validation.previews import sample_settings, usual_shape
 

@@ -10,8 +10,8 @@ import torch
 from effects_kit import Lab, text_of, trainer_of, watched
 from runs import probe
 
-from videotune.train.logging.journal import read_journal
-from videotune.train.loop import train_loop
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.loop import train_loop
 
 PROBED = {"sample_metrics.budget": 1e6, "sample_metrics.steps": 1, "sample_metrics.samples": 2}
 

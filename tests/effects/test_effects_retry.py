@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 from videotune.commands.train import train
 from videotune.errors import DONE, DoesNotFit
-from videotune.train import loop
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.trainer import Trainer
+from videotune.trainer import loop
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.trainer import Trainer
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from videotune.errors import VideotuneError
-from videotune.train.components import make_objective, open_models
-from videotune.train.denoisers import make_expert_schedule, open_pool
-from videotune.train.distributed import DistributedContext
+from videotune.trainer.components import make_objective, open_models
+from videotune.trainer.denoisers import make_expert_schedule, open_pool
+from videotune.trainer.distributed import DistributedContext
 
 
 @pytest.fixture

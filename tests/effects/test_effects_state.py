@@ -11,10 +11,10 @@ from effects_kit import Lab, run_steps, trainer_of, weights
 from safetensors.torch import load_file
 
 from videotune.errors import VideotuneError
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.loop import train_loop
-from videotune.train.run_export import export_run
-from videotune.train.saving import save
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.loop import train_loop
+from videotune.trainer.run_export import export_run
+from videotune.trainer.saving import save
 
 
 def stored(run: Path, part: str) -> dict[str, torch.Tensor]:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from effects_kit import Lab, gradients, run_steps, source_of, trainer_of, watched, weights
 
-from videotune.cache.batches import Prepared, prepare
 from videotune.config.load import parse_sets
 from videotune.config.resolve import resolve
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
+from videotune.latent_cache.batches import Prepared, prepare
 from videotune.rng import draws
-from videotune.train.components import make_objective
-from videotune.train.loop import step_records
+from videotune.trainer.components import make_objective
+from videotune.trainer.loop import step_records
 
 
 @pytest.mark.effect("steps")

@@ -8,8 +8,8 @@ from effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights
 from safetensors.torch import load_file
 
 from videotune.errors import VideotuneError
-from videotune.train.run_export import export_run
-from videotune.train.trainer import Trainer
+from videotune.trainer.run_export import export_run
+from videotune.trainer.trainer import Trainer
 
 NEW = {"training_method": "EMBEDDING", "steps": 1}
 FULL = {"training_method": "FINE_TUNE", "steps": 1, "text_encoder.train": True}

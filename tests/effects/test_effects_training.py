@@ -10,8 +10,8 @@ import pytest
 import torch
 from effects_kit import Lab, gradients, in_cache, moved, run_steps, trainer_of, watched, weights
 
-from videotune.cache.batches import prepare
 from videotune.diffusion.loss import denoising_loss
+from videotune.latent_cache.batches import prepare
 
 Weights = dict[str, torch.Tensor]
 

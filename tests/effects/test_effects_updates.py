@@ -10,9 +10,9 @@ from effects_kit import Lab, moved, run_steps, trainer_of, weights
 from torch._subclasses import FakeTensorMode
 
 from videotune.errors import VideotuneError
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.optimizers import optimizer_state
-from videotune.train.saving import save
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.optimizers import optimizer_state
+from videotune.trainer.saving import save
 
 FULL = {"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16"}
 EVERY = ("ADAMW", "ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON")

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from videotune.commands.train import train
 from videotune.errors import VideotuneError
 from videotune.files import read_json
-from videotune.train.logging.journal import read_journal
-from videotune.train.logging.tensorboard import FOLDER
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import open_job
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.logging.tensorboard import FOLDER
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import open_job
 
 HELD = (1.0, 0.8, 0.6, 0.5, 0.6, 0.7, 0.8, 0.9)
 TRAIN = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)

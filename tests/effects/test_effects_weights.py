@@ -13,8 +13,8 @@ from videotune.config.drift import class_of
 from videotune.config.fields import ROUNDED
 from videotune.errors import VideotuneError
 from videotune.memory.quantization import QuantizedLinear, share_of
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.trainer import Trainer
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.trainer import Trainer
 
 NEAR = {"FLOAT_8": 0.02, "INT_8": 0.005, "NFLOAT_4": 0.05, "BFLOAT_16": 0.005}
 """How far the losses over rounded weights may lie from those over plain ones, as a share of them."""

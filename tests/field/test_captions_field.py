@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from videotune.commands.train import train
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
 
 
 def test_musubi_tuner_434_the_exact_text_of_every_step_can_be_recovered(

@@ -15,10 +15,10 @@ import pytest
 
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
 STEPS, MIDDLE = 6, 3
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from runs import open_run, prepare
 
-from videotune.train.logging.journal import read_journal
-from videotune.train.loop import train_loop
-from videotune.train.progress import WAITS
-from videotune.train.resolve_config import Overrides
-from videotune.train.setup import announce
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.loop import train_loop
+from videotune.trainer.progress import WAITS
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.setup import announce
 
 
 def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
@@ -52,7 +52,7 @@ def test_a_run_that_waits_for_data_says_so(
     small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each batch takes 60 ms longer to come than it does; the warning comes once, after twenty steps."""
-    import videotune.train.loop as train
+    import videotune.trainer.loop as train
 
     batches = train.stream
 

@@ -16,8 +16,8 @@ from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.toy.dataset import write_dataset
-from videotune.train.logging.journal import read_journal
-from videotune.train.resolve_config import Overrides
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
 
 
 def words(folder: Path, own: int, *sets: str) -> Overrides:

@@ -20,16 +20,16 @@ from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
-from videotune.export.lora import read_file, read_parts
+from videotune.exporter.lora import read_file, read_parts
 from videotune.models.base_model import place, spec_for
 from videotune.models.registry import find
-from videotune.report.build import write_report
-from videotune.report.diagnosis import diagnose
-from videotune.train.checkpoint import complete_checkpoints, last_checkpoint
-from videotune.train.components import open_models
-from videotune.train.logging.journal import History
-from videotune.train.resolve_config import Overrides, layers, resolve_config
-from videotune.train.resume import Resume
+from videotune.reporter.build import write_report
+from videotune.reporter.diagnosis import diagnose
+from videotune.trainer.checkpoint import complete_checkpoints, last_checkpoint
+from videotune.trainer.components import open_models
+from videotune.trainer.logging.journal import History
+from videotune.trainer.resolve_config import Overrides, layers, resolve_config
+from videotune.trainer.resume import Resume
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

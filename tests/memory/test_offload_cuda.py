@@ -18,8 +18,8 @@ from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
 from videotune.models.registry import find
-from videotune.train.loop import step_records
-from videotune.train.resolve_config import Overrides
+from videotune.trainer.loop import step_records
+from videotune.trainer.resolve_config import Overrides
 
 pytestmark = pytest.mark.cuda
 Bases = Callable[..., Path]

@@ -19,7 +19,7 @@ from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.models.cogvideox import CogVideoX
 from videotune.types import ClipShape, SampleRequest
 

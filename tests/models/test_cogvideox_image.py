@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.models.cogvideox import CogVideoX
 from videotune.rng import draws
 from videotune.types import ClipShape, SampleRequest

@@ -12,8 +12,8 @@ from videotune.data.buckets import choose_size, parse_resolution
 from videotune.data.frame_sampling import frame_rule, planned_frames, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
 from videotune.models.cogvideox import CogVideoX
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import open_job
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import open_job
 from videotune.validation.previews import sample_settings
 
 Bases = Callable[[str], Path]

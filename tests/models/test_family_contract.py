@@ -19,7 +19,7 @@ from videotune.config.schema import Embedding, Lora
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.models.base_model import of_base, spec_for
 from videotune.models.registry import find
 from videotune.types import BasePlace, ClipShape, SampleRequest
@@ -90,7 +90,7 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str,
     With gradients the CPU takes another kernel of attention, which rounds otherwise.
     """
     from videotune.adapters.text import LiveText
-    from videotune.train.step import condition
+    from videotune.trainer.step import condition
 
     family = tiny_family(name, variant=variant)
     batch = batch_of(family, ["a red circle", "", "a much longer caption than the others", ""])
@@ -123,7 +123,7 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
     from videotune.adapters.text import LiveText
     from videotune.adapters.textual_inversion import add_rows
     from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
-    from videotune.train.step import condition
+    from videotune.trainer.step import condition
 
     family = tiny_family(name, variant=variant)
     net, parts = first_of(family), family.text_parts()

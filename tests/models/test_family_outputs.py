@@ -19,7 +19,7 @@ from videotune.config.schema import Lora
 from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import Objective, objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.models.registry import find
 from videotune.rng import draws
 from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window

@@ -14,7 +14,7 @@ from models_kit import batch_of, clip_of, noisy_lora, small_shape
 from test_family_outputs import same_words
 
 from videotune.errors import VideotuneError
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.models.hunyuan_video import CROP, TEMPLATE, HunyuanVideo
 from videotune.types import ClipShape, SampleRequest
 

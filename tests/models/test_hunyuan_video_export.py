@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from videotune.adapters.lora import matching
 from videotune.errors import VideotuneError
-from videotune.export.formats import formats_of, fuse, refuse_format
-from videotune.export.lora import export_lora
+from videotune.exporter.formats import formats_of, fuse, refuse_format
+from videotune.exporter.lora import export_lora
 from videotune.models.registry import find
 
 Bases = Callable[..., Path]

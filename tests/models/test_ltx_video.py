@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from test_family_outputs import same_words
 
 from videotune.errors import VideotuneError
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.models.ltx_video import LTXVideo
 from videotune.models.registry import find
 from videotune.types import ClipShape, SampleRequest

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.models.base import renamed
 from videotune.models.base_model import place, spec_for
 from videotune.models.wan import Wan

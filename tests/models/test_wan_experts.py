@@ -11,7 +11,7 @@ from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffu
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.models.base import renamed
 from videotune.models.wan import Wan
 from videotune.sampling.pipeline import SampleSettings, draw

@@ -11,7 +11,7 @@ from PIL import Image
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
-from videotune.export.lora import export_lora
+from videotune.exporter.lora import export_lora
 from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.types import Batch, ClipShape
 

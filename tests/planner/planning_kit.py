@@ -13,8 +13,8 @@ from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.planner.fake_run import FakeRun
-from videotune.train.distributed import DistributedContext
-from videotune.train.step import Clock, StepSettings, train_step
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.step import Clock, StepSettings, train_step
 from videotune.types import ClipShape
 
 

@@ -19,7 +19,7 @@ from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.measure import Ledger, fake_mode, to_fake
 from videotune.planner.memory import Choice, StepSpec, need
-from videotune.train.components import weights_of
+from videotune.trainer.components import weights_of
 from videotune.types import ClipShape
 
 GIB = 2**30

@@ -8,8 +8,8 @@ import pytest
 
 from videotune.models.base_model import published
 from videotune.planner.fit import asked_card, fit
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import open_job
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import open_job
 
 MODELS = {
     "wan 2.2 LoRA": ("wan2.2-ti2v-5b", 12),

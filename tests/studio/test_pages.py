@@ -78,7 +78,7 @@ def test_scenes_are_looked_at_once_they_are_cut(tmp_path: Path) -> None:
 def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: Path, variant: str) -> None:
     import torch
 
-    from videotune.export.formats import formats_of
+    from videotune.exporter.formats import formats_of
     from videotune.models.base_model import place
     from videotune.models.wan import Wan
 

@@ -19,7 +19,7 @@ from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.models.base_model import place, spec_for
 from videotune.toy.shapes import HELD_OUT, KNOWN
-from videotune.train import saving
+from videotune.trainer import saving
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 

@@ -11,8 +11,8 @@ import pytest
 from journal_lines import step_line
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from videotune.train.logging.journal import Journal, read_journal
-from videotune.train.logging.tensorboard import FOLDER, TensorBoardWriter, scalars
+from videotune.trainer.logging.journal import Journal, read_journal
+from videotune.trainer.logging.tensorboard import FOLDER, TensorBoardWriter, scalars
 
 
 def step(number: int) -> dict[str, Any]:

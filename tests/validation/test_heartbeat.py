@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from videotune.train.logging.heartbeat import keep_heartbeat
+from videotune.trainer.logging.heartbeat import keep_heartbeat
 
 
 def test_damaged_seconds_of_earlier_processes_count_for_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from journal_lines import step_line
 from kills import SAVING, kill_points, killed_at
 
 from videotune.files import write_json
-from videotune.train.logging.journal import History, Journal, read_journal
+from videotune.trainer.logging.journal import History, Journal, read_journal
 
 PROMPT = "ein roter Würfel, 赤い"
 

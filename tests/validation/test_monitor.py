@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_lines import step_line
 
-from videotune.cache.exposure import Exposure, advice, band, exposure, most, steps_for
-from videotune.cache.sampler import Schedule, times_seen
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.train.logging.journal import History, Journal, read_journal
+from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
+from videotune.latent_cache.sampler import Schedule, times_seen
+from videotune.trainer.logging.journal import History, Journal, read_journal
 from videotune.types import Batch, ClipShape, Condition, Window
 from videotune.validation.selection import spread, spread_over_clips
 from videotune.validation.validation_loss import ValidationLoss, _mean, normalised, read_validation, related

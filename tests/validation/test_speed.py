@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from videotune.cache.sampler import Schedule, bucket_of, turns
-from videotune.train.logging.speed import RECENT, Throughput, share_of_waiting, time_left
+from videotune.latent_cache.sampler import Schedule, bucket_of, turns
+from videotune.trainer.logging.speed import RECENT, Throughput, share_of_waiting, time_left
 
 
 def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:

@@ -162,7 +162,7 @@ def train(
     offline: Offline = False,
 ) -> None:
     """Train, with previews and checkpoints, into a run folder; export the result."""
-    from videotune.train.resume import Resume
+    from videotune.trainer.resume import Resume
 
     sets = [*(sets or []), *([f"init_from={json.dumps(str(init_from))}"] if init_from else [])]
     words = overrides_from(preset, config, family, data, sets, base)
@@ -240,7 +240,7 @@ def export(
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="a run folder, also of a run that goes on")]) -> None:
     """Write a run's page, RUN/report.html, as it stands now: how it goes, what to take, every clip and setting."""
-    from videotune.report.build import write_report
+    from videotune.reporter.build import write_report
 
     print(write_report(run))
 
@@ -264,13 +264,13 @@ def doctor(
 ) -> None:
     """Say what is installed, which device there is, and what is missing; or what a run's journal shows."""
     if repair_journal:
-        from videotune.report.diagnosis import repair_journal as repair
+        from videotune.reporter.diagnosis import repair_journal as repair
 
         if run is None:
             raise VideotuneError("--repair-journal: of which run? videotune doctor RUN --repair-journal")
         raise typer.Exit(repair(run))
     if run is not None:
-        from videotune.report.diagnosis import diagnose
+        from videotune.reporter.diagnosis import diagnose
 
         raise typer.Exit(diagnose(run, as_json=as_json))
 

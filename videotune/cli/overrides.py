@@ -10,7 +10,7 @@ import typer
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
-    from videotune.train.resolve_config import Overrides
+    from videotune.trainer.resolve_config import Overrides
 
 
 def _offline(asked: bool) -> bool:
@@ -52,6 +52,6 @@ def overrides_from(
     base: str | None = None,
 ) -> Overrides:
     """What the person said, as the rooms behind take it."""
-    from videotune.train.resolve_config import Overrides
+    from videotune.trainer.resolve_config import Overrides
 
     return Overrides(preset, config, family, data, tuple(sets or ()), base)

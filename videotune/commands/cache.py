@@ -6,18 +6,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from videotune.cache import maintenance as care
-from videotune.cache.encode import wanted
-from videotune.cache.store import EARLIER, LOCK, Store
 from videotune.console import bar, echo, out, print_table, size
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.latent_cache import maintenance as care
+from videotune.latent_cache.encode import wanted
+from videotune.latent_cache.store import EARLIER, LOCK, Store
 from videotune.text import counted
-from videotune.train.cache_filling import fill_distributed
-from videotune.train.components import open_models
-from videotune.train.distributed import join
-from videotune.train.resolve_config import Overrides, resolve_config, without_captions_too
-from videotune.train.run_spec import CACHE_NAME, Job, open_job, refuse_skips
+from videotune.trainer.cache_filling import fill_distributed
+from videotune.trainer.components import open_models
+from videotune.trainer.distributed import join
+from videotune.trainer.resolve_config import Overrides, resolve_config, without_captions_too
+from videotune.trainer.run_spec import CACHE_NAME, Job, open_job, refuse_skips
 from videotune.validation.callbacks import reads_of_run
 
 

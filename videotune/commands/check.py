@@ -15,8 +15,8 @@ from videotune.data.dataset import to_json
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.models.registry import find
 from videotune.text import shape_words, short_path
-from videotune.train.resolve_config import Overrides, layers, resolve_config, without_captions_too
-from videotune.train.run_spec import Job, crop_blocker, open_job, refuse_skips, with_views
+from videotune.trainer.resolve_config import Overrides, layers, resolve_config, without_captions_too
+from videotune.trainer.run_spec import Job, crop_blocker, open_job, refuse_skips, with_views
 
 DEFAULT_PRESET = "toy"
 
@@ -66,7 +66,7 @@ def check(
 
 def draw_contact_sheet(job: Job, account: dict[str, Any], folder: Path) -> None:
     """Pictures of each clip; those that cannot be decoded are said."""
-    from videotune.report.contact_sheet import contact_sheet
+    from videotune.reporter.contact_sheet import contact_sheet
 
     for path, why in contact_sheet(job, account, folder).items():
         echo(f"no picture of {path}: {why}")

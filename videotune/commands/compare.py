@@ -18,11 +18,11 @@ from videotune.errors import DONE, VideotuneError
 from videotune.files import digest, path_from, write_json, write_whole
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
-from videotune.report.build import write_report
+from videotune.reporter.build import write_report
 from videotune.sampling.pipeline import SampleSettings
-from videotune.train.checkpoint import Checkpoint, complete_checkpoints
-from videotune.train.logging.journal import History
-from videotune.train.run_dir import run_settings
+from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints
+from videotune.trainer.logging.journal import History
+from videotune.trainer.run_dir import run_settings
 from videotune.validation.previews import sample_settings
 
 if TYPE_CHECKING:

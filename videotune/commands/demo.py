@@ -28,14 +28,14 @@ from videotune.models.base_model import place
 from videotune.models.loading import quietly
 from videotune.models.registry import find
 from videotune.records import read_record
-from videotune.report.build import write_report
+from videotune.reporter.build import write_report
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase
-from videotune.train.logging.journal import History
-from videotune.train.resolve_config import Overrides
-from videotune.train.resume import Resume
-from videotune.train.run_dir import run_settings
+from videotune.trainer.logging.journal import History
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_dir import run_settings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,15 +11,15 @@ from videotune.errors import DONE, VideotuneError
 from videotune.files import hash_path
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
-from videotune.report.build import write_report
-from videotune.train.checkpoint import pick
-from videotune.train.components import open_models
-from videotune.train.run_dir import run_settings
+from videotune.reporter.build import write_report
+from videotune.trainer.checkpoint import pick
+from videotune.trainer.components import open_models
+from videotune.trainer.run_dir import run_settings
 
 if TYPE_CHECKING:
     from videotune.config.schema import Config
 
-from videotune.train.run_export import export_run
+from videotune.trainer.run_export import export_run
 
 
 def exactly(error: float) -> str:

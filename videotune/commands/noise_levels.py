@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from videotune.cache.sampler import steps_per_epoch
 from videotune.config.schema import Config
 from videotune.console import print_table
 from videotune.diffusion.timesteps import shift_of_tokens
 from videotune.errors import DONE
-from videotune.train.components import make_objective
-from videotune.train.resolve_config import Overrides, resolve_config
-from videotune.train.run_spec import open_job
+from videotune.latent_cache.sampler import steps_per_epoch
+from videotune.trainer.components import make_objective
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import open_job
 from videotune.types import ModelSpec
 
 BANDS = 9

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.cache.exposure import TARGETS
 from videotune.console import bar, print_table, size
 from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.latent_cache.exposure import TARGETS
 from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
 from videotune.text import shape_words
-from videotune.train.experts import trained
-from videotune.train.resolve_config import Overrides, resolve_config, without_captions_too
-from videotune.train.run_spec import Job, open_job, refuse_skips
+from videotune.trainer.experts import trained
+from videotune.trainer.resolve_config import Overrides, resolve_config, without_captions_too
+from videotune.trainer.run_spec import Job, open_job, refuse_skips
 from videotune.validation.overhead import in_words
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import NOT_BY_DEGREES, kind_of
 from videotune.adapters.lora import ADAPTER, lora_parameters
-from videotune.cache.encode import to_model
 from videotune.config.load import merge, parse_sets
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config
@@ -23,18 +22,19 @@ from videotune.data.frame_sampling import snap_frames
 from videotune.data.media_info import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import DONE, VideotuneError
-from videotune.export.embedding import read_embedding
-from videotune.export.lora import read_file
+from videotune.exporter.embedding import read_embedding
+from videotune.exporter.lora import read_file
+from videotune.latent_cache.encode import to_model
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
-from videotune.train.checkpoint import pick
-from videotune.train.components import open_models
-from videotune.train.denoisers import attach, put_weights
-from videotune.train.experts import of_expert, prefix, trained
-from videotune.train.resolve_config import anchored
-from videotune.train.run_dir import run_settings
-from videotune.train.text_encoders import by_part, put_files, put_text
+from videotune.trainer.checkpoint import pick
+from videotune.trainer.components import open_models
+from videotune.trainer.denoisers import attach, put_weights
+from videotune.trainer.experts import of_expert, prefix, trained
+from videotune.trainer.resolve_config import anchored
+from videotune.trainer.run_dir import run_settings
+from videotune.trainer.text_encoders import by_part, put_files, put_text
 from videotune.types import ClipShape, Family, ModelSpec, Moments
 from videotune.validation.previews import sample_settings
 

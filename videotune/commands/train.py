@@ -11,32 +11,32 @@ from videotune.commands.export import exactly
 from videotune.console import clock, echo, guard_stderr, size
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
-from videotune.export.lora import Exported
+from videotune.exporter.lora import Exported
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.planner.plan import make_plan
-from videotune.report.build import write_report
-from videotune.report.thumbnails import copy_pictures, keep_pictures
-from videotune.train.checkpoint import Checkpoint, complete_checkpoints, pick
-from videotune.train.deterministic import same_bits
-from videotune.train.distributed import DistributedContext, join
-from videotune.train.logging.heartbeat import Heartbeat, keep_heartbeat
-from videotune.train.loop import NoBatch, NotFinite, train_loop
-from videotune.train.resolve_config import Overrides, without_captions_too
-from videotune.train.resume import Opened, Resume, open_run, restore
-from videotune.train.run_dir import hangup_is_termination, only_process, signals
-from videotune.train.run_export import export_run
-from videotune.train.run_spec import refuse_skips
-from videotune.train.saving import (
+from videotune.reporter.build import write_report
+from videotune.reporter.thumbnails import copy_pictures, keep_pictures
+from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, pick
+from videotune.trainer.deterministic import same_bits
+from videotune.trainer.distributed import DistributedContext, join
+from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
+from videotune.trainer.loop import NoBatch, NotFinite, train_loop
+from videotune.trainer.resolve_config import Overrides, without_captions_too
+from videotune.trainer.resume import Opened, Resume, open_run, restore
+from videotune.trainer.run_dir import hangup_is_termination, only_process, signals
+from videotune.trainer.run_export import export_run
+from videotune.trainer.run_spec import refuse_skips
+from videotune.trainer.saving import (
     flush_or_wait,
     refuse_small_disk,
     rescue_message,
     save_what_is_good,
     with_disk_retry,
 )
-from videotune.train.setup import announce, prepare
-from videotune.train.step import OutOfMemory
-from videotune.train.trainer import Trainer
+from videotune.trainer.setup import announce, prepare
+from videotune.trainer.step import OutOfMemory
+from videotune.trainer.trainer import Trainer
 from videotune.validation.callbacks import callbacks_of
 from videotune.validation.verdict import recommended
 

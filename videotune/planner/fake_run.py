@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from videotune.cache.batches import Drawn, Prepared
-from videotune.cache.expert_schedule import ExpertSchedule
 from videotune.config.schema import Config
 from videotune.diffusion.objective import Objective
+from videotune.latent_cache.batches import Drawn, Prepared
+from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
 from videotune.planner.measure import PIECE, Depths, Ledger, Parts, Reading, deep, fake_mode, to_fake
-from videotune.train.components import DTYPES, make_objective
-from videotune.train.denoisers import attach, make_trainable
-from videotune.train.distributed import DistributedContext
-from videotune.train.experts import trained
-from videotune.train.optimizers import parts_of
-from videotune.train.step import Clock, StepSettings, Trainable, train_step
+from videotune.trainer.components import DTYPES, make_objective
+from videotune.trainer.denoisers import attach, make_trainable
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.experts import trained
+from videotune.trainer.optimizers import parts_of
+from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
 from videotune.types import Batch, ClipShape, Condition, Family
 
 PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "end"}

@@ -37,8 +37,8 @@ from videotune.planner.memory import (
     smallest,
 )
 from videotune.planner.memory_plan import known_step_spec, step_spec, with_tiles
-from videotune.train.components import dtype_name, dtype_of, weights_of
-from videotune.train.run_spec import Job
+from videotune.trainer.components import dtype_name, dtype_of, weights_of
+from videotune.trainer.run_spec import Job
 from videotune.validation.overhead import beside, share_of_all
 
 OPEN = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")

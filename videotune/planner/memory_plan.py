@@ -16,8 +16,8 @@ from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.measure import FEW, MORE, Parts, Reading, plus
 from videotune.planner.memory import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepSpec
-from videotune.train.components import dtype_of, weights_of
-from videotune.train.run_spec import Job
+from videotune.trainer.components import dtype_of, weights_of
+from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec
 from videotune.validation.previews import sample_settings, usual_shape
 

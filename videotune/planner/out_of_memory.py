@@ -6,9 +6,9 @@ from videotune.config.fields import ROUNDED
 from videotune.config.rules import cannot_wait
 from videotune.config.schema import Config
 from videotune.errors import DoesNotFit
-from videotune.train.saving import rescue_message, save_what_is_good
-from videotune.train.setup import Trainer
-from videotune.train.step import OutOfMemory
+from videotune.trainer.saving import rescue_message, save_what_is_good
+from videotune.trainer.setup import Trainer
+from videotune.trainer.step import OutOfMemory
 
 
 class DeviceFull(DoesNotFit):

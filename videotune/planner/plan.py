@@ -9,18 +9,18 @@ import torch
 
 from videotune.adapters.kinds import by_module
 from videotune.adapters.patterns import grouped
-from videotune.cache.exposure import TARGETS, steps_for
-from videotune.cache.sampler import steps_per_epoch
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
 from videotune.data.dataset import totals
-from videotune.export.formats import check_formats
+from videotune.exporter.formats import check_formats
+from videotune.latent_cache.exposure import TARGETS, steps_for
+from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.models.registry import find
-from videotune.train.components import make_objective, what_trains
-from videotune.train.denoisers import make_expert_schedule
-from videotune.train.experts import trained
-from videotune.train.run_spec import Job
-from videotune.train.text_encoders import text_size
+from videotune.trainer.components import make_objective, what_trains
+from videotune.trainer.denoisers import make_expert_schedule
+from videotune.trainer.experts import trained
+from videotune.trainer.run_spec import Job
+from videotune.trainer.text_encoders import text_size
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overhead import beside
 

@@ -14,8 +14,8 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.files import life
 from videotune.records import parse_line, read_record
-from videotune.report.read import FILES, Run
-from videotune.train.logging.step_sums import Steps, regularization
+from videotune.reporter.read import FILES, Run
+from videotune.trainer.logging.step_sums import Steps, regularization
 
 MOST_OPEN = 8
 """Runs whose journals are kept in memory."""

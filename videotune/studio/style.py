@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import videotune.report
+import videotune.reporter
 
 OF_A_PAGE = (":root", "--", "@media (prefers", "*{", "body{", "main{", '"DejaVu Sans"')
 """What the report's rules for a page of its own begin with: the studio's page has others."""
@@ -21,7 +21,7 @@ def theme() -> Any:
 
 def css() -> str:
     """Our rules, and those of the report's sections, both within our own parts of the page alone."""
-    report = (Path(videotune.report.__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")
+    report = (Path(videotune.reporter.__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")
     inside = "\n".join(line for line in report.splitlines() if not line.startswith(OF_A_PAGE))
     own = (Path(__file__).parent / "static" / "studio.css").read_text(encoding="utf-8")
     return f".vt{{{inside.strip()}}}\n{own}"

@@ -9,14 +9,14 @@ from typing import Any
 from videotune.console import bar, echo
 from videotune.data.video_writer import write_video
 from videotune.sampling.pipeline import draw, file_name
-from videotune.train.cache_filling import Reads, reads_of
-from videotune.train.components import plain_batch
-from videotune.train.distributed import RankMismatch
-from videotune.train.run_dir import Interrupted
-from videotune.train.run_spec import Job
-from videotune.train.saving import Saving, best_step
-from videotune.train.step import condition
-from videotune.train.trainer import Callback, Trainer, due
+from videotune.trainer.cache_filling import Reads, reads_of
+from videotune.trainer.components import plain_batch
+from videotune.trainer.distributed import RankMismatch
+from videotune.trainer.run_dir import Interrupted
+from videotune.trainer.run_spec import Job
+from videotune.trainer.saving import Saving, best_step
+from videotune.trainer.step import condition
+from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Window
 from videotune.validation.decoding import decoded
 from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row

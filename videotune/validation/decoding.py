@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from videotune.console import echo
 from videotune.sampling.pipeline import decode
-from videotune.train.step import of_memory
-from videotune.train.trainer import Trainer
+from videotune.trainer.step import of_memory
+from videotune.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ from videotune.console import bar
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.files import digest
-from videotune.train.run_spec import Job
+from videotune.trainer.run_spec import Job
 from videotune.types import PLAIN, Window
 from videotune.validation.copying import (
     MOST_FRAMES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from videotune.train.run_spec import Job
-from videotune.train.trainer import times
+from videotune.trainer.run_spec import Job
+from videotune.trainer.trainer import times
 from videotune.types import ModelSpec
 from videotune.validation.previews import prompts_of, sample_settings, usual_shape
 from videotune.validation.sample_plan import SampleMetricsPlan, sample_metrics_plan

@@ -9,7 +9,7 @@ from videotune.data.buckets import size_rule, suits
 from videotune.data.frame_sampling import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.sampling.pipeline import SampleSettings
-from videotune.train.run_spec import Job
+from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec, Window
 
 

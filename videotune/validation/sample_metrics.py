@@ -18,10 +18,10 @@ from videotune.console import bar, echo
 from videotune.data.video_writer import write_video
 from videotune.files import checked, read_json, write_json, write_whole
 from videotune.sampling.pipeline import draw, file_name
-from videotune.train.distributed import RankMismatch
-from videotune.train.run_dir import Interrupted
-from videotune.train.run_spec import Job
-from videotune.train.trainer import Callback, Trainer, due
+from videotune.trainer.distributed import RankMismatch
+from videotune.trainer.run_dir import Interrupted
+from videotune.trainer.run_spec import Job
+from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Window
 from videotune.validation.copying import Baselines, Nearest
 from videotune.validation.decoding import decoded

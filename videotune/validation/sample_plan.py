@@ -8,7 +8,7 @@ from typing import Any
 
 from videotune.data.frame_sampling import valid_at_least
 from videotune.sampling.pipeline import SampleSettings
-from videotune.train.run_spec import Job
+from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, VideoRules, Window
 from videotune.validation.previews import conditions_on_first_frame, usual_shape
 

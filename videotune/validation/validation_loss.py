@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from videotune.cache.exposure import CLIP_DIGITS
 from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import Objective
+from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.rng import draws
 from videotune.types import Batch, Expert, Family, Window
 from videotune.validation.selection import QUANTILES

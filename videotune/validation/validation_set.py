@@ -11,8 +11,8 @@ from torch import Tensor
 
 from videotune.console import echo
 from videotune.files import digest, read_json, write_json
-from videotune.train.components import plain_batch
-from videotune.train.trainer import Trainer
+from videotune.trainer.components import plain_batch
+from videotune.trainer.trainer import Trainer
 from videotune.types import Batch
 from videotune.validation.selection import QUANTILES
 from videotune.validation.validation_loss import ValidationLoss, noise_of

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from videotune.console import echo
-from videotune.train.checkpoint import complete_checkpoints
-from videotune.train.saving import best_step
-from videotune.train.trainer import Trainer
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.saving import best_step
+from videotune.trainer.trainer import Trainer
 from videotune.validation.overfitting import Verdict, judge
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from videotune.report.read import Run, mapping, number
+from videotune.reporter.read import Run, mapping, number
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import latest
 from videotune.studio.markup import NOTHING, Html, badge, element, join, paragraph, table, text

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from videotune.report.read import Run, items, mapping, number
+from videotune.reporter.read import Run, items, mapping, number
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest
 from videotune.studio.markup import NOTHING, Html, details, element, join, paragraph, text

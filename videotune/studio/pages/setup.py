@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from videotune.config.load import flatten, preset_about, preset_names
-from videotune.report.curves import BANDS
+from videotune.reporter.curves import BANDS
 from videotune.studio import form
 from videotune.studio.clips import last_account
 from videotune.studio.jobs import latest, result, why

@@ -9,10 +9,10 @@ from typing import Any
 
 import gradio as gr
 
-from videotune.report.build import chapter, render, warnings
-from videotune.report.curves import exposure, loss, validation
-from videotune.report.outcome import COLOURS, grounds, recommended_checkpoint, standing, verdict_sentence
-from videotune.report.read import Run
+from videotune.reporter.build import chapter, render, warnings
+from videotune.reporter.curves import exposure, loss, validation
+from videotune.reporter.outcome import COLOURS, grounds, recommended_checkpoint, standing, verdict_sentence
+from videotune.reporter.read import Run
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, log_tail, result, why
 from videotune.studio.markup import NOTHING, Html, badge, bullets, details, element, join, paragraph, text

@@ -1,0 +1,216 @@
+"""DoRA is read by diffusers; LoHa, LoKr and OFT by PEFT, of which the first two have ComfyUI's names."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from export_kit import acts, scale, trained
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from videotune.adapters.effect import new_weight, updates
+from videotune.adapters.kinds import PARTS, by_module
+from videotune.adapters.lora import ADAPTER, add_lora
+from videotune.config.schema import Lora
+from videotune.errors import VideotuneError
+from videotune.exporter import lora
+from videotune.exporter.formats import CONFIG, baked, formats_of, head_of
+from videotune.exporter.lora import export_lora, read_back, read_lora, read_parts
+from videotune.exporter.verify import digest_of
+
+Open = Callable[..., Any]
+KINDS = pytest.mark.parametrize("kind", PARTS)
+
+
+def wanted_of(family: Any, state: dict[str, Any], kind: str) -> torch.Tensor:
+    """What the network makes of a batch with the adapter worked into its weights."""
+    net = family.denoiser()
+    for path, parts in by_module(state).items():
+        weight = net.get_submodule(path).weight
+        weight.data = new_weight(weight, parts, scale(kind)).float()
+    return acts(net)
+
+
+@KINDS
+def test_every_format_is_read_back_and_acts_as_trained(kind: str, tiny_family: Open, tmp_path: Path) -> None:
+    family = tiny_family("wan")
+    _, state = trained(family, kind)
+    wanted = wanted_of(family, state, kind)
+    for format in formats_of(family, kind):
+        done = export_lora(family, format, state, scale(kind), tmp_path / f"{format}.safetensors", {"step": 1})
+        assert done.modules == 20
+        assert done.max_error < 1e-6
+        assert done.reader.startswith("diffusers" if kind in ("LORA", "DORA") else "PEFT")
+        net = family.denoiser()
+        read_lora(family, net, done.path, ADAPTER)
+        torch.testing.assert_close(acts(net), wanted, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(wanted, acts(family.denoiser()), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["LORA", "DORA"])
+def test_diffusers_pipeline_reads_dora_with_its_magnitudes(kind: str, tiny_family: Open, tmp_path: Path) -> None:
+    from diffusers import WanPipeline
+
+    family = tiny_family("wan")
+    _, state = trained(family, kind)
+    path = export_lora(family, "diffusers", state, scale(kind), tmp_path / "l.safetensors", {}).path
+    pipe = WanPipeline.from_pretrained(family.folder)
+    pipe.load_lora_weights(str(path))
+    wanted = wanted_of(family, state, kind)
+    torch.testing.assert_close(acts(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5)
+    magnitudes = [name for name in load_file(path) if name.endswith("lora_magnitude_vector")]
+    assert len(magnitudes) == (20 if kind == "DORA" else 0)
+
+
+@pytest.mark.parametrize("kind", ["LOHA", "LOKR", "OFT"])
+@pytest.mark.parametrize("rank", [2, 8])
+def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, tiny_family: Open, tmp_path: Path) -> None:
+    """By PEFT alone, on diffusers' own model: none of our code reads the file."""
+    import peft
+
+    family = tiny_family("wan")
+    state = trained(family, kind, rank)[1]
+    path = export_lora(family, "peft", state, scale(kind), tmp_path / "l.safetensors", {}).path
+    with safe_open(path, "pt") as file:
+        config = peft.get_peft_config(json.loads(file.metadata()[CONFIG]))
+    net = family.denoiser()
+    net.add_adapter(config)
+    told = peft.set_peft_model_state_dict(net, load_file(path))
+    assert not told.unexpected_keys + [key for key in told.missing_keys if "default" in key]
+    wanted = wanted_of(family, state, kind)
+    torch.testing.assert_close(acts(net), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
+@pytest.mark.parametrize("rank", [2, 8])
+def test_comfyui_s_formula_over_comfyui_s_names(kind: str, rank: int, tiny_family: Open, tmp_path: Path) -> None:
+    """As its weight adapters read them: no .alpha, so the products count as they are; LoKr's factors whole or in two."""
+    family = tiny_family("wan")
+    state = trained(family, kind, rank)[1]
+    tensors = load_file(export_lora(family, "comfyui", state, 2.0, tmp_path / "c.safetensors", {}).path)
+    wanted = updates(state, 2.0)
+    names = {"blocks.1.attn2.to_out.0": "blocks.1.cross_attn.o", "blocks.0.ffn.net.0.proj": "blocks.0.ffn.0"}
+    for path, native in names.items():
+        own = {key.rpartition(".")[2]: value.double() for key, value in tensors.items() if f".{native}." in key}
+        assert all(f"diffusion_model.{native}.{part}" in tensors for part in own)
+        assert "alpha" not in own
+        if kind == "LOHA":
+            found = (own["hada_w1_a"] @ own["hada_w1_b"]) * (own["hada_w2_a"] @ own["hada_w2_b"])
+        else:
+            assert ("lokr_w2" in own) == (rank == 8)
+            second = own["lokr_w2"] if "lokr_w2" in own else own["lokr_w2_a"] @ own["lokr_w2_b"]
+            found = torch.kron(own["lokr_w1"], second)
+        torch.testing.assert_close(found, wanted[path], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "format", "words"),
+    [
+        ("DORA", "comfyui", "has diffusers, not 'comfyui': ComfyUI divides DoRA's weights by another norm"),
+        ("LOHA", "diffusers", "has comfyui, peft, not 'diffusers'"),
+        ("LOKR", "diffusers", "--merge` serves everyone"),
+        ("OFT", "comfyui", "has peft, not 'comfyui': ComfyUI's OFT turns a weight's outputs"),
+        ("LORA", "peft", "has comfyui, diffusers, not 'peft'"),
+        ("LORA", "kohya", "has comfyui, diffusers, not 'kohya'"),
+    ],
+)
+def test_formats_that_others_would_read_wrongly_are_refused(
+    kind: str, format: str, words: str, tiny_family: Open, tmp_path: Path
+) -> None:
+    family = tiny_family("wan")
+    with pytest.raises(VideotuneError) as caught:
+        export_lora(family, format, trained(family, kind)[1], scale(kind), tmp_path / "x.safetensors", {})
+    assert words in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@KINDS
+def test_reading_back_finds_what_is_wrong(kind: str, tiny_family: Open, tmp_path: Path) -> None:
+    """The check can fail, for each tensor of each kind: one changed number is told apart."""
+    family, path = tiny_family("wan"), tmp_path / "wrong.safetensors"
+    (_, state), format = trained(family, kind), formats_of(family, kind)[-1]
+    tensors, wanted = baked(family, format, state, scale(kind)), updates(state, scale(kind))
+    module = "blocks.1.attn1.to_k"
+    for key in [key for key in tensors if module in key or "blocks.1.self_attn.k." in key]:
+        own = {name: value.clone() for name, value in tensors.items()}
+        own[key].view(-1)[1] += 0.01
+        save_file(own, path, metadata=head_of(state))
+        found = read_back(family, path)
+        differ = {name for name in wanted if not torch.allclose(found[name], wanted[name], rtol=1e-5, atol=1e-6)}
+        assert differ in ({module}, {f"{module} magnitude"}), key
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("value", "words"), [(None, "is zero"), (float("nan"), "NaN"), (float("inf"), "NaN or infinite")]
+)
+def test_an_adapter_that_helps_nobody_is_not_exported(
+    kind: str, value: float | None, words: str, tiny_family: Open, tmp_path: Path
+) -> None:
+    """One of no step, and one that holds such numbers."""
+    family = tiny_family("wan")
+    state = add_lora(family.denoiser(), family.spec, Lora(rank=4, variant=kind), seed=0)
+    if value is not None:
+        list(state.values())[-1].data.fill_(value)
+    with pytest.raises(VideotuneError, match=words):
+        export_lora(family, formats_of(family, kind)[-1], state, 1.0, tmp_path / "x.safetensors", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_alpha_is_in_b_and_nowhere_else(tiny_family: Open, tmp_path: Path) -> None:
+    """A reader that assumes alpha = rank, and one that reads alpha, then apply the same update."""
+    family = tiny_family("wan")
+    _, state = trained(family)
+    path = export_lora(family, "diffusers", state, 2.0, tmp_path / "x.safetensors", {"step": 3, "word": "zörble"}).path
+    tensors = load_file(path)
+    assert not any("alpha" in name for name in tensors)
+    b = tensors["transformer.blocks.0.attn1.to_q.lora_B.weight"]
+    torch.testing.assert_close(b, 2.0 * state["blocks.0.attn1.to_q.lora_B.weight"].detach())
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    assert set(header) == {"format", "videotune"}, "lora_adapter_metadata would make diffusers scale a second time"
+    assert json.loads(header["videotune"]) == {"step": 3, "word": "zörble", "digest": digest_of(tensors)}
+
+
+def test_a_file_that_would_act_otherwise_is_an_error(
+    tiny_family: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def halved(*words: Any) -> dict[str, torch.Tensor]:
+        return {key: value / 2 if "lora_B" in key else value for key, value in baked(*words).items()}
+
+    family = tiny_family("wan")
+    monkeypatch.setattr(lora, "baked", halved)
+    with pytest.raises(VideotuneError, match="ΔW differs"):
+        export_lora(family, "diffusers", trained(family)[1], 2.0, tmp_path / "x.safetensors", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@KINDS
+def test_parts_that_are_read_are_the_baked_ones(kind: str, tiny_family: Open, tmp_path: Path) -> None:
+    family = tiny_family("wan")
+    _, state = trained(family, kind)
+    done = export_lora(family, formats_of(family, kind)[0], state, scale(kind), tmp_path / "x.safetensors", {})
+    parts, scales = read_parts(family, done.path)
+    assert set(scales.values()) == {1.0}
+    for path, own in by_module(state).items():
+        assert set(parts[path]) == set(own)
+
+
+def test_a_file_for_another_model_is_told(tiny_family: Open, tmp_path: Path) -> None:
+    family, other = tiny_family("wan"), tiny_family("cogvideox")
+    path = export_lora(family, "peft", trained(family, "LOHA")[1], 2.0, tmp_path / "l.safetensors", {}).path
+    with pytest.raises(ValueError, match="of its modules are not in the model, such as blocks"):
+        read_lora(other, other.denoiser(), path, ADAPTER)
+
+
+@pytest.mark.parametrize("kind", ["DORA", "LOHA", "LOKR", "OFT"])
+def test_cogvideox_too(kind: str, tiny_family: Open, tmp_path: Path) -> None:
+    family = tiny_family("cogvideox")
+    _, state = trained(family, kind)
+    formats = formats_of(family, kind)
+    assert formats == {"DORA": ("diffusers",), "OFT": ("peft",)}.get(kind, ("comfyui", "peft"))
+    for format in formats:
+        assert export_lora(family, format, state, scale(kind), tmp_path / "x.safetensors", {}).max_error < 1e-6

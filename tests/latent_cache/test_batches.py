@@ -1,0 +1,417 @@
+"""Batches are a pure function of the step: threads, order of asking and process do not matter."""
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from clips import write_clip
+from runs import fill as fill_cache
+
+from videotune.data.buckets import padded_box
+from videotune.data.decode import decode
+from videotune.data.frame_sampling import sample_window
+from videotune.data.media_info import probe
+from videotune.diffusion.objective import objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.latent_cache.batches import Prepared, Source, prepare, quiet_pool, stream, uniforms
+from videotune.latent_cache.keys import latent_key, text_key
+from videotune.latent_cache.sampler import Schedule, picks
+from videotune.latent_cache.store import Store
+from videotune.trainer.components import make_objective, make_source
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import open_job
+from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def source(small_clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Open, tmp_path: Path) -> Source:
+    sets = (
+        f"base_model_name={tiny_bases('wan')}",
+        f"cache_dir={tmp_path}",
+        "resolution=32x32",
+        "batch_size=3",
+        "seed=5",
+    )
+    job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
+    family, store = tiny_family("wan"), Store(tmp_path)
+    fill_cache(job, family, store)
+    return make_source(job, family, store, make_objective(job.spec, job.config))
+
+
+def same(a: Prepared, b: Prepared) -> bool:
+    tensors = [(a.t, b.t), (a.noise, b.noise), (a.batch.x0, b.batch.x0), (a.batch.cond.text, b.batch.cond.text)]
+    names = (a.step, a.batch.captions, a.batch.window_ids) == (b.step, b.batch.captions, b.batch.window_ids)
+    return names and all(torch.equal(x, y) for x, y in tensors)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 3])
+def test_threads_change_nothing(threads: int, source: Source) -> None:
+    expected = [prepare(source, step) for step in range(4, 13)]
+    got = list(stream(source, 4, 12, threads))
+    assert [one.step for one in got] == list(range(4, 13))
+    assert all(same(one, other) for one, other in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_several_processes_share_out_a_step_and_none_has_another_s_samples(processes: int, source: Source) -> None:
+    """Together they are the step that one alone has, in order; where there are more of them than samples some have none."""
+    for step in (1, 7):
+        whole = prepare(source, step)
+        parts = [prepare(source, step, (i, processes)) for i in range(processes)]
+        own = [part.batch.window_ids if part.batch is not None else () for part in parts]
+        assert [name for names in own for name in names] == list(whole.batch.window_ids)
+        assert max(map(len, own)) - min(map(len, own)) <= 1
+        assert [part.first for part in parts] == [sum(map(len, own[:i])) for i in range(processes)]
+        held = [part for part in parts if part.batch is not None]
+        for get in (lambda x: x.t, lambda x: x.noise, lambda x: x.batch.x0, lambda x: x.batch.cond.text):
+            assert torch.equal(torch.cat([get(part) for part in held]), get(whole))
+        assert all(part.drawn.window_ids == whole.batch.window_ids for part in parts), "each knows what the others have"
+
+
+def test_reading_ahead_takes_no_cores_from_the_training(source: Source) -> None:
+    """Torch operations of the reading threads stay in one thread; those of the caller keep theirs, before and after."""
+    torch.set_num_threads(2)
+    try:
+        pool = quiet_pool(2)
+        assert {pool.submit(torch.get_num_threads).result() for _ in range(8)} == {1}
+        assert torch.get_num_threads() == 2
+        pool.shutdown()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_stream_that_is_left_ends_its_threads(source: Source) -> None:
+    before = threading.active_count()
+    batches = stream(source, 1, 1000, 2)
+    next(batches)
+    batches.close()
+    assert threading.active_count() == before
+
+
+def test_a_step_holds_one_bucket_and_exactly_the_batch(source: Source) -> None:
+    for step in range(1, 20):
+        one = prepare(source, step)
+        assert len(one.batch) == len(one.t) == len(one.noise) == 3
+        assert one.noise.shape == one.batch.x0.shape
+    shapes = {tuple(prepare(source, step).batch.x0.shape[2:]) for step in range(1, 20)}
+    assert shapes == {(5, 4, 4), (3, 4, 4)}
+
+
+def test_draws_differ_by_step_sample_and_seed(source: Source) -> None:
+    one, two = prepare(source, 1), prepare(source, 2)
+    other = prepare(replace(source, schedule=replace(source.schedule, seed=6)), 1)
+    draws = [*one.t.tolist(), *two.t.tolist(), *other.t.tolist()]
+    assert len(set(draws)) == len(draws)
+    assert not torch.equal(one.noise[0], one.noise[1])
+    assert one.noise.std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_the_batch_size_does_not_change_a_samples_noise(source: Source) -> None:
+    smaller = replace(source, schedule=replace(source.schedule, batches=(2, 2)))
+    assert torch.equal(prepare(source, 3).t[:2], prepare(smaller, 3).t)
+
+
+def test_caption_dropout_empties_its_share(source: Source) -> None:
+    def empty(share: float) -> float:
+        tried = replace(source, caption_dropout=share)
+        captions = [caption for step in range(1, 101) for caption in prepare(tried, step).batch.captions]
+        return captions.count("") / len(captions)
+
+    assert empty(0.0) == 0
+    assert empty(1.0) == 1
+    assert empty(0.3) == pytest.approx(0.3, abs=0.08)
+
+
+def test_caption_variants_take_turns(source: Source) -> None:
+    clips = {name: replace(clip, captions=(*clip.captions, "")) for name, clip in source.clips.items()}
+    tried = replace(source, clips=clips, caption_dropout=0.0)
+    seen = [caption for step in range(1, 41) for caption in prepare(tried, step).batch.captions]
+    assert 0.3 < seen.count("") / len(seen) < 0.7
+
+
+def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
+    """x0 = mean + exp(logvar / 2) ε, a new ε for each view, the same one when asked again."""
+    window = source.buckets[0][0]
+    key = latent_key(sample_window(window, 0, 5), source.prints["vae"])
+    mean = source.store.get("latents", key)["mean"]
+    source.store.put("latents", key, {"mean": mean, "logvar": torch.full_like(mean, 2 * 0.693147)}, {})
+    one, again, other = (source.sample(window, 0, *name).mean for name in ((1, 0), (1, 0), (2, 0)))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert (one - mean).std().item() == pytest.approx(2.0, rel=0.15)
+
+
+SHAPE = ClipShape(9, 32, 48, 16.0)
+STILL = ClipShape(1, 32, 32, 16.0)
+
+
+def made(folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip], **words: Any) -> Source:
+    """A source over latents that no encoder made: all cells of a take's are ``number_of`` it."""
+    store = Store(folder)
+    for window in {window for bucket in buckets for window in bucket}:
+        for variant in (PLAIN, *range(3)):
+            shown = sample_window(window, variant, 0)
+            frames = (window.shape.frames - 1) // 4 + 1
+            latents = torch.full((4, frames, window.shape.height // 8, window.shape.width // 8), number_of(shown))
+            store.put("latents", latent_key(shown, "v"), {"mean": latents}, {})
+    for caption in {"", *(caption for clip in clips for caption in clip.captions)}:
+        store.put("text", text_key(caption, "t", 8), {"text": torch.zeros(1, 4)}, {})
+    sizes = tuple(len(bucket) for bucket in buckets)
+    settings = {
+        "schedule": Schedule(0, sizes, (2,) * len(sizes)),
+        "variants": 3,
+        "frame_dropout": 0.0,
+        "patch_frames": 1,
+        "sizes": dict.fromkeys((clip.id for clip in clips), (64, 64)),
+    }
+    return Source(
+        store=store,
+        prints={"vae": "v", "text_encoder": "t"},
+        tokens=8,
+        condition=lambda states: Condition(torch.stack([state["text"] for state in states])),
+        clips={clip.id: clip for clip in clips},
+        buckets=tuple(tuple(bucket) for bucket in buckets),
+        objective=objective("flow", {}, Timesteps()),
+        caption_dropout=0.1,
+        **(settings | words),
+    )
+
+
+def number_of(shown: Take) -> float:
+    """Tells which take it is."""
+    return float(int(shown.window.clip_id[:2], 16) * 100 + shown.variant)
+
+
+def some_clips(*repeats: int, **facts: Any) -> list[Clip]:
+    """Clips of which each window stands so many times in its bucket."""
+    return [Clip(f"{i:02x}" * 16, "", "", (f"clip {i}",), repeats=r, **facts) for i, r in enumerate(repeats, 1)]
+
+
+def entries(clips: Sequence[Clip], **facts: Any) -> list[Window]:
+    """A window a clip, all of them, then those with a second copy, and so on."""
+    windows = [Window(clip.id, 0.0, 2.0, SHAPE, **facts) for clip in clips]
+    return [
+        window
+        for copy in range(max(clip.repeats for clip in clips))
+        for window, clip in zip(windows, clips, strict=True)
+        if copy < clip.repeats
+    ]
+
+
+def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
+    """However many entries a window has: its n-th pass shows views n·r to n·r + r - 1, each once."""
+    clips = some_clips(1, 3, 2, 1)
+    source = made(tmp_path, [entries(clips, sampling="start")], clips)
+    seen: dict[str, list[int]] = {clip.id: [] for clip in clips}
+    for step in range(1, 7 * 6 + 1):  # 7 entries, 2 a step: 12 passes
+        bucket, places = picks(source.schedule, step)
+        takes = [
+            sample_window(source.buckets[bucket][place], source.variant(bucket, place, epoch), 0)
+            for place, epoch in places
+        ]
+        batch = prepare(source, step).batch
+        assert batch.x0[:, 0, 0, 0, 0].tolist() == [number_of(shown) for shown in takes]
+        assert batch.window_ids == tuple(shown.window.id for shown in takes)
+        for shown in takes:
+            seen[shown.window.clip_id].append(shown.variant)
+    for clip in clips:
+        shown_by_pass = zip(*[iter(seen[clip.id])] * clip.repeats, strict=True)
+        for epoch, variants in enumerate(shown_by_pass):
+            views = range(epoch * clip.repeats, (epoch + 1) * clip.repeats)
+            assert sorted(variants) == sorted(view % 3 for view in views)
+        assert Counter(seen[clip.id]) == dict.fromkeys(range(3), 4 * clip.repeats)
+
+
+def test_a_window_that_does_not_vary_has_one_take(tmp_path: Path) -> None:
+    clips = some_clips(2, 1)
+    source = made(tmp_path, [entries(clips)], clips)
+    assert {source.variant(0, place, epoch) for place in range(3) for epoch in range(5)} == {0}
+
+
+def test_the_plain_view_draws_nothing(tmp_path: Path) -> None:
+    clips = some_clips(1, 1)
+    source = made(tmp_path, [entries(clips, sampling="start")], clips)
+    for window in source.buckets[0]:
+        assert source.plain(window).mean.unique().item() == number_of(sample_window(window, PLAIN, 0))
+        from_store = replace(source, variants=0).plain(window).mean
+        assert torch.equal(source.plain(window).mean, from_store), "from the store, always"
+
+
+def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path) -> None:
+    clips = some_clips(2, 1, 1)
+    windows = entries(clips, sampling="start")
+    windows[1] = replace(windows[1], sampling="even")  # this one comes from the store
+    asked: list[Take] = []
+    busy = threading.Lock()
+
+    def encode(window: Window, variant: int) -> Moments:
+        shown = sample_window(window, variant, 0)
+        assert busy.acquire(blocking=False), "two at once"
+        time.sleep(0.002)
+        asked.append(shown)
+        busy.release()
+        return Moments(torch.full((4, 3, 4, 6), number_of(shown)))
+
+    source = made(tmp_path, [windows], clips, variants=0, encode=encode)
+    batches = [one.batch for one in stream(source, 1, 20, 3)]  # 40 samples of 4 entries: 10 passes
+    wanted = {(clips[0].id, view) for view in range(20)} | {(clips[2].id, view) for view in range(10)}
+    assert {(shown.window.clip_id, shown.variant) for shown in asked} == wanted
+    assert len(asked) == len(wanted)
+    assert all(shown == sample_window(shown.window, shown.variant, 0) for shown in asked)
+    numbers = Counter(number for batch in batches for number in batch.x0[:, 0, 0, 0, 0].tolist())
+    assert numbers == Counter([number_of(shown) for shown in asked] + [number_of(sample_window(windows[1], 0, 0))] * 10)
+
+
+def test_encoding_in_the_loop_gives_what_the_cache_holds(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Open, tmp_path: Path
+) -> None:
+    """Real clips, cropped at random: view v in the loop is variant v of the cache, bit for bit."""
+    sets = (
+        f"base_model_name={tiny_bases('wan')}",
+        f"cache_dir={tmp_path}",
+        "resolution=16x32",
+        "resize=random",
+        "video_config.variants=2",
+        "video_config.frames=5",
+        "video_config.windows=head",
+    )
+    job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
+    family, store = tiny_family("wan"), Store(tmp_path)
+    fill_cache(job, family, store)
+    cached = make_source(job, family, store, make_objective(job.spec, job.config))
+    in_the_loop = replace(cached, variants=0)
+    first = [source.sample(source.buckets[0][0], 0).mean for source in (cached, in_the_loop)]
+    second = [source.sample(source.buckets[0][0], source.variant(0, 0, 1)).mean for source in (cached, in_the_loop)]
+    assert torch.equal(*first)
+    assert torch.equal(*second)
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(first[0], cached.plain(cached.buckets[0][0]).mean)
+
+
+@pytest.mark.parametrize("patch_frames", [1, 2])
+def test_frame_dropout_drops_its_share_and_never_the_first(patch_frames: int, tmp_path: Path) -> None:
+    clips = some_clips(1, 1)
+    long = ClipShape(33, 32, 32, 16.0)  # 9 latent frames
+    windows = [replace(window, shape=long) for window in entries(clips)]
+    without = made(tmp_path, [windows], clips, patch_frames=patch_frames)
+    source = replace(without, frame_dropout=0.3)
+    dropped = []
+    for step in range(1, 151):
+        one, plain = prepare(source, step), prepare(without, step)
+        assert torch.equal(one.batch.weight, (~one.batch.dropped).float())
+        assert not plain.batch.dropped.any()
+        assert torch.equal(one.noise, plain.noise), "other draws are as without"
+        assert torch.equal(one.t, plain.t)
+        dropped.append(one.batch.dropped[:, 0, :, 0, 0])
+    mask = torch.cat(dropped)
+    assert not mask[:, 0].any(), "of 9 frames in twos the first stands alone"
+    groups = mask[:, 1:][:, ::patch_frames].float()
+    assert groups.mean().item() == pytest.approx(0.3, abs=0.04)  # 1,200 or 2,400 draws
+    if patch_frames == 2:
+        assert torch.equal(mask[:, 1::2], mask[:, 2::2]), "a token's frames go together"
+    assert len(mask.unique(dim=0)) > 10
+    alone = replace(source, schedule=replace(source.schedule, batches=(1,)))
+    assert torch.equal(prepare(alone, 1).batch.dropped, prepare(source, 1).batch.dropped[:1])
+
+
+def test_loss_weight_and_target_reach_the_batch(tmp_path: Path) -> None:
+    base = replace(some_clips(1)[0], kind="regularization", target="base", loss_weight=0.5)
+    clip = replace(some_clips(1, 1)[1], kind="regularization", target="clip")
+    train = replace(some_clips(1, 1, 1)[2], loss_weight=3.0)
+    clips = [base, clip, train]
+    source = made(tmp_path, [entries(clips)], clips, schedule=Schedule(0, (3,), (3,), shuffle=False))
+    batch = prepare(source, 1).batch
+    assert batch.scale.tolist() == [0.5, 1.0, 3.0]
+    assert batch.anchored.tolist() == [True, False, False]
+    assert batch.anchored.dtype == torch.bool
+    trained = replace(base, kind="train")  # a target is for regularization alone
+    assert not prepare(replace(source, clips={**source.clips, base.id: trained}), 1).batch.anchored.any()
+
+
+@pytest.mark.parametrize("size", [(1000, 100), (100, 1000), (64, 48), (48, 32), (500, 333), (3, 2), (7, 2000)])
+def test_latent_cells_that_show_border_alone_count_nothing(size: tuple[int, int], tmp_path: Path) -> None:
+    clips = some_clips(1, 1)
+    padded, plain = entries(clips)
+    padded = replace(padded, resize="pad")
+    schedule = Schedule(0, (2,), (2,), shuffle=False)
+    source = made(tmp_path, [[padded, plain]], clips, sizes={clips[0].id: size, clips[1].id: size}, schedule=schedule)
+    weight = prepare(source, 1).batch.weight
+    assert weight.shape == (2, 1, 3, 4, 6)
+    assert (weight[1] == 1).all()
+    top, left, high, wide = padded_box(*size, (32, 48))
+    picture = torch.zeros(32, 48)
+    picture[top : top + high, left : left + wide] = 1
+    shows_some = picture.view(4, 8, 6, 8).amax((1, 3))
+    assert torch.equal(weight[0, 0], shows_some.expand(3, 4, 6))
+    assert (shows_some == 0).any() or size in ((48, 32), (500, 333), (3, 2), (64, 48))
+
+
+def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
+    """A white film of 64x24 pixels, shown in 32x32: latent cells without a white pixel are those without weight."""
+    path = write_clip(tmp_path / "white.mp4", np.full((9, 24, 64, 3), 255, np.uint8), 16)
+    facts = probe(path)
+    shape = ClipShape(5, 32, 32, 16.0)
+    clips = some_clips(1)
+    window = Window(clips[0].id, 0.0, 5 / 16, shape, resize="pad")
+    shown = sample_window(window, 0, 0)
+    frames = decode(facts, shown.times, 32, 32, "pad", shown.place)
+    source = made(
+        tmp_path, [[window]], clips, sizes={clips[0].id: (facts.width, facts.height)}, schedule=Schedule(0, (1,), (1,))
+    )
+    weight = prepare(source, 1).batch.weight[0, 0]
+    white = torch.from_numpy(frames).amax(-1).view(5, 4, 8, 4, 8).amax((0, 2, 4)) > 30
+    assert torch.equal(weight, white.float().expand(2, 4, 4))
+    assert 0 < weight.mean() < 1
+
+
+def test_a_step_takes_its_buckets_own_number_of_samples(tmp_path: Path) -> None:
+    """Images eight a step, videos two; still images have nothing to drop."""
+    clips = some_clips(*[1] * 12)
+    videos, images = entries(clips[:6]), [replace(window, shape=STILL) for window in entries(clips[6:])]
+    source = made(tmp_path, [videos, images], clips, schedule=Schedule(0, (6, 6), (2, 8)), frame_dropout=0.3)
+    batches = [prepare(source, step).batch for step in range(1, 31)]
+    assert {(len(batch), batch.x0.shape[2]) for batch in batches} == {(2, 3), (8, 1)}
+    assert not any(batch.dropped.any() for batch in batches if len(batch) == 8)
+    for batch in batches:
+        assert {len(part) for part in (batch.captions, batch.scale, batch.anchored, batch.fps, batch.weight)} == {
+            len(batch)
+        }
+
+
+def test_stratified_levels_are_each_uniform_and_together_even() -> None:
+    """The marginal of every sample is exactly uniform; a step's samples are one in each equal part."""
+    whole = torch.stack([uniforms(3, step, 4, True) for step in range(1, 4001)])
+    assert ((whole * 4).long().sort(1).values == torch.arange(4)).all()
+    for column in whole.T:
+        share = column.sort().values
+        even = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+        assert (share - even).abs().max() < 1.63 / 4000**0.5, "Kolmogorov and Smirnov, at the level of 1 %"
+    assert torch.equal(uniforms(3, 7, 4, True), whole[6])
+    assert uniforms(3, 7, 1, True).item() == uniforms(3, 7, 1, False).item()
+
+
+def test_stratified_levels_make_the_gradient_steadier() -> None:
+    """On a fixed function of t the variance of the mean over 8 samples falls at least tenfold, and the mean stays."""
+
+    def gradient(t: torch.Tensor) -> torch.Tensor:
+        return torch.sin(3 * t) + t.square()
+
+    means = {}
+    for stratified in (False, True):
+        drawn = torch.stack([uniforms(0, step, 8, stratified) for step in range(1, 1001)])
+        means[stratified] = gradient(drawn).mean(1)
+    assert means[True].var() < means[False].var() / 10
+    exact = (1 - math.cos(3)) / 3 + 1 / 3
+    for mean in means.values():
+        assert mean.mean().item() == pytest.approx(exact, abs=4 * mean.std().item() / 1000**0.5)

@@ -1,0 +1,536 @@
+"""Filling the cache: the right entries, once each, whatever kills it; frames from worker processes; memory flat."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from clips import noise, write_clip
+
+from videotune.data.decode import decode
+from videotune.data.frame_sampling import sample_window
+from videotune.data.media_info import MediaInfo, probe
+from videotune.data.workers import Workers
+from videotune.errors import VideotuneError
+from videotune.files import hash_file
+from videotune.latent_cache import encode, keys
+from videotune.latent_cache.encode import FillReport, Todo, cut_captions, fill, missing, to_model, wanted
+from videotune.latent_cache.keys import latent_key, text_key
+from videotune.latent_cache.store import Store
+from videotune.types import PLAIN, ClipShape, Moments, Window
+
+SHAPE = ClipShape(9, 32, 32, 16.0)
+LENGTH = 9 / 16
+
+
+@dataclass
+class Data:
+    """A small dataset: facts by id of content, takes, captions."""
+
+    facts: dict[str, MediaInfo]
+    takes: list[tuple[Window, int]]
+    captions: list[str]
+    seed: int = 3
+
+
+def data_of(folder: Path) -> Data:
+    """Two windows of each clip below a folder, and a caption each."""
+    facts = {hash_file(path): probe(path) for path in sorted(folder.rglob("*.mp4"))}
+    starts = (0.0, LENGTH)
+    takes = [(Window(clip, start, start + LENGTH, SHAPE), 0) for clip in facts for start in starts]
+    return Data(facts, takes, ["", *(Path(known.path).parent.name for known in facts.values())])
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two clips of the same name in two folders, 20 frames of 32x48 at 16 fps."""
+    folder = tmp_path_factory.mktemp("clips")
+    for seed, name in enumerate("ab"):
+        write_clip(folder / name / "same.mp4", noise(20, 32, 48, seed), 16)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(1) as pool:
+        yield pool
+
+
+@dataclass
+class Watched:
+    """A family that notes what it encodes."""
+
+    family: Any
+    captions: list[str] = field(default_factory=list)
+    pixels: list[torch.Tensor] = field(default_factory=list)
+    freed: list[str] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.family, name)
+
+    def encode_text(self, captions: list[str]) -> Any:
+        self.captions += captions
+        return self.family.encode_text(captions)
+
+    def encode_video(self, frames: torch.Tensor) -> Moments:
+        self.pixels.append(frames)
+        return self.family.encode_video(frames)
+
+    def free(self, part: str) -> None:
+        self.freed.append(part)
+        self.family.free(part)
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def todo_of(family: Any, cache: Store, data: Data) -> Todo:
+    return missing(cache, family.fingerprints(), family.spec.text_tokens, data.captions, data.takes, data.seed)
+
+
+def filled(family: Any, folder: Path, data: Data, workers: Workers | None = None) -> Watched:
+    """Fill a cache with what the data lacks there; what was encoded."""
+    watched: Any = Watched(family)
+    cache = Store(folder)
+    fill(watched, cache, todo_of(family, cache, data), data.facts, data.seed, workers, quiet)
+    return watched
+
+
+# ---- what is made
+
+
+def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
+    clips: Path, tiny_family: Callable[..., Any], tmp_path: Path, workers: Workers
+) -> None:
+    """By worker processes and without them alike, bit for bit, for every way to show a window."""
+    family, data = tiny_family("wan"), data_of(clips)
+    window = data.takes[0][0]
+    whole, swapping = replace(window, end=1.2), replace(window, swaps=True)
+    plain = sample_window(window, 0, data.seed).times
+    swapped = next(variant for variant in range(99) if sample_window(swapping, variant, data.seed).times != plain)
+    data.takes += [
+        (replace(window, resize="random"), 2),
+        (swapping, swapped),
+        (replace(whole, sampling="start"), 3),
+    ]
+    data.takes += [(replace(window, resize=way), 0) for way in ("pad", "stretch")]
+    filled(family, tmp_path / "here", data)
+    filled(family, tmp_path / "there", data, workers)
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    for window, variant in data.takes:
+        shown = sample_window(window, variant, data.seed)
+        key = latent_key(shown, family.fingerprints()["vae"])
+        frames = decode(data.facts[window.clip_id], shown.times, 32, 32, shown.window.resize, shown.place)
+        truth = family.encode_video(to_model(frames)).mean
+        for cache in (here, there):
+            assert torch.equal(cache.get("latents", key)["mean"], truth)
+            assert cache.get("latents", key)["mean"].dtype == torch.float32
+    assert len({entry.hash for entry in here.entries() if entry.kind == "latents"}) == 9, "all of them differ"
+
+
+def test_progress_report_and_what_is_freed(
+    clips: Path, tiny_family: Callable[..., Any], tmp_path: Path, workers: Workers
+) -> None:
+    data, watched, told = data_of(clips), Watched(tiny_family("wan")), list[tuple[str, int, int]]()
+    cache, family = Store(tmp_path), watched
+    todo = todo_of(family, cache, data)
+    report = fill(family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row))  # type: ignore[arg-type]
+    assert (report.captions, report.takes) == (3, 4)
+    assert 0 < report.waited < report.seconds
+    assert [row[1:] for row in told] == [(1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert told[0][0].startswith("captions, ")
+    assert told[-1][0].startswith("windows, ")
+    assert told[-1][0].endswith(" a second")
+    assert watched.freed == ["text_encoder", "vae"]
+    files = sorted(path.parent.name for path in tmp_path.rglob("*.safetensors"))
+    assert files == ["latents"] * 4 + ["text"] * 3
+    assert {entry.about["clip"] for entry in cache.entries() if entry.kind == "latents"} == {
+        known.path for known in data.facts.values()
+    }
+
+
+def test_what_several_ask_for_is_encoded_once(clips: Path, tiny_family: Callable[..., Any], tmp_path: Path) -> None:
+    data = data_of(clips)
+    window = data.takes[0][0]
+    data.takes = [(window, 0), (window, PLAIN), (window, 5), (replace(window, resize="random"), PLAIN), (window, 0)]
+    data.captions = ["a", "b", "a"]
+    watched = filled(tiny_family("wan"), tmp_path, data)
+    assert (len(watched.pixels), watched.captions) == (1, ["a", "b"])
+
+
+def test_same_names_in_two_folders_do_not_collide(clips: Path, tiny_family: Callable[..., Any], tmp_path: Path) -> None:
+    data = data_of(clips)
+    assert len({Path(known.path).name for known in data.facts.values()}) == 1
+    watched = filled(tiny_family("wan"), tmp_path, data)
+    assert len(watched.pixels) == 4
+    hashes = {entry.hash for entry in Store(tmp_path).entries() if entry.kind == "latents"}
+    assert len(hashes) == 4
+
+
+def test_long_captions_are_counted(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
+    family = tiny_family("wan")
+    filled(family, tmp_path, Data({}, [], ["short", "long " * 300]))
+    cache, encoder = Store(tmp_path), family.fingerprints()["text_encoder"]
+    assert cut_captions(cache, encoder, 512, ["short", "long " * 300]) == ["long " * 300]
+    assert cache.get("text", text_key("long " * 300, encoder, 512))["text"].shape[0] == 512
+
+
+# ---- nothing stale, nothing in vain
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a person or an upgrade changes, and how many latents and captions that must make anew, of 4 and 3."""
+
+    name: str
+    latents: int
+    texts: int
+
+
+CHANGES = [
+    Change("nothing", 0, 0),
+    Change("a clip's bytes", 2, 0),
+    Change("a clip's name", 0, 0),
+    Change("decoding", 4, 0),
+    Change("a window's start", 1, 0),
+    Change("a window's length in time", 1, 0),
+    Change("frames", 4, 0),
+    Change("height", 4, 0),
+    Change("width", 4, 0),
+    Change("resize", 4, 0),
+    Change("place", 4, 0),
+    Change("seed", 0, 0),
+    Change("VAE", 4, 0),
+    Change("text encoder", 0, 3),
+    Change("tokenizer", 0, 3),
+    Change("dtype", 0, 3),
+    Change("token limit", 0, 3),
+    Change("a caption", 0, 1),
+    Change("denoiser", 0, 0),
+    Change("schema", 4, 3),
+]
+
+
+@pytest.fixture(scope="module")
+def baseline(
+    clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A base model and a cache filled from it."""
+    from videotune.models.registry import find
+
+    base, cache = tiny_bases("wan"), tmp_path_factory.mktemp("baseline")
+    filled(find("wan")(base, torch.device("cpu"), torch.float32), cache, data_of(clips))
+    return base, cache
+
+
+def reshaped(data: Data, **sizes: int) -> None:
+    data.takes = [(replace(window, shape=replace(window.shape, **sizes)), variant) for window, variant in data.takes]
+
+
+def another_model(base: Path, part: str, tmp: Path) -> Path:
+    """The checkpoint with one part of it changed: a weight, or a word of the tokenizer's config."""
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(base, tmp / "base")
+    if part == "tokenizer":
+        path = folder / part / "tokenizer_config.json"
+        path.write_text(path.read_text().replace("{", '{"changed": 1,', 1))
+        return folder
+    path = next((folder / part).glob("*.safetensors"))
+    weights = load_file(path)
+    name = sorted(weights)[0]
+    weights[name] = weights[name] + 1e-3
+    save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
+def test_a_change_makes_exactly_what_it_touches_anew(
+    change: Change, clips: Path, baseline: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from videotune.models.registry import find
+
+    base, cache = baseline[0], shutil.copytree(baseline[1], tmp_path / "cache")
+    folder, dtype, data = clips, torch.float32, data_of(clips)
+    first, variant = data.takes[0]
+    match change.name:
+        case "a clip's bytes":
+            folder = shutil.copytree(clips, tmp_path / "clips")
+            write_clip(folder / "a" / "same.mp4", noise(20, 32, 48, seed=9), 16)
+            data = data_of(folder)
+        case "a clip's name":
+            folder = shutil.copytree(clips, tmp_path / "clips")
+            (folder / "a" / "same.mp4").rename(folder / "a" / "other.mp4")
+            data = data_of(folder)
+        case "decoding":
+            monkeypatch.setattr(keys, "DECODE", keys.DECODE + 1)
+        case "a window's start":
+            data.takes[0] = replace(first, start=0.0625, end=first.end + 0.0625), variant
+        case "a window's length in time":
+            data.takes[0] = replace(first, end=first.end + 0.2), variant
+        case "frames":
+            reshaped(data, frames=5)
+        case "height":
+            reshaped(data, height=16)
+        case "width":
+            reshaped(data, width=16)
+        case "resize":
+            data.takes = [(replace(window, resize="pad"), 0) for window, _ in data.takes]
+        case "place":
+            data.takes += [(replace(window, resize="random"), v) for window, _ in data.takes for v in (PLAIN, 1)]
+        case "seed":
+            data.seed += 1
+        case "VAE":
+            base = another_model(base, "vae", tmp_path)
+        case "text encoder":
+            base = another_model(base, "text_encoder", tmp_path)
+        case "tokenizer":
+            base = another_model(base, "tokenizer", tmp_path)
+        case "denoiser":
+            base = another_model(base, "transformer", tmp_path)
+        case "dtype":
+            dtype = torch.bfloat16
+        case "a caption":
+            data.captions[1] = "something else"
+        case "schema":
+            monkeypatch.setattr(keys, "SCHEMA", keys.SCHEMA + 1)
+            monkeypatch.setattr(keys, "text_key", keys.text_key.__wrapped__)
+            monkeypatch.setattr(encode, "text_key", keys.text_key)
+    family = find("wan")(base, torch.device("cpu"), dtype)
+    if change.name == "token limit":
+        family.spec = replace(family.spec, text_tokens=256)
+    before = {entry.name: entry.hash for entry in Store(cache).entries()}
+    watched = filled(family, cache, data)
+    assert (len(watched.pixels), len(watched.captions)) == (change.latents, change.texts)
+    after = {entry.name: entry.hash for entry in Store(cache).entries()}
+    assert before.items() <= after.items(), "what was there stays as it was"
+    assert len(after) - len(before) == change.latents + change.texts
+    tokens = family.spec.text_tokens
+    assert wanted(family.fingerprints(), tokens, data.captions, data.takes, data.seed) <= after.keys()
+    assert not todo_of(family, Store(cache), data)
+
+
+# ---- kills, and two at once
+
+
+KILLED = """
+import sys
+sys.path[:0] = sys.argv[4:]
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from test_encode import Watched, data_of, quiet, todo_of
+from videotune.latent_cache import store
+from videotune.latent_cache.encode import fill
+from videotune.models.registry import find
+
+store.SHARD_ENTRIES = 2
+data = data_of(Path(sys.argv[1]))
+family = Watched(find("wan")(Path(sys.argv[2]), torch.device("cpu"), torch.float32))
+cache = store.Store(Path(sys.argv[3]))
+fill(family, cache, todo_of(family, cache, data), data.facts, data.seed, None,
+     lambda what, done, total: print(what, done, flush=True))
+"""
+
+
+def test_killed_while_filling_and_run_again_no_entry_is_encoded_twice(
+    clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A real SIGKILL after three captions and three clips, in the midst of the fourth; then the rest is made."""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", KILLED, str(clips), str(tiny_bases("wan")), str(tmp_path / "cache"), *folders]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("windows") and line.split()[-1] == "3":
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    there = {entry.name: entry.hash for entry in Store(tmp_path / "cache").entries()}
+    assert len(there) >= 6
+    family, data = tiny_family("wan"), data_of(clips)
+    watched = filled(family, tmp_path / "cache", data)
+    assert (len(watched.captions), len(watched.pixels)) == (0, 7 - len(there))
+    filled(family, tmp_path / "whole", data)
+    killed, whole = Store(tmp_path / "cache"), Store(tmp_path / "whole")
+    assert {entry.name: entry.hash for entry in killed.entries()} == {
+        entry.name: entry.hash for entry in whole.entries()
+    }
+    for entry in whole.entries():
+        for name, tensor in whole.get(*entry.name).items():
+            assert torch.equal(killed.get(*entry.name)[name], tensor)
+
+
+def test_two_fills_at_once_do_not_disturb_each_other(
+    clips: Path, tiny_family: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The second is told who fills; when it comes back it has nothing to do, though it looked before."""
+    family, data = tiny_family("wan"), data_of(clips)
+    late = Store(tmp_path)
+    todo, watched = todo_of(family, late, data), Watched(family)
+    with Store(tmp_path).filling(), pytest.raises(VideotuneError, match=f"process {os.getpid()} on"):
+        fill(watched, late, todo, data.facts, data.seed, None, quiet)  # type: ignore[arg-type]
+    filled(family, tmp_path, data)
+    report = fill(watched, late, todo, data.facts, data.seed, None, quiet)  # type: ignore[arg-type]
+    assert (report.captions, report.takes, watched.captions, watched.pixels) == (0, 0, [], [])
+
+
+# ---- failures
+
+
+def spoiled(clips: Path, folder: Path) -> Data:
+    """The clips, one of which was cut short after it was probed."""
+    data = data_of(shutil.copytree(clips, folder))
+    path = Path(data.facts[data.takes[2][0].clip_id].path)
+    path.write_bytes(path.read_bytes()[:900])
+    return data
+
+
+@pytest.mark.parametrize("in_workers", [False, True])
+def test_a_clip_that_cannot_be_decoded_is_named_and_the_others_are_kept(
+    clips: Path, tiny_family: Callable[..., Any], tmp_path: Path, workers: Workers, in_workers: bool
+) -> None:
+    family, data = tiny_family("wan"), spoiled(clips, tmp_path / "clips")
+    with pytest.raises(VideotuneError, match=r"b/same\.mp4: (decode_error|unreadable|not_a_video)"):
+        filled(family, tmp_path / "cache", data, workers if in_workers else None)
+    cache = Store(tmp_path / "cache")
+    assert sum(entry.kind == "latents" for entry in cache.entries()) == 2
+    assert len(todo_of(family, cache, data).takes) == 2
+    with cache.filling():
+        pass  # the lock is free
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "not enough memory to encode it. Fewer frames or a lower resolution",
+        ),
+        (RuntimeError("Given groups=1, weight of size"), "cannot be encoded: Given groups=1"),
+        (None, "cannot be encoded: the encoder's mean holds infinite or undefined numbers"),
+    ],
+)
+def test_a_vae_that_fails_names_the_clip_and_the_window(
+    clips: Path, tiny_family: Callable[..., Any], tmp_path: Path, error: Exception | None, said: str
+) -> None:
+    family, data = Watched(tiny_family("wan")), data_of(clips)
+    true, calls = family.encode_video, []
+
+    def fail_at_third(frames: torch.Tensor) -> Moments:
+        calls.append(1)
+        if len(calls) < 3:
+            return true(frames)
+        if error is not None:
+            raise error
+        return Moments(true(frames).mean / 0)
+
+    family.encode_video = fail_at_third  # type: ignore[method-assign]
+    window = data.takes[2][0]
+    cache = Store(tmp_path)
+    todo = todo_of(family, cache, data)
+    with pytest.raises(VideotuneError) as caught:
+        fill(family, cache, todo, data.facts, data.seed, None, quiet)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(f"{data.facts[window.clip_id].path}: window {window.id}: ")
+    assert said in str(caught.value)
+    assert len(todo_of(family, Store(tmp_path), data).takes) == 2
+    assert family.freed == ["text_encoder", "vae"]
+
+
+# ---- reading ahead
+
+
+class Slow:
+    """Stands for worker processes whose speed the test settles; it counts the frames that wait."""
+
+    count = 4
+    limit = 60.0
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.asked, self.cancelled = seconds, 0, 0
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, task: str, words: dict[str, Any], limit: float) -> Future[Any]:
+        assert (task, limit >= self.limit) == ("decode", True)
+        future: Future[Any] = Future()
+        frames = np.zeros((len(words["times"]), words["height"], words["width"], 3), np.uint8)
+        self.asked += 1
+        self.futures.append(future)
+        threading.Timer(
+            self.seconds * len(self.futures), lambda: future.cancelled() or future.set_result(frames)
+        ).start()
+        return future
+
+
+def many(count: int, shape: ClipShape = SHAPE) -> list[Any]:
+    return [sample_window(Window("c" * 32, float(i), i + LENGTH, shape), 0, 0) for i in range(count)]
+
+
+def facts_of_one(clips: Path) -> dict[str, MediaInfo]:
+    return {"c" * 32: probe(next(clips.rglob("*.mp4")))}
+
+
+def test_frames_wait_within_bounds_of_bytes_and_of_number(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = facts_of_one(clips)
+    monkeypatch.setattr(encode, "GROUP_BYTES", 1)
+    for bound, most in ((10**9, 16), (5 * 3 * 9 * 32 * 32, 5), (1, 1)):
+        monkeypatch.setattr(encode, "AHEAD_BYTES", bound)
+        pool: Any = Slow(0.0)
+        pulled = 0
+
+        def source() -> Iterator[Any]:
+            nonlocal pulled
+            for shown in many(40):
+                pulled += 1
+                yield shown
+
+        ahead = []
+        for done, _ in enumerate(encode._decoded(source(), facts, pool), 1):
+            ahead.append(pool.asked - done + 1)
+            assert pulled - done <= most + 1, "no list of all takes is made"
+        assert len(ahead) == 40
+        assert max(ahead) == most
+
+
+def test_takes_of_one_clip_are_decoded_in_one_pass(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, takes = facts_of_one(clips), many(10)
+    others = [replace(shown, window=replace(shown.window, resize="pad")) for shown in many(3)]
+    for bound, passes in ((10**9, 2), (4 * 3 * 9 * 32 * 32, 4), (1, 13)):
+        monkeypatch.setattr(encode, "GROUP_BYTES", bound)
+        pool: Any = Slow(0.0)
+        got = list(encode._decoded([*takes, *others], facts, pool))
+        assert pool.asked == passes
+        assert [shown for shown, _, _ in got] == [*takes, *others]
+        assert {frames.shape for _, frames, _ in got} == {(9, 32, 32, 3)}
+
+
+def test_the_time_without_frames_is_what_is_reported(
+    clips: Path, tiny_family: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The first frames come after 0.3 s."""
+    family, data = tiny_family("wan"), data_of(clips)
+    data.captions = []
+    cache, pool = Store(tmp_path), Slow(0.3)
+    todo = todo_of(family, cache, data)
+    report: FillReport = fill(family, cache, todo, data.facts, data.seed, pool, quiet)  # type: ignore[arg-type]
+    assert 0.25 < report.waited <= report.seconds
+
+
+def test_what_was_asked_ahead_is_given_up_when_the_vae_fails(clips: Path) -> None:
+    pool: Any = Slow(0.05)
+    frames = encode._decoded(many(20), facts_of_one(clips), pool)
+    next(frames)
+    frames.close()  # type: ignore[attr-defined]
+    assert sum(future.cancelled() for future in pool.futures) >= pool.asked - 2

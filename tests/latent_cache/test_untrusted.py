@@ -1,0 +1,258 @@
+"""A dataset may bring a cache that was made to do harm: nothing outside of it changes, nothing odd is trained on."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from clips import noise, write_clip
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from videotune.data.file_checks import refuse_linked_folder
+from videotune.data.media_index import Examined, MediaIndex
+from videotune.data.workers import Workers
+from videotune.errors import VideotuneError
+from videotune.files import write_json
+from videotune.latent_cache.encode import cut_captions, fits_of
+from videotune.latent_cache.entry import describe
+from videotune.latent_cache.maintenance import listing, prune, verify
+from videotune.latent_cache.store import Store
+from videotune.models.registry import find, names
+from videotune.planner import memory_plan
+from videotune.planner.measure import Reading
+from videotune.planner.memory import StepSpec
+from videotune.types import ClipShape
+
+
+def value(i: int) -> dict[str, torch.Tensor]:
+    return {"mean": torch.randn(8, 4, generator=torch.Generator().manual_seed(i))}
+
+
+def filled(folder: Path) -> Store:
+    """Latents k0 … k5."""
+    store = Store(folder)
+    with store.filling():
+        for i in range(6):
+            store.put("latents", f"k{i}", value(i), {"clip": f"/clips/{i}.mp4", "window": f"w{i}", "variant": 0})
+    return store
+
+
+def silent(*told: object) -> None:
+    """Progress that nobody watches."""
+
+
+def everything_done_to(folder: Path) -> None:
+    """All that opens, reads, cleans and deletes; a sentence is as good as an end."""
+    for do in (
+        lambda: listing(Store(folder)),
+        lambda: cut_captions(Store(folder), "e", 1, []),
+        lambda: verify(Store(folder), silent),
+        lambda: prune(Store(folder), set(), yes=True),
+    ):
+        try:
+            do()
+        except VideotuneError:
+            continue
+
+
+def relabel(folder: Path, key: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    """An entry whose file says something else of itself."""
+    path = Store(folder).path("latents", key)
+    with safe_open(path, framework="pt") as file:
+        label, tensors = (
+            json.loads((file.metadata() or {})["videotune"]),
+            {n: file.get_tensor(n) for n in tuple(file.keys())},
+        )
+    save_file(tensors, path, metadata={"videotune": json.dumps(change(label))})
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "victim" / "thesis.safetensors"
+    path.parent.mkdir()
+    path.write_text("precious")
+    return path
+
+
+def test_no_name_in_a_file_leads_out_of_the_cache(tmp_path: Path, victim: Path) -> None:
+    folder = tmp_path / "data" / ".videotune-cache"
+    filled(folder)
+    names = [str(victim), "../../victim/thesis", f"latents/{victim}", "latents/../../../victim/thesis", "x\0", ""]
+    for i, name in enumerate(names):
+        relabel(folder, f"k{i}", lambda label, name=name, i=i: label | {("key", "kind")[i % 2]: name})
+    everything_done_to(folder)
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("odd", [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}], ids=repr)
+def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(tmp_path: Path, odd: Any) -> None:
+    folder = tmp_path / "cache"
+    filled(folder)
+    for field in ("kind", "key", "tensors", "bytes", "hash", "about", "made", "versions"):
+        relabel(folder, "k0", lambda label, field=field: label | {field: odd})
+        everything_done_to(shutil.copytree(folder, folder.with_name(f"copy-{field}")))
+        Store(folder).put("latents", "k0", value(0), {})
+    for name in ("clip", "variant", "length"):
+        relabel(folder, "k1", lambda label, name=name: label | {"about": {**label["about"], name: odd}})
+        everything_done_to(shutil.copytree(folder, folder.with_name(f"copy-{name}")))
+        Store(folder).put("latents", "k1", value(1), {})
+    relabel(folder, "k2", lambda label: odd)
+    everything_done_to(folder)
+
+
+@pytest.mark.parametrize(
+    "link",
+    ["lock", "lock.owner", "index.json", "latents", "text", "archives", "plans", "latents/.part-1-k9.safetensors"],
+)
+def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, victim: Path, link: str) -> None:
+    folder = tmp_path / "cache"
+    filled(folder)
+    (folder / "lock").unlink(missing_ok=True)
+    place = folder / link
+    if place.is_dir():
+        os.rename(place, tmp_path / "elsewhere")
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        place.unlink(missing_ok=True)
+        place.symlink_to(victim)
+    if link in ("text", "archives", "plans"):
+        place.unlink()
+        place.symlink_to(victim.parent)
+    with pytest.raises(VideotuneError):
+        Store(folder)
+    assert victim.read_text() == "precious"
+
+
+def test_a_datasets_cache_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path / "mine")
+    (tmp_path / ".videotune-cache").symlink_to(tmp_path / "mine")
+    with pytest.raises(VideotuneError):
+        refuse_linked_folder(tmp_path / ".videotune-cache")
+    assert len(Store(tmp_path / "mine").entries()) == 6
+
+
+@pytest.mark.parametrize("damage", ["a bit", "zeros", "another's"])
+def test_a_damaged_entry_is_not_read_and_its_clip_is_named(tmp_path: Path, damage: str) -> None:
+    key = "k5"
+    path = filled(tmp_path).path("latents", key)
+    own, other = (value(i)["mean"].numpy().tobytes() for i in (5, 4))
+    data = path.read_bytes()
+    if damage == "another's":
+        path.write_bytes(data.replace(own, other))
+    else:
+        path.write_bytes(data.replace(own, bytes(128) if damage == "zeros" else bytes([own[0] ^ 1]) + own[1:]))
+    assert len(path.read_bytes()) == len(data)
+    with pytest.raises(VideotuneError, match=rf"{key[1]}\.mp4.*videotune cache verify"):
+        Store(tmp_path).get("latents", key)
+    healing = Store(tmp_path, keep_bytes=1 << 20)
+    healing.examine({("latents", f"k{i}"): None for i in range(6)}, lambda entry, shape: True)
+    bad = [i for i in range(6) if not healing.has("latents", f"k{i}")]
+    assert bad == [5]
+    for i in bad:
+        healing.put("latents", f"k{i}", value(i), {})
+    for store in (healing, Store(tmp_path)):
+        assert all(torch.equal(store.get("latents", f"k{i}")["mean"], value(i)["mean"]) for i in range(6))
+
+
+def test_an_entry_with_a_true_hash_is_refused_for_what_it_holds(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    store.put("latents", "nan", {"mean": torch.tensor([float("nan")])}, {})
+    with pytest.raises(VideotuneError):
+        Store(tmp_path).get("latents", "nan")
+    relabel(tmp_path, "k5", lambda label: label | {"tensors": {"mean": ["float32", [4, 8]]}})
+    with pytest.raises(VideotuneError):
+        Store(tmp_path).get("latents", "k5")
+    assert {row.key for row in verify(Store(tmp_path), silent)} == {"nan", "k5"}
+
+
+@pytest.mark.parametrize(("name", "variant"), [(name, variant) for name in names() for variant in find(name).variants])
+def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
+    name: str, variant: str, tiny_family: Callable[..., Any]
+) -> None:
+    family = tiny_family(name, torch.bfloat16, variant)
+    rules = family.spec.rules
+    side, frames = rules.side_multiple, rules.frame_step + rules.frame_rest if rules.most_frames != 1 else 1
+    high, wide = rules.size or (side, 2 * side)
+    shape = ClipShape(frames, high, wide, rules.fps)
+    fits = fits_of(family, shape)
+    from videotune.latent_cache.keys import tensors_of
+
+    video = tensors_of(family.encode_video(torch.zeros(3, frames, high, wide)))
+    text = family.encode_text(["a red circle"])[0]
+    latents, states = (describe(kind, "k", own, {}) for kind, own in (("latents", video), ("text", text)))
+    assert fits(latents, shape)
+    assert fits(states, None)
+    assert not fits(states, shape)
+    assert not fits(latents, None)
+    for kind, (dtype, size) in {"huge": ("float32", (4096, 1, 1, 1)), "dtype": ("int8", (1,))}.items():
+        odd = {"mean": (dtype, size), "text": (dtype, size)}
+        assert not fits(replace(latents, tensors=dict(latents.tensors) | odd), shape), kind
+        assert not fits(replace(states, tensors=dict(states.tensors) | odd), None), kind
+
+
+@pytest.fixture(scope="module")
+def workers() -> Any:
+    with Workers(1) as pool:
+        yield pool
+
+
+ODD = [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}, "9" * 4000, "0 1x9999999999", "1" * 400]
+
+
+def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path: Path, workers: Workers) -> None:
+    clip = write_clip(tmp_path / "a.mp4", noise(5, 32, 48))
+    index = tmp_path / ".videotune-cache" / "index.json"
+
+    def read() -> Examined:
+        (one,) = MediaIndex(index, None, workers).examine([clip], [tmp_path], 10.0)
+        return one
+
+    good = read()
+    text = index.read_text()
+
+    def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        return [path, *(place for name, one in inner for place in places(one, (*path, name)))]
+
+    for place in places(json.loads(text)["contents"])[1:]:
+        for odd in ODD:
+            value = json.loads(text)
+            node = value["contents"]
+            for name in place[:-1]:
+                node = node[name]
+            if node[place[-1]] == odd and type(node[place[-1]]) is type(odd):
+                continue
+            node[place[-1]] = odd
+            index.write_text(json.dumps(value))
+            info = read().info
+            assert info is None or info.path == str(clip)
+    for odd in ["../../../../tmp/x", "", *ODD]:
+        value = json.loads(text)
+        next(iter(value["files"].values()))["id"] = odd
+        index.write_text(json.dumps(value))
+        assert read() == good
+    value = json.loads(text)
+    next(iter(value["contents"].values()))["info"]["path"] = "/etc/hostname"
+    index.write_text(json.dumps(value))
+    assert read() == good
+
+
+def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Path) -> None:
+    reading = {mode: Reading({"forward": {"weights": 4}}, 1.0) for mode in ("OFF", "ON")}
+    facts = StepSpec(reading, reading, (4,), (0,), {"x": 1}, ((3, 2.0),))
+    good = asdict(facts)
+    place = tmp_path / "plan.json"
+    write_json(place, good)
+    assert memory_plan._remembered(place) == facts
+    for name in good:
+        for odd in (None, -1, 1e999, True, "x", ["x"], "9" * 4000):
+            place.write_text(json.dumps(good | {name: odd}))
+            assert memory_plan._remembered(place) is None
+    place.write_text("[" * 100_000)
+    assert memory_plan._remembered(place) is None

@@ -1,0 +1,253 @@
+"""How a run stands and how it went: a dead process is never called running; when to have stopped, which file to take."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_kit import CLIPS, account, chapters, config, put, reading, report, start, step, words, write_journal
+
+from videotune.files import LATE, life
+from videotune.reporter.build import summary
+from videotune.reporter.read import read_run
+from videotune.text import moment
+from videotune.validation.overfitting import judge
+
+BEGUN, NOW = 1790000000.0, 1790000600.0
+HERE = socket.gethostname()
+
+
+NOBODY = -1
+"""Stands for the number of a process that has ended."""
+
+LIVING, HERE_AND = (
+    f"process {os.getpid()} on {HERE}",
+    f"7 of 120 steps, running when this page was written, {moment(NOW)}",
+)
+BEGUN_THEN, AGAIN = f"begun {moment(BEGUN)}).", {"started": NOW - 20, "state": "starting"}
+BEATS = [
+    (False, 3, {}, "running", f"{HERE_AND}: training ({LIVING}, {BEGUN_THEN}"),
+    (False, 3, {"pid": NOBODY}, "dead", f"is dead: last heard of {moment(NOW - 3)} (training, step 7 done)"),
+    (False, LATE - 1, {"host": "elsewhere", "pid": 1}, "running", "running"),
+    (False, LATE + 1, {"host": "elsewhere", "pid": 1}, "dead", "is dead"),
+    (
+        False,
+        3,
+        {"state": "paused", "since": NOW - 300},
+        "paused",
+        f"since {moment(NOW - 300)} for want of room on its disk",
+    ),
+    (False, 3, {"state": "ended"}, "failed", f"ended {moment(NOW - 3)} without finishing"),
+    # while a process that goes on loads the model the journal still has the old end; one that died there changed nothing
+    (True, 1, {}, "interrupted", "run on a base that is not named: 7 of 120 steps, ended: interrupted."),
+    (True, 1, AGAIN, "running", "starting"),
+    (True, 1, AGAIN | {"pid": NOBODY}, "interrupted", "ended: interrupted."),
+]
+"""Whether the journal has an end; the heartbeat's age and what it says; the badge, and what the sentence holds."""
+
+
+def heartbeat(folder: Path, heard: float, **changed: Any) -> None:
+    here = {"pid": os.getpid(), "host": HERE, "started": BEGUN, "step": 7, "state": "training"}
+    put(folder, "heartbeat.json", here | {"since": BEGUN + 60, "time": heard} | changed)
+    os.utime(folder / "heartbeat.json", (heard, heard))
+
+
+def a_run(folder: Path, *more: dict[str, Any]) -> Path:
+    write_journal(folder, [start(), *map(step, range(1, 8)), *more])
+    return folder
+
+
+def told(folder: Path) -> tuple[str, str]:
+    """The badge and the sentence."""
+    word, _, sentence = summary(read_run(folder))["state"]
+    return word, sentence
+
+
+@pytest.mark.parametrize(("ended", "age", "changed", "badge", "words"), BEATS)
+def test_a_process_that_is_gone_is_dead_and_not_running(
+    ended: bool, age: float, changed: dict[str, Any], badge: str, words: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    if changed.get("pid") == NOBODY:
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        process.wait()
+        changed = changed | {"pid": process.pid}
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    end = {"kind": "end", "time": NOW - 100, "step": 7, "why": "interrupted"}
+    heartbeat(a_run(tmp_path, *[end] * ended), NOW - age, **changed)
+    assert told(tmp_path)[0] == badge
+    assert words in told(tmp_path)[1]
+    assert (badge == "running") == ("running" in told(tmp_path)[1])
+
+
+def test_a_number_that_another_process_has_by_now_is_no_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the machine was started anew: a process of that number is there, and its heartbeat is hours old."""
+    heartbeat(a_run(tmp_path), time.time(), pid=10**30)
+    assert life(tmp_path) is None, "no process can have such a number"
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    heartbeat(tmp_path, NOW - 10 * LATE)
+    assert told(tmp_path)[0] == "dead"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1e400, "host": 3}', '{"time": "x", "state": 1}'])
+def test_a_heartbeat_that_says_nothing_is_none(content: str, tmp_path: Path) -> None:
+    (a_run(tmp_path) / "heartbeat.json").write_text(content)
+    badge, sentence = told(tmp_path)
+    assert badge == "no end"
+    assert "has no end: still going, or killed" in sentence
+
+
+def test_steps_are_counted_against_those_that_the_run_has_now(tmp_path: Path) -> None:
+    """A resume with more steps leaves the journal's start as it was."""
+    write_journal(tmp_path, [start(steps=4), *map(step, range(1, 8)), {"kind": "end", "step": 7, "why": "done"}])
+    put(tmp_path, "config.json", config() | {"steps": 7})
+    assert told(tmp_path) == ("done", "LORA on asset:toy: 7 of 7 steps, ended: done.")
+
+
+def ruled(number: int, held: tuple[float, float] | float, train: float) -> dict[str, Any]:
+    """A validation in which the first clip is learnt as the mean is and the second not at all; of two held-out clips."""
+    one, other = held if isinstance(held, tuple) else (held, held)
+    line = reading(number, (one + other) / 2, train) | {"ruler": "aaaaaaaa"}
+    first, second, *_ = CLIPS
+    line["held_out"] |= {"normalised": (one + other) / 2, "clips": {"c" * 12: one, "d" * 12: other}}
+    line["train"] |= {"normalised": train, "clips": {first[:12]: train, second[:12]: 1.0}}
+    return line
+
+
+def judged(*course: tuple[int, Any, float]) -> list[dict[str, Any]]:
+    """Validations with the verdict after each, as a run writes them; of COURSE the second noise level turns most."""
+    records = [ruled(*each) for each in course]
+    for line in records[-2:] if course == COURSE else ():
+        line["held_out"]["by_quantile"][1] *= 1.2
+    lines: list[dict[str, Any]] = []
+    for record in records:
+        found = judge([*lines, record])
+        assert found is not None
+        lines += [record, {"kind": "verdict", "time": 1.0, **found.to_json()}]
+    return lines
+
+
+COURSE = ((0, 1.0, 1.0), (10, (0.4, 0.8), 0.6), (20, 0.5, 0.45), (30, 0.52, 0.35), (40, 0.54, 0.3))
+"""Best at step 20, from which step 10 cannot be told: one of the clips was better there."""
+
+
+def ended(folder: Path, course: tuple[Any, ...], take: int, why: str = "done") -> Path:
+    lines = [start(), *(step(number) for number, *_ in course if number), *judged(*course)]
+    end = {
+        "kind": "end",
+        "step": course[-1][0],
+        "why": why,
+        "take": {"step": take, "why": "held-out clips were best there"},
+    }
+    write_journal(folder, [*lines, end])
+    put(folder, "check.json", account())
+    put(folder, "config.json", config())
+    return folder
+
+
+def test_a_stranger_is_told_when_to_have_stopped_and_which_file_to_take(tmp_path: Path) -> None:
+    said = words(report(ended(tmp_path, COURSE, 20, "early")))
+    for sentence in (
+        "OVERFITTING It should have stopped at step 20 (steps 10 to 20 cannot be told apart).",
+        "noise level 2 of 9, where the model decides fine detail",
+        f"Recommended checkpoint: step 20, which is not exported yet: videotune export {tmp_path.name} --step 20",
+        "ended early: held-out clips had turned",
+        "More steps on these clips make it worse.",
+    ):
+        assert sentence in said
+    changes = chapters(tmp_path)["verdict"]["grounds"]["changes"]
+    rows = [f"{at} {word} {why[0]}" for at, word, why in changes]
+    assert rows == ["20 LEARNING S", "30 PLATEAU S", "40 OVERFITTING H"], "where the word changes, of five validations"
+    put(tmp_path, "exports.json", [{"path": f"export/run-step-{n}.safetensors"} for n in (200, 20)])
+    assert "step 20, exported as export/run-step-20.safetensors" in words(report(tmp_path))
+
+
+def saved(number: int) -> dict[str, Any]:
+    return {"kind": "save", "time": 1.0, "step": number, "path": f"checkpoints/step-{number}", "seconds": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("there", "step_", "why"),
+    [
+        ((), None, ""),
+        ((10, 30), 30, "there is no checkpoint of step 20"),
+        ((10, 20, 30), 20, ""),
+        ((5, 17, 29), 17, "It is the nearest to step 20, where held-out clips were best"),
+    ],
+)
+def test_a_run_that_goes_on_recommends_what_is_saved(
+    tmp_path: Path, there: tuple[int, ...], step_: int | None, why: str
+) -> None:
+    write_journal(tmp_path, [start(), *map(step, range(1, 41)), *judged(*COURSE), *map(saved, there)])
+    found = chapters(tmp_path)["verdict"]
+    assert found["step"] == step_
+    assert why in found["why"]
+    assert bool(why) == bool(found["why"])
+    said = words(report(tmp_path))
+    assert ("--resume --from" in said) == bool(there)
+    assert ("Nothing is saved yet." in said) == (not there)
+    assert "OVERFITTING It should have stopped at step 20" in said
+
+
+def test_where_the_base_was_best_it_is_said(tmp_path: Path) -> None:
+    said = words(report(ended(tmp_path, ((0, 1.0, 1.0), (1000, 1.1, 0.9), (2000, 1.2, 0.8)), 1000)))
+    for sentence in (
+        "OVERFITTING No state was better than the base model itself.",
+        "no state of this run is better than the base model. The best of those saved:",
+        "--step 1000",  # and not 1,000, which no command takes
+        "a lower learning_rate",
+    ):
+        assert sentence in said
+    assert "should have stopped at step 0" not in said
+
+
+def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
+    clips = chapters(ended(tmp_path, COURSE, 20))["verdict"]["grounds"]["clips"]
+    found = [(clip["path"], clip["part"], f"{clip['share']:.0%}", clip["became"][0]) for clip in clips]
+    first, second, third = CLIPS.values()
+    assert found[:3] == [
+        (second, "training", "100%", "not learnt"),
+        (first, "training", "30%", "learnt"),
+        (third, "held out", "54%", "better than the base"),
+    ]
+    assert "30% learnt" in words(report(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence", "take"),
+    [
+        ((1.0, 0.9, 0.8, 0.7), "LEARNING It was still learning at step 30. Since step 10", 30),
+        ((1.0, 0.5, 0.5, 0.5), "PLATEAU It has come to rest.", 30),
+        ((1.0, 0.5, 0.9, 1.5), "PLATEAU It has got worse since step 10.", 10),
+        ((1.0, 1.1, 1.3, 1.5), "PLATEAU It is worse than the base model itself.", 10),
+        ((1.0, 0.5, 0.9, 0.8, 0.7), "It was still learning at step 40, but held-out clips were better at step 10", 10),
+    ],
+)
+def test_a_run_that_learns_or_rests_is_told_so(
+    tmp_path: Path, values: tuple[float, ...], sentence: str, take: int
+) -> None:
+    """Held-out and training clips take the same course; saved are steps 10 and 30."""
+    course = judged(*((10 * i, value, value) for i, value in enumerate(values)))
+    write_journal(tmp_path, [start(), step(1), *course, saved(10), saved(30)])
+    said = words(report(tmp_path))
+    assert sentence in said
+    assert "should have stopped" not in said
+    assert ("A lower learning_rate, or fewer steps" in said) == ("got worse" in sentence)
+    assert ("no state of this run is better than the base model" in said) == ("than the base" in sentence)
+    assert f"Recommended checkpoint: step {take}," in said
+
+
+def test_what_a_verdict_lacks_is_told(tmp_path: Path) -> None:
+    write_journal(tmp_path, [start(), step(1)])
+    assert re.fullmatch("Not there yet: a verdict, which takes three.*", chapters(tmp_path)["verdict"]["absent"])
+    line = reading(0, None, 1.0)
+    found = judge([line])
+    assert found is not None
+    write_journal(tmp_path, [start(), step(1), line, {"kind": "verdict", "time": 1.0, **found.to_json()}])
+    assert "no verdict No validation possible: no clip is held out" in words(report(tmp_path))

@@ -1,0 +1,236 @@
+"""The page carries its videos and pictures, shows before and after in step, and says what it had no room for."""
+
+import base64
+import io
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import av
+import numpy as np
+import pytest
+import report_kit as kit
+from PIL import Image
+from report_kit import EVIL, attributes, elements, full_run, part, put, report, sample, start, step, write_journal
+
+from videotune.data.video_writer import read_video, side_by_side, write_video
+from videotune.reporter import media
+
+RED, BLUE, GREEN = (200, 30, 30), (30, 30, 200), (30, 180, 30)
+CONTROLS = {"controls", "loop", "muted", "playsinline"}
+
+
+def flat(colour: tuple[int, int, int], frames: int = 5, height: int = 32, width: int = 48) -> np.ndarray:
+    return np.full((frames, height, width, 3), colour, np.uint8)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A prompt that the base drew red, step 60 green and the last step blue, and one that was drawn once."""
+    shown = ((0, RED), (60, GREEN), (120, BLUE))
+    records = [sample(step, "a zorble moves left") for step, _ in shown]
+    write_journal(tmp_path, [start(), *records, sample(0, "drawn once")])
+    for record, (_, colour) in zip([*records, sample(0, "drawn once")], (*shown, (0, RED)), strict=True):
+        write_video(tmp_path / record["path"], flat(colour), 16.0)
+    return tmp_path
+
+
+def colours(page: str, anchor: str, *places: int) -> list[tuple[int, ...]]:
+    """Of each frame of a chapter's first video, read from the page alone: its colours at places along the middle row."""
+    found = re.search(rf'<section id="{anchor}">.*?src="data:video/mp4;base64,([^"]+)"', page, re.DOTALL)
+    assert found
+    with av.open(io.BytesIO(base64.b64decode(found[1]))) as container:
+        assert container.streams.video[0].average_rate == 16
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    near = lambda pixel: next((c for c in (RED, BLUE, GREEN) if abs(pixel.astype(int) - c).max() < 12), None)  # noqa: E731
+    return [tuple(near(frame[16, place]) for place in places) for frame in frames]  # type: ignore[misc]
+
+
+def test_before_and_after_stand_in_one_video_and_so_play_in_step(run: Path) -> None:
+    page = report(run)
+    assert colours(page, "before", 24, 76) == [(RED, BLUE)] * 5
+    said = part(page, "before")
+    assert "a zorble moves left seed 42" in said
+    assert said.endswith("base step 120")
+    assert "drawn once" not in said
+    video = next(given for tag, given in elements(page) if tag == "video")
+    assert {"autoplay", "loop", "muted", "playsinline"} <= set(video)
+    put(run, "exports.json", [{"format": "diffusers", "path": "export/x-step-60.safetensors"}])
+    page = report(run)
+    assert colours(page, "before", 24, 76, 128) == [(RED, GREEN, BLUE)] * 5, "the exported step stands between"
+    assert part(page, "before").endswith("base step 60, exported step 120")
+
+
+def test_the_page_alone_can_be_sent(run: Path) -> None:
+    sources = attributes(report(run), "src", "video", "img")
+    assert len(sources) == 1 + 4
+    assert all(source.startswith("data:") for source in sources)
+
+
+def test_what_is_over_the_budget_is_referred_to_and_counted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sum(map(len, attributes(report(run), "src", "video")))
+    monkeypatch.setattr(media, "BUDGET", whole - 1)
+    page = report(run)
+    carried = [source for source in attributes(page, "src", "video") if source.startswith("data:")]
+    assert (len(carried), sum(map(len, carried)) < whole) == (4, True)
+    assert "1 picture or video more than the" in part(page, "samples")
+    monkeypatch.setattr(media, "BUDGET", 0)
+    page = report(run)
+    assert "the page is full" in part(page, "before")
+    assert "data:" not in page
+
+
+def test_videos_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+    cards = kit.chapters(full_run(tmp_path / "run"))["before"]["cards"]
+    assert [card["why"].partition(":")[0] for card in cards] == ["cannot be shown side by side"] * 2
+
+
+def test_wide_videos_are_made_smaller(tmp_path: Path) -> None:
+    write_video(tmp_path / "wide.mp4", flat(RED, 2, 90, 160), 16.0)
+    frames, rate = read_video(tmp_path / "wide.mp4", 64)
+    assert ([frame.shape for frame in frames], rate) == ([(36, 64, 3)] * 2, 16)
+
+
+def test_side_by_side_in_rows_and_a_shorter_one_keeps_its_last_frame() -> None:
+    videos = [[np.full((2, 2, 3), 10 * (n + 1), np.uint8)] * (1 + n) for n in range(3)]
+    frames = side_by_side(videos, 2)
+    assert [frame.shape for frame in frames] == [(8, 8, 3)] * 3
+    assert [[int(frame[0, 0, 0]), int(frame[0, 6, 0]), int(frame[6, 0, 0])] for frame in frames] == [[10, 20, 30]] * 3
+    with pytest.raises(ValueError, match="different sizes"):
+        side_by_side([videos[0], [np.zeros((4, 4, 3), np.uint8)]])
+
+
+@pytest.mark.parametrize(("row", "kind"), [(0, "training clips"), (2, "regularization clips"), (3, "no clip")])
+def test_a_prompt_says_whether_it_is_a_caption(run: Path, row: int, kind: str) -> None:
+    checked = kit.account()
+    for clip, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
+        clip |= {"kind": name, "captions": ["something else"]}
+    checked["clips"][row]["captions"] = ["a zorble moves left"]
+    put(run, "check.json", checked)
+    assert f"caption of {kind}" in part(report(run), "before")
+
+
+def test_pictures_and_captions_of_clips_stand_in_the_table(run: Path) -> None:
+    checked = kit.account()
+    checked["clips"][0]["captions"] = ["a caption " * 40]
+    put(run, "check.json", checked)
+    (run / "pictures").mkdir()
+    Image.new("RGB", (96, 32), RED).save(run / "pictures" / f"{next(iter(kit.CLIPS))[:16]}.jpg")
+    page = report(run)
+    (picture,) = attributes(page, "src", "img")
+    assert Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))).size == (96, 32)
+    assert re.search("a caption a caption .* …", part(page, "clips"))
+
+
+def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(tmp_path: Path) -> None:
+    run = full_run(tmp_path / "run")
+    page = report(run)
+    grid = page[page.index('<section id="samples">') : page.index('<section id="clips">')]
+    videos = [given for tag, given in elements(grid) if tag == "video"]
+    assert len(videos) == 6
+    assert all(set(video) >= CONTROLS and str(video["src"]).startswith("samples/") for video in videos)
+    steps = "seed 42 base (step 0) step 60 step 120"
+    assert part(page, "samples") == f"Samples a zorble moves left {steps} {EVIL} {steps}"
+    assert "--columns:3" in page
+    write_journal(run, [start(), sample(0, "a"), sample(60, "a")])
+    assert "All previews so far stand above" in part(report(run), "samples")
+
+
+def test_a_missing_or_foreign_video_is_said_and_not_shown(tmp_path: Path) -> None:
+    paths = ("../../etc/passwd", "/etc/passwd", "javascript:alert(1)", "a\0b", "x" * 5000)
+    records = [sample(5, path, path=path) for path in paths]
+    write_journal(
+        tmp_path, [start(), sample(0, "a"), *records, {"kind": "sample", "prompt": "d", "path": "", "step": 0}]
+    )
+    page = report(tmp_path)
+    assert not attributes(page, "src", "video", "script")
+    said = part(page, "samples")
+    assert "no longer there: samples/step-000000" in said
+    assert "outside the run folder: ../../etc/passwd" in said
+    assert "outside the run folder: /etc/passwd" in said
+    assert "not generated" in said
+
+
+def test_odd_names_of_videos_become_working_links(tmp_path: Path) -> None:
+    names = ["samples/50 % & ünder#1?.mp4", 'samples/"quoted".mp4']
+    write_journal(tmp_path, [start(), *(sample(0, name, path=name) for name in names)])
+    (tmp_path / "samples").mkdir()
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    found = attributes(report(tmp_path), "src", "video")
+    assert list(map(unquote, found)) == names
+    assert not any(letter in address for address in found for letter in ' "#?&')
+
+
+def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(run: Path) -> None:
+    assert 'id="compare"' not in report(run)
+    entry = {"prompt": "a <cross>", "seed": 7, "steps": [0, 60], "video": "compare/x.mp4", "sheet": "compare/x.png"}
+    put(run / "compare", "compare.json", [entry])
+    write_video(run / "compare" / "x.mp4", flat(GREEN), 16.0)
+    shares = {"concept": {"before": 0.083, "after": 1, "n": 12}, "control": {"before": 1.0, "after": 0.917, "n": 12}}
+    put(run, "demo.json", shares)
+    page = report(run)
+    assert part(page, "compare").endswith("a <cross> seed 7 In rows, from the left: base, step 60.")
+    assert colours(page, "compare", 16)[0] == (GREEN,)
+    assert "the new concept 8% 100% 12" in part(page, "before")
+    assert "what the base knew 100% 92% 12" in part(page, "before")
+
+
+def beside(value: float | None, *names: str) -> dict[str, Any]:
+    ratio = None if value is None else value / 0.5
+    return {"value": value} | {key: of for name in names for key, of in ((name, 0.5), (f"to_{name}", ratio))}
+
+
+def probe(number: int, mean: float, copies: int = 0, **changed: Any) -> dict[str, Any]:
+    one = {"prompt": "a zorble", "seed": 42, "path": f"probe/step-{number:06d}-0badcafe-seed42.mp4"}
+    one |= {"clip": "/clips/zorble left.mp4", "similarity": mean, "copy": copies > 0}
+    found = {"mean": mean, "base": 0.3, "copies": copies, "base_copies": 0, "line": 0.7, "windows": 9, "held_out": None}
+    facts = {"kind": "probe", "step": number, "probe": "0badcafe", "embedding": "edges-1", "heuristic": True}
+    facts |= {"samples": [one], "replication": found | {"others": {"clips": 9, "median": 0.4, "p99": 0.6}}}
+    motion = {name: beside(0.25, "base", "data") for name in ("energy", "flicker", "saturation")}
+    return facts | {"diversity": beside(1.5, "base"), "motion": motion} | changed
+
+
+def measured(folder: Path, *records: dict[str, Any]) -> str:
+    """The chapter's text."""
+    write_journal(folder, [start(), step(1), *records])
+    return part(report(folder), "metrics")
+
+
+def test_the_nearest_clip_stands_beside_each_sample_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "probe" / "step-000250-0badcafe-seed42.mp4"
+    path.parent.mkdir()
+    path.write_bytes(b"video")
+    said = measured(tmp_path, probe(0, 0.3), probe(250, 0.85, copies=1))
+    assert "1 of 1 sample of step 250 nearer to a training clip than 0.7" in said
+    assert "a zorble (seed 42) zorble left.mp4 0.85 likely copy" in said
+    assert "heuristic" in said
+    assert "3.00 × base" in said
+    assert "0.50 × clips" in said
+    assert attributes(report(tmp_path), "src", "video") == ["probe/step-000250-0badcafe-seed42.mp4"]
+    assert len(kit.chapters(tmp_path)["metrics"]["charts"]) == 2
+
+
+def test_no_copy_is_said_too_and_what_an_encoder_is_called_and_that_clips_are_alike(tmp_path: Path) -> None:
+    said = measured(tmp_path, probe(0, 0.3), probe(250, 0.4, heuristic=False, embedding="clip-12345678"))
+    assert "no copies seen" in said
+    assert "by the encoder clip-12345678" in said
+    assert "no longer there" in said, "the video was removed"
+    alike = probe(0, 0.3)
+    alike["replication"]["others"] = {"clips": 9, "median": 0.9, "p99": 0.99}
+    assert "a copy can hardly be told" in measured(tmp_path, alike)
+
+
+def test_what_was_not_measured_says_why_once(tmp_path: Path) -> None:
+    reasons = [{"kind": "probe", "step": n, "not_measured": f"budget: one takes {n} s"} for n in (250, 500)]
+    assert "Not measured at step 250, step 500: budget: one takes 500 s." in measured(tmp_path, *reasons)
+
+
+def test_metrics_with_holes_and_hostile_paths_do_not_break_the_page(tmp_path: Path) -> None:
+    evil = probe(0, 0.3)
+    evil["samples"] = [evil["samples"][0] | {"prompt": EVIL, "clip": f"/{EVIL}", "path": "../../out.mp4"}]
+    assert "../../out.mp4" not in measured(tmp_path, evil)
+    hole = {"kind": "probe", "step": 0, "probe": "0badcafe", "samples": [{}], "replication": {}, "motion": None}
+    assert "nothing says how near a copy would be" in measured(tmp_path, hole)
+    assert "–" in measured(tmp_path, probe(0, 0.3, diversity=beside(None, "base")))

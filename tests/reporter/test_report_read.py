@@ -1,0 +1,123 @@
+import json
+from pathlib import Path
+
+import pytest
+from report_kit import full_run, put, reading, sample, start, step, write_journal
+
+from videotune.errors import VideotuneError
+from videotune.reporter.build import write_report
+from videotune.reporter.read import number, read_run
+
+
+def test_a_whole_run_is_read(tmp_path: Path) -> None:
+    run = read_run(full_run(tmp_path / "run"))
+    assert (len(run.steps.at), run.last("end")["why"], run.notes, run.demo) == (120, "done", (), None)
+    assert run.check is not None
+    assert run.exports is not None
+    assert (run.check["found"], run.exports[0]["format"]) == (5, "diffusers")
+    assert run.written is not None
+
+
+@pytest.mark.parametrize("tail", ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a", "\x00\x00', "{", "é"])
+def test_a_torn_last_line_is_left_out_and_noted(tmp_path: Path, tail: str) -> None:
+    write_journal(tmp_path, [start(), step(1), step(2)])
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(tail.encode()[:-1] if tail == "é" else tail.encode())
+    run = read_run(tmp_path)
+    assert list(run.steps.at) == [1, 2]
+    assert len(run.notes) == 1
+    assert "last line (4) is torn" in run.notes[0]
+
+
+def test_a_last_line_without_its_line_break_is_kept_where_it_is_whole(tmp_path: Path) -> None:
+    write_journal(tmp_path, [start()], '{"kind": "end", "step": 0, "why": "stopped"}')
+    run = read_run(tmp_path)
+    assert (run.last("end")["why"], run.notes) == ("stopped", ())
+
+
+def test_a_bad_line_in_the_middle_is_noted_by_its_number_and_unknown_kinds_are_kept(tmp_path: Path) -> None:
+    bad = '{"kind": "step", "st{"kind": "step"}\n[1, 2]\n{"step": 4}\n'
+    write_journal(tmp_path, [start()], bad + '{"kind": "other", "x": 6}\n{"kind": "end", "step": 1, "why": "done"}\n')
+    run = read_run(tmp_path)
+    assert [note.split(" of")[0] for note in run.notes] == ["line 2", "line 3", "line 4"]
+    assert [record["kind"] for record in run.journal] == ["start", "other", "end"]
+    assert run.of_kind("other") == [{"kind": "other", "x": 6}]
+
+
+def test_a_resume_leaves_behind_what_came_after_its_step(tmp_path: Path) -> None:
+    records = [start(), reading(0, None, 0.4), *(step(n) for n in range(1, 8)), reading(5, None, 0.2), sample(7, "a")]
+    records += [{"kind": "warning", "step": 6, "text": "kept"}, {"kind": "end", "step": 7, "why": "interrupted"}]
+    write_journal(tmp_path, [*records, {"kind": "resume", "from_step": 4}, step(5, mse=0.125), step(6)])
+    run = read_run(tmp_path)
+    assert list(run.steps.at) == [1, 2, 3, 4, 5, 6]
+    assert run.steps.mse[1][4] == 0.125
+    assert [record["step"] for record in run.of_kind("ruler")] == [0]
+    assert not run.of_kind("sample") + run.of_kind("end")
+    assert [record["text"] for record in run.of_kind("warning")] == ["kept"]
+    assert run.notes == ("3 steps after step 4 left behind when the run went on from there",)
+
+
+def test_each_step_is_left_behind_by_the_first_resume_that_undoes_it(tmp_path: Path) -> None:
+    """Of two resumes the second goes back further: what the first had kept is undone too."""
+    resumes = [{"kind": "resume", "from_step": start} for start in (3, 1)]
+    write_journal(tmp_path, [*map(step, (1, 2, 3, 4)), resumes[0], step(4), resumes[1], step(2)])
+    run = read_run(tmp_path)
+    assert list(run.steps.at) == [1, 2]
+    assert [note.split(" left")[0] for note in run.notes] == ["3 steps after step 1", "1 step after step 3"]
+
+
+def test_a_folder_without_a_run_is_an_error_and_gets_no_report(tmp_path: Path) -> None:
+    (tmp_path / "holiday.mp4").write_bytes(b"")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(VideotuneError, match=r"not a run folder.*journal\.jsonl"):
+            write_report(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["holiday.mp4"]
+
+
+def test_a_config_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    put(tmp_path, "config.json", {"settings": {}})
+    run = read_run(tmp_path)
+    assert (run.journal, run.written, run.check) == ((), None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("plan.json", "{"),
+        ("plan.json", "[]"),
+        ("plan.json", {"effective_batch": 10**30}),
+        ("check.json", {"clips": [{"shape": {"x": []}}]}),
+        ("check.json", {"clips": [{"source_fps": "x"}]}),
+        ("check.json", {"clips": [{"warnings": {"": None}}]}),
+        ("check.json", {"skipped": []}),
+        ("config.json", {"settings": {"base_model_name": "asset:toy"}, "steps": 2**63}),
+        ("exports.json", {"format": 1}),
+        ("demo.json", []),
+        ("journal.jsonl", {"kind": "step", "step": 10**30}),
+        ("journal.jsonl", {"kind": "end", "step": 1, "why": "done", "time": 1e308}),
+        ("journal.jsonl", {"kind": "resume", "from_step": -1}),
+    ],
+)
+def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(tmp_path: Path, name: str, damage: object) -> None:
+    run = full_run(tmp_path / "run")
+    (run / name).write_text((damage if isinstance(damage, str) else json.dumps(damage)) + "\n")
+    assert write_report(run).is_file()
+    assert ("line 1 of the journal" if name == "journal.jsonl" else name) in " ".join(read_run(run).notes)
+
+
+@pytest.mark.parametrize("when", [1e308, -1, 10**400, "x", None, []])
+def test_a_heartbeat_with_a_time_that_is_none_counts_as_none(tmp_path: Path, when: object) -> None:
+    run = full_run(tmp_path / "run")
+    for key in ("time", "started", "since"):
+        beat = {"pid": 1, "host": "x", "started": 1.0, "state": "training", "since": 1.0, "time": 2.0} | {key: when}
+        put(run, "heartbeat.json", beat)
+        assert read_run(run).life is None
+        assert write_report(run).is_file()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(2, 2), (0.5, 0.5), (None, None), ("3", None), (True, None), (float("nan"), None), (10**400, None), (1e308, None)],
+)
+def test_only_finite_numbers_are_numbers(value: object, expected: float | None) -> None:
+    assert number(value) == expected

@@ -1,0 +1,239 @@
+"""Several processes are one: the same windows and noise, the same gradients to rounding, one journal, nothing that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from videotune.commands.train import train
+from videotune.errors import DONE, VideotuneError
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.distributed import DistributedContext, launched
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+
+STEPS = 4
+LAUNCHERS = {
+    "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node"),
+    "accelerate": ("-m", "accelerate.commands.launch", "--multi_gpu", "--mixed_precision=no", "--dynamo_backend=no",
+                   "--num_machines=1", "--num_processes"),
+}  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def command(launcher: str, processes: int, words: Sequence[str]) -> list[str]:
+    port = ("--master-port" if launcher == "torchrun" else "--main_process_port", str(free_port()))
+    return [sys.executable, *LAUNCHERS[launcher], str(processes), *port, "-m", "videotune", "train", *words]
+
+
+def launch(launcher: str, processes: int, *words: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command(launcher, processes, words), env=environment, text=True, **said)  # type: ignore[call-overload]
+
+
+def overrides_from(words: Overrides, *sets: str) -> list[str]:
+    return ["--data", str(words.data), *(part for text in (*words.sets, *sets) for part in ("--set", text))]
+
+
+@pytest.fixture(scope="module")
+def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Overrides:
+    cache = tmp_path_factory.mktemp("several") / "cache"
+    sets = (
+        f"base_model_name={tiny_bases('wan')}",
+        f"cache_dir={cache}",
+        "resolution=32x32",
+        f"steps={STEPS}",
+        "learning_rate=0.003",
+        "caption_dropout=0.3",
+        "ema=0.5",
+        "sample.steps=1",
+        "samples=1",
+    )
+    return Overrides(data=str(small_clips), sets=sets)
+
+
+@pytest.fixture(scope="module")
+def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process with two samples a step."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    sets = (
+        *words.sets,
+        "batch_size=2",
+        "sample_after=0",
+        "validate_every=0",
+        "sample_metrics.budget=0",
+        "save_every=2",
+    )
+    assert train(Overrides(data=words.data, sets=sets), run) == DONE
+    return run
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    return [line for line in read_journal(run) if line["kind"] == "step"]
+
+
+def close(run: Path, other: Path) -> None:
+    """The same windows, captions and noise levels; losses, gradients and weights to rounding."""
+    ours, theirs = steps_of(run), steps_of(other)
+    assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
+    for one, two in zip(ours, theirs, strict=True):
+        assert (one["window_ids"], one["captions"]) == (two["window_ids"], two["captions"])
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
+        assert one["by_t"] == [pytest.approx(value, rel=1e-4) if value is not None else None for value in two["by_t"]]
+    for part in ("weights", "ema"):
+        a, b = (complete_checkpoints(folder)[-1].load(part) for folder in (run, other))
+        for name in b:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_with_one_sample_are_one_with_two(
+    launcher: str, words: Overrides, alone: Path, tmp_path: Path
+) -> None:
+    """With previews, readings and probes on, which the first process makes alone while the other waits, or both in step."""
+    run = tmp_path / "run"
+    shared = f"sharding={'FULL' if launcher == 'torchrun' else 'OFF'}"
+    looking = (
+        "sample_after=2",
+        "validate_every=2",
+        "sample_metrics.budget=100000",
+        "sample_metrics.steps=1",
+        "sample_metrics.samples=2",
+    )
+    process = launch(launcher, 2, "--out", str(run), *overrides_from(words, "batch_size=1", *looking, shared))
+    told, _ = process.communicate(timeout=240)
+    assert process.returncode == DONE, told
+    close(run, alone)
+    assert told.count("training ") == 1, "the first process alone talks"
+    kinds = Counter(line["kind"] for line in read_journal(run))
+    assert (kinds["start"], kinds["sample"], kinds["ruler"], kinds["save"], kinds["end"]) == (1, 3, 3, 1, 1)
+    probes = [line for line in read_journal(run) if line["kind"] == "probe"]
+    assert [(line["step"], len(line["samples"])) for line in probes] == [(0, 2), (STEPS, 2)]
+    assert json.loads((run / "plan.json").read_text())["effective_batch"] == 2
+    assert (run / "export" / f"run-step-{STEPS}.safetensors").is_file()
+
+
+def test_a_resume_may_have_another_number_of_processes(words: Overrides, alone: Path, tmp_path: Path) -> None:
+    """Begun by two, killed, gone on with by three, of which one has no sample; then by one, which has both."""
+    run = tmp_path / "run"
+    quiet = (
+        "batch_size=1",
+        "sample_after=0",
+        "validate_every=0",
+        "sample_metrics.budget=0",
+        "save_every=1",
+        "warmup_steps=0",
+    )
+    process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet, "steps=100000"))
+    while not (run / "checkpoints" / "step-2" / "COMPLETE").is_file():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.002)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout
+    for pid in (*children.split(), process.pid):
+        os.kill(int(pid), signal.SIGKILL)
+    process.communicate(timeout=180)
+    for processes, steps, step in ((3, STEPS - 1, 2), (1, STEPS, STEPS - 1)):
+        process = launch(
+            "torchrun", processes, "--out", str(run), "--resume", "--from", str(step), "--set", f"steps={steps}"
+        )
+        told, _ = process.communicate(timeout=240)
+        assert process.returncode == DONE, told
+    close(run, alone)
+    assert [line.get("processes", 1) for line in read_journal(run) if line["kind"] == "resume"] == [3, 1]
+
+
+def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: Overrides, tmp_path: Path) -> None:
+    """SIGTERM to the launcher, which hands it on to each."""
+    run = tmp_path / "run"
+    quiet = (
+        "batch_size=1",
+        "sample_after=0",
+        "validate_every=0",
+        "sample_metrics.budget=0",
+        "save_every=0",
+        "steps=100000",
+    )
+    process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
+    while not (run / "journal.jsonl").is_file() or len(steps_of(run)) < 3:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=180)
+    last = steps_of(run)[-1]["step"]
+    assert [one.step for one in complete_checkpoints(run)] == [last]
+    assert read_journal(run)[-1]["why"] == "interrupted"
+
+
+def test_each_window_is_shown_once_a_pass(words: Overrides, tmp_path: Path) -> None:
+    """Two buckets of five windows and one, steps of two samples: over N steps each is drawn twice, however many run it."""
+    run = tmp_path / "run"
+    quiet = ("batch_size=1", "sample_after=0", "validate_every=0", "sample_metrics.budget=0", "steps=6")
+    process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
+    told, _ = process.communicate(timeout=240)
+    assert process.returncode == DONE, told
+    shown = Counter(name for line in steps_of(run) for name in line["window_ids"])
+    assert len(shown) == 6
+    assert set(shown.values()) == {2}
+
+
+def test_an_error_of_the_first_process_ends_them_all(words: Overrides, tmp_path: Path) -> None:
+    process = launch("torchrun", 2, "--out", str(tmp_path / "run"), *overrides_from(words, "sample.frames=6"))
+    told, _ = process.communicate(timeout=180)
+    assert process.returncode == 1
+    assert "sample.frames" in told
+
+
+def test_each_process_sends_the_same_messages_whatever_samples_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one process sends the others wait for: with no sample, or with none of some module, it sends zeros."""
+    monkeypatch.setattr("videotune.trainer.distributed.FLAT", 100)
+    sent: list[tuple[torch.dtype, int]] = []
+
+    def doubled(value: torch.Tensor, *_: Any, **__: Any) -> None:
+        sent.append((value.dtype, value.numel()))
+        value.mul_(2)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", doubled)
+    messages = []
+    for has in ((True,) * 5, (True, False, True, False, True), (False,) * 5):
+        sizes = ((7, 9, torch.float32), (30, 1, torch.float32), (60, 2, torch.float32), (3, 3, torch.bfloat16))
+        parameters = [torch.nn.Parameter(torch.zeros(n, m, dtype=dtype)) for n, m, dtype in (*sizes, sizes[0])]
+        for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
+            parameter.grad = torch.full_like(parameter, number) if yes else None
+        sent.clear()
+        DistributedContext(0, 2).all_reduce_gradients(parameters)
+        messages.append(list(sent))
+        for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
+            assert parameter.grad is not None
+            assert parameter.grad.shape == parameter.shape
+            assert (parameter.grad == (2 * number if yes else 0)).all()
+    assert messages[0] == messages[1] == messages[2]
+    assert messages[0] == [(torch.float32, 93), (torch.float32, 120), (torch.bfloat16, 9), (torch.float32, 63)]
+
+
+def test_what_a_launcher_says_must_make_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launched() == (0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert launched() == (1, 2)
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(VideotuneError, match="torchrun"):
+        launched()

@@ -1,0 +1,63 @@
+"""What only a CUDA device can show. Deselected where there is none; none of it has run on one yet."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_kit import no_host_sync
+from runs import open_run, prepare
+
+from videotune.commands.train import train
+from videotune.errors import DONE
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.loop import step_records
+from videotune.trainer.resolve_config import Overrides
+
+pytestmark = pytest.mark.cuda
+Bases = Callable[[str], Path]
+
+
+def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
+    fixed = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", "sample_after=0", "validate_every=0")
+    return Overrides(data=str(small_clips), sets=(*fixed, *sets))
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+def test_no_step_waits_for_the_host(anchored: bool, small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> None:
+    """torch raises at any operation that makes the host wait for the device, from the second step on.
+
+    ``anchored``: every other clip is a regularization clip, for which the base model is asked too.
+    """
+    said = words(small_clips, tiny_bases("wan"), tmp_path / "cache", "steps=12", "batch_size=2")
+    trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
+    if anchored:
+        clips = dict(trainer.source.clips)
+        clips |= {name: replace(clips[name], kind="regularization", target="base") for name in sorted(clips)[::2]}
+        trainer.source = replace(trainer.source, clips=clips)
+    records: Any = step_records(trainer)
+    late = [next(records)]
+    with no_host_sync():
+        late += [next(records) for _ in range(10)]
+    assert all(math.isfinite(record.read()["loss"]) for record in late)
+    trainer.journal.close()
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
+def test_a_run_on_the_device_follows_the_one_on_the_cpu(
+    dtype: str, small_clips: Path, tiny_bases: Bases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draws are the same on both, so the losses agree as far as the dtype carries."""
+    on_device = words(small_clips, tiny_bases("wan"), tmp_path / "a", "steps=5", f"train_dtype={dtype}")
+    assert train(on_device, tmp_path / "device") == DONE
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    on_cpu = words(small_clips, tiny_bases("wan"), tmp_path / "b", "steps=5", "train_dtype=FLOAT_32")
+    assert train(on_cpu, tmp_path / "cpu") == DONE
+
+    def losses(run: str) -> list[float]:
+        return [line["loss"] for line in read_journal(tmp_path / run) if line["kind"] == "step"]
+
+    assert losses("device") == pytest.approx(losses("cpu"), rel=1e-3 if dtype == "FLOAT_32" else 5e-2)

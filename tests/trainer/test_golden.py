@@ -1,0 +1,101 @@
+"""Twenty losses of a tiny model, written down once: a change that moves them must say so.
+
+`make golden` compares bit for bit, on the machine that wrote them; elsewhere 1e-4 is allowed. Written anew by
+`python tests/trainer/test_golden.py`.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from videotune.adapters.lora import add_lora
+from videotune.config.schema import Lora, Optimizer
+from videotune.data.frame_sampling import sample_window
+from videotune.diffusion.objective import objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.latent_cache.batches import Source, stream
+from videotune.latent_cache.keys import latent_key, text_key
+from videotune.latent_cache.sampler import Schedule
+from videotune.latent_cache.store import Store
+from videotune.models.registry import find
+from videotune.rng import draws
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.loop import run_steps
+from videotune.trainer.optimizers import RateSettings, make_optimizer
+from videotune.trainer.step import StepSettings, Trainable
+from videotune.types import Clip, ClipShape, Window
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "wan_tiny_lora.json"
+
+
+def losses(base: Path, folder: Path) -> list[float]:
+    """20 steps of batch 3 in micro-batches of 2, two buckets, over latents that no encoder made."""
+    torch.set_num_threads(1)
+    family = find("wan")(base, torch.device("cpu"), torch.float32)
+    store, prints = Store(folder), {"vae": "none", "text_encoder": "none"}
+    shapes = (ClipShape(9, 32, 32, 16.0), ClipShape(5, 32, 48, 16.0))
+    buckets, clips = [], {}
+    for shape in shapes:
+        bucket = []
+        for i in range(4):
+            window = Window(f"{shape.frames}{i}" * 16, 0.0, 1.0, shape)
+            latents = draws(0, "golden", window.id).standard_normal(
+                (4, *family.spec.rules.latent_size(shape)), "float32"
+            )
+            store.put(
+                "latents", latent_key(sample_window(window, 0, 7), "none"), {"mean": torch.from_numpy(latents)}, {}
+            )
+            clips[window.clip_id] = Clip(window.clip_id, "", "", (f"clip {i}", f"the same clip {i}"))
+            bucket.append(window)
+        buckets.append(tuple(bucket))
+    captions = ["", *(caption for clip in clips.values() for caption in clip.captions)]
+    for caption, states in zip(captions, family.encode_text(captions), strict=True):
+        store.put("text", text_key(caption, "none", 512), states, {})
+    loss = objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.3)
+    source = Source(
+        store=store,
+        prints=prints,
+        tokens=512,
+        condition=family.condition,
+        clips=clips,
+        buckets=tuple(buckets),
+        schedule=Schedule(7, tuple(len(bucket) for bucket in buckets), (3, 3)),
+        objective=loss,
+        caption_dropout=0.1,
+        variants=4,
+        frame_dropout=0.0,
+        patch_frames=1,
+        sizes={},
+    )
+    net = family.denoiser()
+    parameters = add_lora(net, family.spec, Lora(rank=4, targets="linear"), seed=7)
+    optimizer = make_optimizer({"transformer": list(parameters.values())}, Optimizer())
+    trainable = Trainable(parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)})
+    steps, settings = stream(source, 1, 20, 0), StepSettings(2, 1.0, None)
+    alone = DistributedContext()
+    records = run_steps(family, lambda step: (net, trainable, step), loss, steps, settings, torch.device("cpu"), alone)
+    return [float(record.read()["loss"]) for record in records]
+
+
+def test_golden_losses(tiny_bases: Callable[[str], Path], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    expected: list[Any] = json.loads(GOLDEN.read_text())
+    got = losses(tiny_bases("wan"), tmp_path)
+    if request.config.getoption("--bit-for-bit"):
+        assert got == expected
+    assert got == pytest.approx(expected, rel=1e-4)
+    assert len(set(got)) == 20
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        GOLDEN.write_text(
+            json.dumps(losses(find("wan").tiny(Path(name) / "base"), Path(name) / "cache"), indent=1) + "\n"
+        )
+        print(GOLDEN.read_text(), file=sys.stderr)

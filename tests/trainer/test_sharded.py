@@ -1,0 +1,268 @@
+"""Processes that share a network's weights out are one that has them all: real processes, FSDP2 over gloo."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+from crew_kit import Ended, processes
+from safetensors.torch import load_file
+
+from videotune.commands.export import export
+from videotune.commands.train import train
+from videotune.errors import DONE, VideotuneError
+from videotune.latent_cache.store import Store
+from videotune.trainer.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_dir import read_run_config
+
+STEPS = 4
+QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0")
+LOOKING = (
+    "sample_after=4",
+    "validate_every=4",
+    "sample_metrics.budget=100000",
+    "sample_metrics.steps=1",
+    "sample_metrics.samples=2",
+)
+"""Readings, previews, and probes before the first step and at each checkpoint."""
+
+
+@pytest.fixture(scope="module")
+def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Overrides:
+    sets = (
+        f"base_model_name={tiny_bases('wan')}",
+        f"cache_dir={tmp_path_factory.mktemp('sharded') / 'cache'}",
+        "resolution=32x32",
+        f"steps={STEPS}",
+        "save_every=2",
+        "learning_rate=0.003",
+        "warmup_steps=0",
+        "caption_dropout=0.3",
+        "ema=0.5",
+        "sample.steps=1",
+        "samples=1",
+    )
+    return Overrides(data=str(small_clips), sets=sets)
+
+
+def several(count: int, run: Path, words: Overrides, *sets: str, fault: str = "") -> Ended:
+    """A sharded run in so many processes, of one sample each a step."""
+    told = ("batch_size=1", "sharding=FULL", *sets)
+    options = [part for text in (*words.sets, *told) for part in ("--set", text)]
+    return processes(
+        count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), "--data", str(words.data), *options], fault
+    )
+
+
+def go_on(count: int, run: Path, *more: str) -> Ended:
+    return processes(count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), "--resume", *more])
+
+
+@pytest.fixture(scope="module")
+def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """One process with two samples a step, for each method once."""
+    made: dict[str, Path] = {}
+
+    def get(method: str) -> Path:
+        if method not in made:
+            made[method] = tmp_path_factory.mktemp(f"alone-{method}") / "run"
+            sets = (*words.sets, f"training_method={method}", "batch_size=2", *LOOKING)
+            assert train(Overrides(data=words.data, sets=sets), made[method]) == DONE
+        return made[method]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def two(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes that train every weight, each a part of them, with readings and previews."""
+    run = tmp_path_factory.mktemp("two") / "run"
+    ended = several(2, run, words, "training_method=FINE_TUNE", *LOOKING)
+    assert ended.codes == (DONE, DONE), ended.said
+    assert ended.said[0].count("training ") == 1
+    assert "training " not in ended.said[1], "the first process alone talks"
+    return run
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    return [line for line in read_journal(run) if line["kind"] == "step"]
+
+
+def close(run: Path, other: Path, first: int = 1) -> None:
+    """The same windows and captions; losses, gradients, weights, averages and moments to rounding."""
+    ours, theirs = steps_of(run), steps_of(other)
+    assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
+    for one, two in zip(ours[first - 1 :], theirs[first - 1 :], strict=True):
+        assert (one["window_ids"], one["captions"]) == (two["window_ids"], two["captions"])
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
+    for part in ("weights", "ema", "optimizer"):
+        a, b = (complete_checkpoints(folder)[-1].load(part) for folder in (run, other))
+        assert set(a) == set(b)
+        # AdamW's first steps have the rate's size, whatever the gradient's: near 0 its sign is rounding's
+        for name in b:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=5e-4 if part != "optimizer" else 1e-6)
+
+
+def same(run: Path, other: Path) -> None:
+    """Bit for bit what a checkpoint holds."""
+    for part in ("weights", "ema", "optimizer"):
+        a, b = (pick(folder, STEPS).load(part) for folder in (run, other))
+        assert set(a) == set(b)
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_two_processes_that_share_all_weights_out_are_one(two: Path, alone: Callable[[str], Path]) -> None:
+    other = alone("FINE_TUNE")
+    close(two, other)
+    kinds = [Counter(line["kind"] for line in read_journal(run)) for run in (two, other)]
+    assert kinds[0] == kinds[1], "one journal, each thing in it once"
+    rulers = [[line["train"]["mean"] for line in read_journal(run) if line["kind"] == "ruler"] for run in (two, other)]
+    assert rulers[0] == pytest.approx(rulers[1], rel=1e-5)
+    probes = [[line for line in read_journal(run) if line["kind"] == "probe"] for run in (two, other)]
+    assert [line["step"] for line in probes[0]] == [0, 2, STEPS]
+    for one, same in zip(*probes, strict=True):  # films are compressed and read again, and noise of a pixel is spread
+        assert [sample["clip"] for sample in one["samples"]] == [sample["clip"] for sample in same["samples"]]
+        assert one["replication"]["mean"] == pytest.approx(same["replication"]["mean"], abs=0.01)
+    start = [next(line for line in read_journal(run) if line["kind"] == "start") for run in (two, other)]
+    assert start[0]["trainable_parameters"] == start[1]["trainable_parameters"]
+
+
+def frames_of(path: Path) -> np.ndarray:
+    with av.open(str(path)) as film:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)])
+
+
+def test_previews_of_all_processes_in_step_are_written_once_and_show_the_same(
+    two: Path, alone: Callable[[str], Path]
+) -> None:
+    names = [sorted(path.name for path in (run / "samples").glob("*.mp4")) for run in (two, alone("FINE_TUNE"))]
+    assert names[0] == names[1]
+    assert len(names[0]) == 2
+    for name, most in zip(
+        names[0], (0.5, 2), strict=True
+    ):  # rounding moves pixels, and a film's compression spreads them
+        ours, theirs = (frames_of(run / "samples" / name).astype(int) for run in (two, alone("FINE_TUNE")))
+        assert np.abs(ours - theirs).mean() <= most
+
+
+def test_each_process_writes_its_rows_and_the_export_gathers_them(
+    two: Path, alone: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Half of the bytes in each file; what is exported, at the end and later by one process, are the averages, whole."""
+    checkpoint = pick(two, STEPS)
+    files = {path.name: path.stat().st_size for path in checkpoint.folder.iterdir()}
+    parts = [files[f"weights-0000{rank}-of-00002.safetensors"] for rank in (1, 2)]
+    assert max(parts) < 1.2 * min(parts)
+    index = json.loads((checkpoint.folder / "weights.index.json").read_text())
+    assert {len(told["rows"]) for told in index["tensors"].values()} == {1, 2}, "some have a single row"
+    state = checkpoint.load("ema")
+    written = next((two / "export").glob("**/transformer/*.safetensors"))
+    exported = load_file(written)
+    assert set(exported) == set(state)
+    assert all(torch.equal(exported[name], state[name]) for name in state)
+    copy = tmp_path / "run"
+    shutil.copytree(two, copy)
+    shutil.rmtree(copy / "export")
+    assert export(copy) == DONE
+    assert next((copy / "export").glob("**/transformer/*.safetensors")).read_bytes() == written.read_bytes()
+
+
+def test_a_sharded_run_goes_on_bit_for_bit(two: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(two, run)
+    ended = go_on(2, run, "--from", "2")
+    assert ended.codes == (DONE, DONE), ended.said
+    same(run, two)
+
+
+def test_a_sharded_run_goes_on_in_one_process(two: Path, alone: Callable[[str], Path], tmp_path: Path) -> None:
+    """From the rows of two processes to one that has them all, and the checkpoint is one file again."""
+    run = tmp_path / "run"
+    shutil.copytree(two, run)
+    assert train(Overrides(), run, resume=Resume(step=2)) == DONE
+    assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
+    close(run, alone("FINE_TUNE"))
+
+
+def test_a_run_of_one_process_goes_on_sharded_by_three(alone: Callable[[str], Path], tmp_path: Path) -> None:
+    """Of two samples a step one process has none: it runs the network along, and adds nothing."""
+    run = tmp_path / "run"
+    shutil.copytree(alone("FINE_TUNE"), run)
+    ended = go_on(3, run, "--from", "2", "--set", "sharding=FULL", *(w for text in QUIET for w in ("--set", text)))
+    assert ended.codes == (DONE,) * 3, ended.said
+    assert (pick(run, STEPS).folder / "weights-00003-of-00003.safetensors").is_file()
+    close(run, alone("FINE_TUNE"))
+
+
+def alike(ours: Store, theirs: Store) -> None:
+    """The same entries with the same bytes; nothing of anybody left over."""
+    marks = [{entry.name: entry.hash for entry in store.entries()} for store in (ours, theirs)]
+    assert marks[0] == marks[1]
+    assert not ours.strays() | ours.parts()
+    assert [path.name for path in ours.folder.glob(".*")] == []
+
+
+def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process(
+    words: Overrides, alone: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The adapter itself each process has whole, so the checkpoint is the plain one. They also share the encoding out."""
+    run, cache = tmp_path / "run", tmp_path / "cache"
+    ended = several(2, run, words, f"cache_dir={cache}", *QUIET)
+    assert ended.codes == (DONE, DONE), ended.said
+    assert "by 2 processes" in ended.said[0]
+    alike(Store(cache), Store(Path(read_run_config(alone("LORA"))["settings"]["cache_dir"])))
+    close(run, alone("LORA"))
+    assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
+
+
+def test_a_process_killed_while_all_save_leaves_the_checkpoint_before(words: Overrides, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fault = "killed in the second save"
+    ended = several(2, run, words, "training_method=FINE_TUNE", *QUIET, fault=fault)
+    assert ended.codes[1] == -signal.SIGKILL
+    assert ended.codes[0] != DONE, "a dead process ends them all"
+    assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2]
+    assert (run / "checkpoints" / ".step-4.part" / "weights-00002-of-00002.safetensors").read_bytes() == b"half"
+    for part in ("weights", "optimizer"):
+        pick(run, 2).verify(part)
+
+
+@pytest.mark.long
+def test_where_one_process_has_no_room_all_wait_and_go_on(words: Overrides, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ended = several(2, run, words, "training_method=FINE_TUNE", *QUIET, fault="no room once")
+    assert ended.codes == (DONE, DONE), ended.said
+    assert "there is room again" in ended.said[0]
+    assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2, STEPS]
+
+
+def test_a_part_with_other_bytes_is_named_and_one_that_is_missing_makes_a_checkpoint_incomplete(
+    two: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(two, run)
+    folder = pick(run, STEPS).folder
+    part = folder / "optimizer-00002-of-00002.safetensors"
+    held = bytearray(part.read_bytes())
+    held[-1] ^= 1
+    part.write_bytes(held)
+    pick(run, STEPS).load("optimizer", share=(0, 2))  # the other process compares the second file
+    for share in ((0, 1), (1, 2)):
+        with pytest.raises(VideotuneError, match=r"optimizer-00002-of-00002\.safetensors is damaged"):
+            pick(run, STEPS).load("optimizer", share=share)
+    part.unlink()
+    assert "optimizer-00002" in incomplete_checkpoints(run)[STEPS]
+    assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2]

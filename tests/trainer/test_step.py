@@ -1,0 +1,357 @@
+"""The step: any split is the same step, what is not finite is not applied, the rate is the field's."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.loaders import PeftAdapterMixin
+from diffusers.models import ModelMixin
+from torch import nn
+from transformers.optimization import (
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_cosine_with_hard_restarts_schedule_with_warmup,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+)
+
+from videotune.adapters.lora import adapter_off, add_lora
+from videotune.config.schema import Lora, Optimizer
+from videotune.diffusion.objective import objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.latent_cache.batches import Drawn, Prepared
+from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.optimizers import (
+    RateSettings,
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
+    rate,
+)
+from videotune.trainer.step import Clock, StepRecord, StepSettings, Trainable, by_t, train_step
+from videotune.types import Batch, Condition
+
+Open = Callable[..., Any]
+CPU = torch.device("cpu")
+
+
+class Setup:
+    """A tiny model with an adapter that already does something, its optimizer, and a batch of four."""
+
+    def __init__(self, family: Any, lr: float = 1e-2, dropout: float = 0.0, fresh: bool = False) -> None:
+        self.family, self.net = family, family.denoiser()
+        self.parameters = add_lora(self.net, family.spec, Lora(rank=4, dropout=dropout), seed=0)
+        generator = torch.Generator().manual_seed(1)
+        for name, parameter in self.parameters.items():
+            if "lora_B" in name and not fresh:
+                parameter.data.normal_(std=0.1, generator=generator)
+        self.net.train()
+        self.optimizer = make_optimizer({"transformer": list(self.parameters.values())}, Optimizer())
+        self.objective = objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.5)
+        self.lr = lr
+
+    def prepared(
+        self, step: int = 1, count: int = 4, anchored: Sequence[int] = (), scale: Sequence[float] = ()
+    ) -> Prepared:
+        generator = torch.Generator().manual_seed(step)
+        x0 = torch.randn(count, 4, 2, 4, 4, generator=generator)
+        none = torch.zeros(count, 1, 2, 1, 1, dtype=torch.bool)
+        batch = Batch(
+            x0=x0,
+            given=none,
+            dropped=none,
+            weight=torch.ones(none.shape),
+            scale=torch.tensor(scale or [1.0] * count),
+            anchored=torch.tensor([i in anchored for i in range(count)]),
+            cond=Condition(torch.randn(count, 8, 16, generator=generator)),
+            captions=("",) * count,
+            window_ids=("w",) * count,
+            fps=torch.ones(count),
+        )
+        t, noise = torch.rand(count, generator=generator), torch.randn(x0.shape, generator=generator)
+        return Prepared(step, Drawn(batch.window_ids, batch.captions, t), 0, batch, t, noise)
+
+    def step(
+        self, prepared: Prepared, parts: int = 1, clip: float = 1.0, seed: int | None = None, most: int | None = None
+    ) -> StepRecord:
+        trainable = Trainable(self.parameters, self.optimizer, {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)})
+        settings = StepSettings(parts, clip, seed, most)
+        return train_step(
+            self.family, self.net, trainable, self.objective, prepared, settings, Clock(CPU), DistributedContext()
+        )
+
+    def gradient(
+        self, prepared: Prepared, parts: int = 1, seed: int | None = None, most: int | None = None
+    ) -> torch.Tensor:
+        """What the optimizer is given, as one vector."""
+        seen: list[torch.Tensor] = []
+
+        def keep(*_: Any) -> None:
+            seen.append(torch.cat([p.grad.flatten().clone() for p in self.parameters.values()]))
+
+        handle = self.optimizer.register_step_pre_hook(keep)
+        self.step(prepared, parts, 1e9, seed, most)
+        handle.remove()
+        return seen[0]
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.parameters.values()])
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 9])
+def test_accumulation_is_the_whole_batch(parts: int, tiny_family: Open) -> None:
+    whole, split = Setup(tiny_family("wan")), Setup(tiny_family("wan"))
+    for step in (1, 2, 3):
+        one, other = whole.step(whole.prepared(step)).read(), split.step(split.prepared(step), parts).read()
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
+    torch.testing.assert_close(whole.weights(), split.weights(), rtol=1e-3, atol=1e-5)
+
+
+class Layers(ModelMixin, ConfigMixin, PeftAdapterMixin):
+    """A diffusers model that can be float64 throughout, as Wan, whose norms are float32, cannot."""
+
+    @register_to_config
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x.movedim(1, -1)).movedim(-1, 1)) + x
+        return x
+
+
+class LayersFamily:
+    """What the step asks of a family."""
+
+    spec: Any = SimpleNamespace(title="layers", blocks=("blocks",), lora_targets={"attention": (r"blocks\.\d+",)})
+
+    def denoiser(self) -> nn.Module:
+        torch.manual_seed(3)
+        return Layers().double().requires_grad_(False)
+
+    def predict(self, net: nn.Module, x_t: torch.Tensor, t: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return net(x_t) * (1 + t.view(-1, 1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(("parts", "most"), [(2, None), (3, None), (5, None), (1, 1), (1, 2), (2, 2), (1, 4), (1, 9)])
+def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> None:
+    """Anchored samples, scales, dropped frames and masks included; by a count of parts, or by their size."""
+    gradients = []
+    for count, size in ((1, None), (parts, most)):
+        setup = Setup(LayersFamily())
+        for parameter in setup.parameters.values():
+            parameter.data = parameter.data.double()
+        prepared = setup.prepared(1, 5, anchored=(1, 2, 4), scale=(1.0, 0.5, 2.0, 3.0, 0.1))
+        dropped = prepared.batch.dropped.clone()
+        dropped[2, :, 1] = True
+        weight = torch.ones(5, 1, 2, 4, 4)
+        weight[0, ..., :2] = 0
+        batch = replace(prepared.batch, dropped=dropped, weight=weight * ~dropped).map(
+            lambda x: x.double() if x.is_floating_point() else x
+        )
+        prepared = replace(prepared, batch=batch, t=prepared.t.double(), noise=prepared.noise.double())
+        gradients.append(setup.gradient(prepared, count, most=size))
+    assert gradients[0].dtype == torch.float64
+    assert gradients[0].abs().max() > 1e-3
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("anchored", [(), (0, 2)])
+def test_checkpointing_is_the_same_step(anchored: tuple[int, ...], tiny_family: Open) -> None:
+    plain, checkpointed = Setup(tiny_family("wan")), Setup(tiny_family("wan"))
+    checkpoint_blocks(checkpointed.net, "ON")
+    for step in (1, 2):
+        prepared = plain.prepared(step, anchored=anchored)
+        assert plain.step(prepared).read()["loss"] == checkpointed.step(prepared).read()["loss"]
+    assert torch.equal(plain.weights(), checkpointed.weights())
+
+
+def test_before_the_first_step_an_anchored_sample_costs_nothing(tiny_family: Open) -> None:
+    """B is 0, so the model is the base: exactly, where all are anchored; beside others, to rounding."""
+    setup = Setup(tiny_family("wan"), fresh=True, dropout=0.5)
+    line = setup.step(setup.prepared(1, anchored=range(4)), seed=1).read()
+    assert line["loss"] == line["mse"] == line["grad_norm"] == 0
+    setup = Setup(tiny_family("wan"), fresh=True)
+    record = setup.step(setup.prepared(1, anchored=(1, 2)))
+    mse = record.values[2:]
+    assert (mse[[1, 2]] < 1e-10).all()
+    assert (mse[[0, 3]] > 0.1).all()
+
+
+def test_an_anchored_sample_pulls_back_to_the_base(tiny_family: Open) -> None:
+    """From an adapter that does something, anchored samples alone lead back to the base's own answers."""
+    setup = Setup(tiny_family("wan"), lr=1e-2)
+    losses = [setup.step(setup.prepared(1, anchored=range(4))).read()["loss"] for _ in range(60)]
+    assert losses[0] > 1e-3
+    assert losses[-1] < losses[0] / 20
+    free = Setup(tiny_family("wan"), lr=1e-2)
+    assert free.step(free.prepared(1)).read()["mse"] != pytest.approx(losses[0], rel=0.1)
+
+
+def test_twice_the_loss_weight_is_twice_the_gradient(tiny_family: Open) -> None:
+    def gradient(*scale: float, anchored: Sequence[int] = ()) -> torch.Tensor:
+        setup = Setup(tiny_family("wan"))
+        return setup.gradient(setup.prepared(1, 2, anchored, scale))
+
+    for anchored in ((), (1,)):
+        first, second = gradient(1, 0, anchored=anchored), gradient(0, 1, anchored=anchored)
+        torch.testing.assert_close(gradient(1, 2, anchored=anchored), first + 2 * second, rtol=1e-3, atol=1e-6)
+        assert second.norm() > 1e-4
+        assert torch.equal(gradient(0, 2, anchored=anchored), 2 * second)
+
+
+def test_the_base_is_asked_without_dropout_and_moves_no_draw(tiny_family: Open) -> None:
+    """The trained pass has its dropout, and the same one as where nothing is anchored."""
+    setup, modes = Setup(tiny_family("wan"), dropout=0.5), []
+    handle = setup.net.register_forward_pre_hook(lambda net, _: modes.append((net.training, torch.is_grad_enabled())))
+    masks: list[torch.Tensor] = []
+    layer = next(module for name, module in setup.net.named_modules() if name.endswith("lora_dropout.default"))
+    watch = layer.register_forward_hook(lambda _, words, out: masks.append(out == 0))
+    setup.step(setup.prepared(1, anchored=(0, 3)), seed=5)
+    setup.step(setup.prepared(1), seed=5)
+    handle.remove()
+    watch.remove()
+    assert modes == [(False, False), (True, True), (True, True)]
+    assert len(masks) == 2, "with the adapter off its dropout is not met"
+    assert torch.equal(masks[0], masks[1])
+    assert 0.3 < masks[0].float().mean() < 0.7
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_adapter_off_is_the_base_and_then_all_is_as_before(interrupted: bool, tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    setup, base = Setup(family, dropout=0.5), family.denoiser().eval()
+    one = setup.prepared(1)
+    setup.net.blocks[1].eval()  # whatever is set, by whomever
+    next(iter(setup.parameters.values())).requires_grad_(False)
+
+    def state() -> tuple[Any, ...]:
+        trained = {name: parameter.clone() for name, parameter in setup.net.named_parameters()}
+        flags = {name: parameter.requires_grad for name, parameter in setup.net.named_parameters()}
+        return trained, flags, {name: module.training for name, module in setup.net.named_modules()}
+
+    before, rng = state(), torch.random.get_rng_state()
+    with suppress(KeyboardInterrupt), torch.no_grad(), adapter_off(setup.net):
+        said = family.predict(setup.net, one.batch.x0, one.t, one.batch)
+        assert torch.equal(said, family.predict(base, one.batch.x0, one.t, one.batch))
+        if interrupted:
+            raise KeyboardInterrupt
+    after = state()
+    assert before[1:] == after[1:]
+    assert all(torch.equal(value, after[0][name]) for name, value in before[0].items())
+    assert torch.equal(torch.random.get_rng_state(), rng)
+    setup.net.eval()
+    with torch.no_grad():
+        said = family.predict(setup.net, one.batch.x0, one.t, one.batch)
+        assert not torch.equal(said, family.predict(base, one.batch.x0, one.t, one.batch)), "it is on again"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_is_not_applied(bad: float, tiny_family: Open) -> None:
+    setup = Setup(tiny_family("wan"))
+    setup.step(setup.prepared(1))
+    weights, state = setup.weights(), optimizer_state(setup.optimizer, setup.parameters)
+    state = {key: value.clone() for key, value in state.items()}
+    poisoned = setup.prepared(2)
+    poisoned.batch.x0[1, 0, 0, 0, 0] = bad
+    line = setup.step(poisoned).read()
+    assert line["skipped"] is True
+    assert torch.equal(setup.weights(), weights)
+    after = optimizer_state(setup.optimizer, setup.parameters)
+    assert all(torch.equal(value, after[key]) for key, value in state.items())
+    line = setup.step(setup.prepared(3)).read()
+    assert "skipped" not in line
+    assert not torch.equal(setup.weights(), weights)
+
+
+def test_the_gradient_is_clipped_once_for_the_whole_step(tiny_family: Open) -> None:
+    """AdamW's first moments after one step are (1 - beta1) × the clipped gradient, so their norm tells."""
+    for parts in (1, 4):
+        setup = Setup(tiny_family("wan"))
+        line = setup.step(setup.prepared(1), parts, clip=1e-3).read()
+        assert line["grad_norm"] > 1e-3, "the norm in the journal is the one before clipping"
+        moments = optimizer_state(setup.optimizer, setup.parameters)
+        total = math.sqrt(sum(float(v.square().sum()) for k, v in moments.items() if k.endswith("exp_avg")))
+        assert total == pytest.approx(0.1 * 1e-3, rel=1e-3)
+
+
+def test_draws_in_the_network_belong_to_the_step(tiny_family: Open) -> None:
+    """Adapter dropout: the same step gives the same loss whatever was drawn before; another step another."""
+    first, again = Setup(tiny_family("wan"), dropout=0.5), Setup(tiny_family("wan"), dropout=0.5)
+    prepared = first.prepared(1)
+    one = first.step(prepared, seed=5).read()["loss"]
+    torch.rand(1000)
+    assert again.step(prepared, seed=5).read()["loss"] == one
+    other = Setup(tiny_family("wan"), dropout=0.5)
+    assert other.step(prepared, seed=6).read()["loss"] != one
+
+
+def test_the_optimizers_state_goes_to_tensors_and_back(tiny_family: Open) -> None:
+    setup, other = Setup(tiny_family("wan")), Setup(tiny_family("wan"))
+    for step in (1, 2):
+        setup.step(setup.prepared(step))
+    state = {key: value.clone() for key, value in optimizer_state(setup.optimizer, setup.parameters).items()}
+    for name, parameter in setup.parameters.items():
+        other.parameters[name].data.copy_(parameter)
+    load_optimizer_state(other.optimizer, other.parameters, state)
+    setup.step(setup.prepared(3))
+    other.step(other.prepared(3))
+    assert torch.equal(setup.weights(), other.weights())
+    name = next(iter(state))
+    with pytest.raises(ValueError, match="no optimizer state for"):
+        load_optimizer_state(other.optimizer, other.parameters, {})
+    with pytest.raises(ValueError, match="of no parameter"):
+        load_optimizer_state(other.optimizer, other.parameters, state | {"stranger.exp_avg": state[name]})
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "make"),
+    [
+        ("CONSTANT", lambda o, w, n: get_constant_schedule_with_warmup(o, w)),
+        ("LINEAR", get_linear_schedule_with_warmup),
+        ("COSINE", get_cosine_schedule_with_warmup),
+        ("COSINE_RESTARTS", lambda o, w, n: get_cosine_with_hard_restarts_schedule_with_warmup(o, w, n, num_cycles=3)),
+        ("POLYNOMIAL", lambda o, w, n: get_polynomial_decay_schedule_with_warmup(o, w, n, lr_end=0.0, power=2.5)),
+    ],
+)
+def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> None:
+    """After the warm-up ours is theirs; in it theirs starts at 0, which would waste a step, ours one step up."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    theirs = make(optimizer, 10, 60)
+    settings = RateSettings(2.0, scheduler, 10, 60, cycles=3, power=2.5)
+    assert rate(settings, 1) == pytest.approx(2.0 / 11)
+    assert rate(settings, 10) == pytest.approx(2.0 * 10 / 11)
+    for step in range(1, 61):
+        if step > 10:
+            assert rate(settings, step) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+
+
+def test_losses_are_told_by_noise_level() -> None:
+    bands = by_t([0.0, 0.05, 0.5, 1.0], [1.0, 3.0, 5.0, 7.0])
+    assert bands == [2.0, None, None, None, 5.0, None, None, None, 7.0]
+
+
+def test_seconds_by_phase_are_the_steps_own(tiny_family: Open) -> None:
+    setup = Setup(tiny_family("wan"))
+    seconds = setup.step(setup.prepared(1), parts=2).read()["seconds"]
+    assert set(seconds) == {"forward", "backward", "optimizer"}
+    assert all(value > 0 for value in seconds.values())
+
+
+def test_a_micro_batch_takes_so_many_samples_at_most() -> None:
+    """Buckets differ in the samples of a step: videos among images take fewer of them."""
+    sizes = {
+        (samples, most): StepSettings(2, 1.0, None, most).size(samples) for samples in (8, 4) for most in (None, 3)
+    }
+    assert sizes == {(8, None): 4, (8, 3): 3, (4, None): 2, (4, 3): 2}

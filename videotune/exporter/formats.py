@@ -1,0 +1,152 @@
+"""How a trained adapter is written: which formats a kind of adapter has, and its tensors under their names.
+
+The scale alpha / rank is multiplied into one tensor, and no file says an alpha that differs from its rank: every reader
+then applies the update as it was trained, whatever it assumes of alpha.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
+from videotune.config.schema import Config
+from videotune.errors import VideotuneError
+from videotune.exporter.verify import check_finite
+from videotune.types import Family
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+CONFIG = "adapter_config"
+"""The key of a file's header under which PEFT's settings stand, as JSON; only kinds that diffusers does not read have it."""
+
+WHY_NOT = {
+    ("DORA", "comfyui"): "ComfyUI divides DoRA's weights by another norm than it was trained with",
+    ("OFT", "comfyui"): "ComfyUI's OFT turns a weight's outputs and PEFT's its inputs",
+    **{
+        (kind, "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone"
+        for kind in ("LOHA", "LOKR", "OFT")
+    },
+}
+JOINED = "its form of this model joins several modules into one weight, and updates of this kind cannot be joined"
+
+
+def formats_of(family: Family, kind: str) -> tuple[str, ...]:
+    """The formats in which an adapter of this kind can be written for this family."""
+    known = tuple(sorted(family.key_maps()))
+    if kind in ("LORA", "DORA"):
+        return known if kind == "LORA" else tuple(name for name in known if name == "diffusers")
+    apart = "comfyui" in known and "comfyui" not in family.spec.fused  # products of factors cannot be joined
+    return ("comfyui", "peft") if apart and kind != "OFT" else ("peft",)
+
+
+def refuse_format(family: Family, kind: str, name: str) -> None:
+    """Raise VideotuneError for a format that this kind of adapter or this family does not have, with the reason."""
+    known = formats_of(family, kind)
+    if name in known:
+        return
+    what = f"{kind} for {family.spec.title}".removeprefix("LORA for ")
+    reason = WHY_NOT.get((kind, name), JOINED if name in family.spec.fused and kind in ("LOHA", "LOKR") else "")
+    why = f": {reason}. `videotune export RUN --merge` serves everyone" if reason else ""
+    raise VideotuneError(f"output_model_format: {what} has {', '.join(known)}, not {name!r}{why}")
+
+
+def check_formats(config: Config, family: Family) -> None:
+    """Raise VideotuneError for a format that could not be written: before a training, not after it."""
+    method, title = config.training_method, family.spec.title
+    for name in named_formats(config):
+        if method == "FINE_TUNE" and name != "diffusers":
+            raise VideotuneError(f"output_model_format: a fine-tuned model is a diffusers folder, not {name!r}")
+        if method == "EMBEDDING" and name not in family.embedding_keys():
+            known = ", ".join(sorted(family.embedding_keys()))
+            raise VideotuneError(f"output_model_format: {title} has {known}, not {name!r}")
+        if method == "LORA":
+            refuse_format(family, config.lora.variant, name)
+
+
+def named_formats(config: Config) -> list[str]:
+    """The formats that the config names."""
+    named = config.output_model_format
+    return [named] if isinstance(named, str) else list(named)
+
+
+def changes_nothing(state: Mapping[str, Tensor]) -> bool:
+    """Whether an adapter is as it was before its first step."""
+    return not any(bool(value.any()) for name, value in state.items() if (place := split(name)) and place[1] in ZERO)
+
+
+def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The adapter under the format's names, the scale multiplied into it.
+
+    Raises VideotuneError for a format that there is not, and for an adapter that is NaN or does nothing.
+    """
+    kind = kind_of(state)
+    assert kind is not None, "no adapter"
+    refuse_format(family, kind, format)
+    check_finite("adapter", state)
+    places = {name: place for name in state if (place := split(name))}
+    if changes_nothing(state):
+        raise VideotuneError("the adapter is zero, so it changes nothing: not exported (did the run train any step?)")
+    rename = family.key_maps().get(format, lambda path: path)
+    scaled = {
+        name: state[name].detach().cpu().float() * (scale if part in ZERO and part != "oft_R" else 1.0)
+        for name, (_, part) in places.items()
+    }
+    if format in family.spec.fused:
+        scaled = fuse(scaled, family.skeleton(), family.spec.fused[format])
+    out = {}
+    for name, value in scaled.items():
+        path, part = split(name) or ("", "")
+        weight = ".weight" if name.endswith(".weight") and part != "lora_magnitude_vector" else ""  # as PEFT saves it
+        out[f"{rename(path)}.{part}{weight}"] = value.contiguous()
+    return out
+
+
+def head_of(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """PEFT's settings in the file's head, of a kind that diffusers does not read; nothing of others."""
+    kind = kind_of(state)
+    if kind not in ("LOHA", "LOKR", "OFT"):
+        return {}
+    config: Any = peft_config(kind, rank_in(state), 1.0, 0.0, sorted(by_module(state)))
+    plain, mine = type(config)().to_dict(), config.to_dict()
+    kept = {key: value for key, value in mine.items() if key not in plain or value != plain[key]}
+    settings = {key: sorted(value) if isinstance(value, set) else value for key, value in kept.items()}
+    settings |= {"peft_type": config.peft_type.value, "target_modules": sorted(config.target_modules)}
+    return {CONFIG: json.dumps(settings)}
+
+
+def fuse(
+    state: Mapping[str, Tensor], net: nn.Module, groups: Sequence[tuple[str, tuple[str, ...]]]
+) -> dict[str, Tensor]:
+    """A LoRA in which each group of modules is one, under the path of its first module; exactly the same update.
+
+    A of the modules stand one below the other, (Σr, in), and B on the diagonal, (Σout, Σr); rows of a module that has no
+    update are zeros. ``groups``: lists of blocks, each with modules of a block in the order of their rows; ``net`` gives the
+    modules' sizes. Readers know such a format by its joined weights, so where no module of the first group is in the state,
+    one update of nothing is.
+    """
+    left, joined = dict(state), {}
+    for group, (blocks, paths) in enumerate(groups):
+        names = [name for name, _ in net.get_submodule(blocks).named_children()]
+        places = [[f"{blocks}.{name}.{path}" for path in paths] for name in names]
+        if group == 0 and not any(f"{path}.lora_A.weight" in state for members in places for path in members):
+            rows, wide = _size(net, places[0][0])
+            left[f"{places[0][0]}.lora_A.weight"] = torch.zeros(1, wide)
+            left[f"{places[0][0]}.lora_B.weight"] = torch.zeros(rows, 1)
+        for members in places:
+            a = [left.pop(f"{path}.lora_A.weight") for path in members if f"{path}.lora_A.weight" in left]
+            if a:
+                b = [left.pop(f"{path}.lora_B.weight", torch.zeros(_size(net, path)[0], 0)) for path in members]
+                joined[f"{members[0]}.lora_A.weight"] = torch.cat(a)
+                joined[f"{members[0]}.lora_B.weight"] = torch.block_diag(*b)
+    return left | joined
+
+
+def _size(net: nn.Module, path: str) -> tuple[int, int]:
+    """Rows and columns of a module's weight."""
+    module: Any = net.get_submodule(path)
+    return module.out_features, module.in_features

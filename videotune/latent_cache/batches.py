@@ -1,0 +1,359 @@
+"""step -> the batch, its noise levels and its noise, from the cache: a pure function, and a stream that reads it ahead."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from threading import Barrier, Lock
+
+import torch
+from torch import Tensor
+
+from videotune.data.buckets import padded_box
+from videotune.diffusion.objective import Objective
+from videotune.diffusion.timesteps import Timesteps
+from videotune.latent_cache.expert_schedule import ExpertSchedule
+from videotune.latent_cache.keys import moments_of, sample_key, sample_of, text_key
+from videotune.latent_cache.sampler import Schedule, bucket_of, picks
+from videotune.latent_cache.store import Store
+from videotune.rng import draws
+from videotune.types import PLAIN, Batch, Clip, ClipShape, Condition, Moments, Window
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a step shows, of all its samples in order: windows, captions, noise levels t (B,).
+
+    ``anchored``: the numbers of the samples whose target is the base model's own prediction.
+    """
+
+    window_ids: tuple[str, ...]
+    captions: tuple[str, ...]
+    t: Tensor
+    anchored: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A process's samples of a step with what was drawn for them: t (b,), noise (b,C,F,H,W); and what the whole step shows.
+
+    Of several processes each has the samples from number ``first`` on; one that has none has no ``batch``, or where all of
+    them must run the network together a ``spare`` one, of another's sample, which counts nothing.
+    """
+
+    step: int
+    drawn: Drawn
+    first: int
+    batch: Batch | None
+    t: Tensor
+    noise: Tensor
+    spare: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where batches come from. ``buckets`` are the schedule's, dearest first; ``condition`` is the family's.
+
+    A window of a clip with ``repeats`` r stands r times in its bucket. ``sizes``: each clip's (width, height) in pixels.
+    ``variants`` of a window that varies are in the store; 0: none is, and ``encode`` makes the latents of each view, one
+    at a time. A token covers ``patch_frames`` latent frames; each such group but the first is dropped with probability
+    ``frame_dropout``.
+
+    A sample is told its clip's first frame with probability ``first_frame``, in the way that ``given`` names: "replace",
+    the frame is fed clean and counts nothing; "concat", the extras that were encoded with the clip are what they are,
+    else all zeros. ``image_noise``: every window has variants, of other noise on that frame.
+
+    ``text_in_step``: no text is in the store; a batch has its captions and an empty ``cond.text`` until they are encoded.
+    ``stratified``: the samples of a step draw their noise levels from equal parts of the distribution, one each.
+    ``shift_of`` says the shift of a bucket where it depends on that (None: the objective's).
+    """
+
+    store: Store
+    prints: Mapping[str, str]
+    tokens: int
+    condition: Callable[[Sequence[Mapping[str, Tensor]]], Condition]
+    clips: Mapping[str, Clip]
+    buckets: tuple[tuple[Window, ...], ...]
+    schedule: Schedule
+    objective: Objective
+    caption_dropout: float
+    variants: int
+    frame_dropout: float
+    patch_frames: int
+    sizes: Mapping[str, tuple[int, int]]
+    encode: Callable[[Window, int], Moments] | None = None
+    expert_schedule: ExpertSchedule | None = None
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    given: str = "none"
+    first_frame: float = 0.0
+    image_noise: bool = False
+    text_in_step: bool = False
+    stratified: bool = False
+    shift_of: Callable[[ClipShape], float] | None = None
+    _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+
+    def timesteps_of(self, step: int) -> Timesteps:
+        """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
+        own = self.ranges.get(self.expert_schedule.at(step)) if self.expert_schedule else None
+        levels = self.objective.timesteps
+        if self.shift_of is not None:
+            bucket = bucket_of(self.schedule, step)
+            levels = replace(levels, shift=self.shift_of(self.buckets[bucket][0].shape))
+        return replace(levels, lo=own[0], hi=own[1]) if own else levels
+
+    def text(self, caption: str) -> dict[str, Tensor]:
+        """A caption's cached states."""
+        return self.store.get("text", text_key(caption, self.prints["text_encoder"], self.tokens))
+
+    def sample(self, window: Window, variant: int, *name: str | int) -> Moments:
+        """A window's latents as a mean without a variance: drawn for ``name`` where the family keeps one; and the extras."""
+        moments = self._moments(window, variant)
+        if moments.logvar is None:
+            return moments
+        noise = draws(self.schedule.seed, "posterior", *name).standard_normal(moments.mean.shape, "float32")
+        drawn = moments.mean + torch.exp(0.5 * moments.logvar) * torch.from_numpy(noise)
+        return replace(moments, mean=drawn, logvar=None)
+
+    def plain(self, window: Window) -> Moments:
+        """A window without any draw of frames, place or image noise: what validation and previews read."""
+        return self.sample(window, PLAIN, window.id)
+
+    @property
+    def conditions_on_first_frame(self) -> bool:
+        """Whether the run is rather told first frames than not: so are then validation, the ruler and previews."""
+        return self.given != "none" and self.first_frame >= 0.5
+
+    def variant(self, bucket: int, place: int, epoch: int) -> int:
+        """The variant of its window that a bucket's entry gives in the bucket's epoch ``epoch``."""
+        window = self.buckets[bucket][place]
+        if not (window.varies or self.image_noise):
+            return 0
+        repeats = self.clips[window.clip_id].repeats
+        number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
+        return number % self.variants if self.variants else number
+
+    @cached_property
+    def keys(self) -> dict[tuple[Window, int], str]:
+        """The names of the entries that steps read, by window and variant: settled before the first step."""
+        count, seed, noisy = self.variants, self.schedule.seed, self.image_noise
+        return {
+            (window, variant): sample_key(sample_of(window, variant, seed, noisy), self.prints["vae"], seed, noisy)
+            for bucket in self.buckets
+            for window in dict.fromkeys(bucket)
+            for variant in (range(count) if window.varies or noisy else (0,))
+        }
+
+    @cached_property
+    def _copies(self) -> tuple[Sequence[int], ...]:
+        """For each entry of each bucket, how many entries of the same window stand before it."""
+        numbers = []
+        for bucket in self.buckets:
+            met: Counter[Window] = Counter()
+            copies = array("L")
+            for window in bucket:
+                copies.append(met[window])
+                met[window] += 1
+            numbers.append(copies)
+        return tuple(numbers)
+
+    def _moments(self, window: Window, variant: int) -> Moments:
+        if self.variants == 0 and variant != PLAIN and (window.varies or self.image_noise):
+            assert self.encode is not None, "without variants in the store, somebody must encode"
+            with self._one_at_a_time:
+                return self.encode(window, variant)
+        key = self.keys.get((window, variant))
+        if key is None:
+            seed, noisy = self.schedule.seed, self.image_noise
+            key = sample_key(sample_of(window, variant, seed, noisy), self.prints["vae"], seed, noisy)
+        return moments_of(self.store.get("latents", key))
+
+
+def assemble(
+    source: Source, windows: Sequence[Window], captions: Sequence[str], clips: Sequence[Moments], told: Sequence[bool]
+) -> Batch:
+    """Windows of one bucket with their captions and encoded clips -> a Batch on the CPU, nothing dropped.
+
+    ``told``: which samples are told their first frame.
+    """
+    x0 = torch.stack([moments.mean for moments in clips])
+    given = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
+    if source.given == "replace" and x0.shape[2] > 1:  # of a still nothing would be left to learn
+        given[:, :, 0, 0, 0] = torch.tensor(told)[:, None]
+    own = [source.clips[window.clip_id] for window in windows]
+    extras = [
+        {name: value * tells for name, value in moments.extras.items()}
+        for moments, tells in zip(clips, told, strict=True)
+    ]
+    anchored = [_is_anchored(clip) for clip in own]
+    return Batch(
+        x0=x0,
+        given=given,
+        dropped=torch.zeros_like(given),
+        weight=_picture_weight(source, windows, x0) * ~given,
+        scale=torch.tensor([clip.loss_weight for clip in own], dtype=torch.float32),
+        anchored=torch.tensor(anchored),
+        cond=_condition(source, captions, extras),
+        captions=tuple(captions),
+        window_ids=tuple(window.id for window in windows),
+        fps=torch.tensor([window.shape.fps for window in windows]),
+        any_given=bool(given.any()),
+        any_anchored=any(anchored),
+    )
+
+
+def _is_anchored(clip: Clip) -> bool:
+    """Whether its samples' target is the base model's own prediction."""
+    return clip.kind == "regularization" and clip.target == "base"
+
+
+def _condition(source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]) -> Condition:
+    """What is told of the samples: cached text and their clips' extras, or where text is encoded in the step these alone."""
+    if source.text_in_step:
+        names = extras[0] if extras else ()
+        return Condition(torch.empty(len(extras), 0, 0), None, {n: torch.stack([e[n] for e in extras]) for n in names})
+    return source.condition([source.text(caption) | more for caption, more in zip(captions, extras, strict=True)])
+
+
+def _picture_weight(source: Source, windows: Sequence[Window], x0: Tensor) -> Tensor:
+    """1 where a latent cell shows some of the picture, 0 where it is black border alone.
+
+    (B,1,F,1,1), or (B,1,F,H,W) where some window is padded.
+    """
+    frames, rows, columns = x0.shape[2:]
+    if all(window.resize != "pad" for window in windows):
+        return torch.ones(len(windows), 1, frames, 1, 1)
+    masks = torch.ones(len(windows), 1, frames, rows, columns)
+    for mask, window in zip(masks, windows, strict=True):
+        if window.resize == "pad":
+            shape = window.shape
+            top, left, high, wide = padded_box(*source.sizes[window.clip_id], (shape.height, shape.width))
+            mask[:, :, ~_touched(top, high, rows, shape.height // rows)] = 0
+            mask[..., ~_touched(left, wide, columns, shape.width // columns)] = 0
+    return masks
+
+
+def _touched(begin: int, length: int, cells: int, pixels: int) -> Tensor:
+    """Which of a line of cells, each so many pixels long, hold some of the pixels from ``begin`` on: (cells,) bool."""
+    first = torch.arange(cells) * pixels
+    return (first < begin + length) & (first + pixels > begin)
+
+
+def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
+    """The samples, from and to, that the i-th of n processes takes of a step: nearly equal parts, in order."""
+    i, n = part
+    return i * samples // n, (i + 1) * samples // n
+
+
+def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: bool = False) -> Prepared:
+    """What step ``step`` (from 1) trains on. Each draw belongs to (seed, purpose, step, index of the sample).
+
+    ``part`` (i, n) as in ``share_of``; ``spares``: where it is empty, another's sample is there, to run along with.
+    """
+    seed = source.schedule.seed
+    bucket, places = picks(source.schedule, step)
+    windows = [source.buckets[bucket][place] for place, _ in places]
+    variants = [source.variant(bucket, place, epoch) for place, epoch in places]
+    captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
+    t = source.timesteps_of(step).draw(uniforms(seed, step, len(windows), source.stratified))
+    clips = [source.clips[window.clip_id] for window in windows]
+    anchored = tuple(i for i, clip in enumerate(clips) if _is_anchored(clip))
+    drawn = Drawn(tuple(window.id for window in windows), tuple(captions), t, anchored)
+    lo, hi = share_of(part, len(windows))
+    spare = spares and lo == hi
+    if spare:
+        lo = min(lo, len(windows) - 1)
+        hi = lo + 1
+    if lo == hi:
+        return Prepared(step, drawn, lo, None, t[:0], torch.empty(0))
+    encoded = [source.sample(windows[i], variants[i], step, i) for i in range(lo, hi)]
+    told = [draws(seed, "first frame", step, i).random() < source.first_frame for i in range(lo, hi)]
+    batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, told)
+    shape = tuple(batch.x0.shape[1:])
+    noise = [torch.from_numpy(draws(seed, "noise", step, i).standard_normal(shape, "float32")) for i in range(lo, hi)]
+    batch = _with_dropped_frames(source, batch, step, lo)
+    return Prepared(step, drawn, lo, batch, t[lo:hi], torch.stack(noise), spare)
+
+
+def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
+    """The uniform numbers (count,) float64 that a step's noise levels come from, one for each sample, each exactly uniform.
+
+    ``stratified``: sample i takes part π(i) of [0, 1) cut into ``count`` equal ones, π a permutation drawn for the step, so
+    that the step as a whole covers the distribution evenly.
+    """
+    u = torch.tensor([draws(seed, "t", step, i).random() for i in range(count)], dtype=torch.float64)
+    if not stratified:
+        return u
+    order = torch.from_numpy(draws(seed, "t order", step).permutation(count))
+    return ((order + u) / count).clamp(max=1 - 2**-53)
+
+
+def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) -> Batch:
+    """Some latent frames are fed as noise and count nothing: whole groups of a token's frames, never the first group."""
+    if source.frame_dropout == 0:
+        return batch
+    frames = batch.x0.shape[2]
+    group = (torch.arange(frames) + -frames % source.patch_frames) // source.patch_frames  # padding stands in front
+    dropped = torch.zeros_like(batch.given)
+    for i in range(len(batch)):
+        u = draws(source.schedule.seed, "frame dropout", step, first + i).random(frames)  # one for each group is enough
+        dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < source.frame_dropout) & (group > 0)
+    dropped &= ~batch.given
+    return replace(batch, dropped=dropped, weight=batch.weight * ~dropped)
+
+
+def _caption(source: Source, window: Window, step: int, index: int) -> str:
+    captions = source.clips[window.clip_id].captions
+    random = draws(source.schedule.seed, "caption", step, index)
+    if random.random() < source.caption_dropout:
+        return ""
+    return captions[int(random.integers(len(captions)))]
+
+
+def quiet_pool(threads: int) -> ThreadPoolExecutor:
+    """Threads whose torch operations stay in the one thread.
+
+    Each thread that calls torch otherwise gets OpenMP workers of its own, which spin beside those of the training: on two
+    cores a step then takes twice as long. The number of threads is a setting of each thread, but setting it also sets the
+    default of those to come, so all are started first and the caller's number is put back after.
+    """
+    number, started = torch.get_num_threads(), Barrier(threads + 1)
+
+    def become_one() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # torch asks for the default at a thread's first call: now, while that is 1
+        started.wait()
+
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="batches", initializer=become_one)
+    for _ in range(threads):
+        pool.submit(int)
+    started.wait()
+    torch.set_num_threads(number)
+    return pool
+
+
+def stream(
+    source: Source, first: int, last: int, threads: int, part: tuple[int, int] = (0, 1), spares: bool = False
+) -> Iterator[Prepared]:
+    """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them.
+
+    ``part`` and ``spares`` as in ``prepare``.
+    """
+    steps = iter(range(first, last + 1))
+    if threads == 0:
+        yield from (prepare(source, step, part, spares) for step in steps)
+        return
+    pool = quiet_pool(threads)
+    ahead: deque[Future[Prepared]] = deque()
+    try:
+        for step in steps:
+            ahead.append(pool.submit(prepare, source, step, part, spares))
+            if len(ahead) > 2 * threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

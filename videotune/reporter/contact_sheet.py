@@ -1,0 +1,154 @@
+"""``check --contact-sheet``: pictures of every clip as it is trained, on sheets and on a page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from videotune.console import bar
+from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_sampling import sample_window
+from videotune.data.workers import Workers, default_workers
+from videotune.errors import VideotuneError
+from videotune.files import write_text, write_whole
+from videotune.reporter.build import contact_sheet_page
+from videotune.text import counted, shape_words, short_path, state_words
+from videotune.trainer.run_spec import Job
+from videotune.types import PLAIN, Clip, Window
+
+THUMB = 160
+"""Height of a picture on the page and on a sheet, in pixels."""
+
+ROWS = 20
+"""Clips on a sheet."""
+
+GAP, LABEL = 6, 360
+"""Pixels between pictures, and for the words beside them."""
+
+LINES = 9
+"""Lines of words that fit beside a clip's pictures."""
+
+
+def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Write index.html, sheet-001.jpg … and the single pictures into ``folder``; returns clips that could not be decoded.
+
+    A clip's three pictures are the first frame of its first window, the middle one of the middle window and the last one
+    of its last window: cropped, resized and at the times that training shows. A still has one. VideotuneError where the
+    pictures would become clips of a dataset themselves.
+    """
+    _refuse_among_clips(folder, job)
+    rows_by_path = {row["path"]: row for row in account["clips"]}
+    (folder / "clips").mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, list[str]] = {}
+    failed: dict[str, str] = {}
+    rows: list[tuple[str, list[Any]]] = []
+    sheet = 0
+    with bar("pictures") as progress:
+        for done, (clip, shots) in enumerate(_shots(job, default_workers()), 1):
+            progress.update(done, len(job.library.clips))
+            if isinstance(shots, ClipProblem):
+                failed[clip.path] = f"{shots.reason}: {shots.detail}"
+                continue
+            images = [_thumb(frame) for frame in shots]
+            pictures[clip.path] = [_save(image, folder, clip, i) for i, image in enumerate(images)]
+            rows.append((_label(rows_by_path[clip.path], job.library.roots), images))
+            if len(rows) == ROWS:
+                sheet += 1
+                _save_sheet(rows, folder / f"sheet-{sheet:03d}.jpg")
+                rows = []
+    if rows:
+        _save_sheet(rows, folder / f"sheet-{sheet + 1:03d}.jpg")
+    title = f"Clips of {Path(job.config.datasets[0].path).name}"
+    page = contact_sheet_page(title, account, pictures, job.library.roots, job.notes)
+    write_text(folder / "index.html", page, durable=False)
+    return failed
+
+
+def _refuse_among_clips(folder: Path, job: Job) -> None:
+    """VideotuneError where the folder lies in a dataset's; hidden folders there, such as the cache, are never read."""
+    place = folder.resolve()
+    for root in (root.resolve() for root in job.library.roots):
+        if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
+            raise VideotuneError(
+                f"The pictures would go to {folder}, inside the dataset {root}, and be taken for clips of it. "
+                f"Give --contact-sheet a folder elsewhere, such as {root.with_name(root.name + '-sheet')}."
+            )
+
+
+def _shots(job: Job, workers: Workers) -> Iterator[tuple[Clip, list[np.ndarray] | ClipProblem]]:
+    """Each clip with its frames uint8 (H, W, 3), decoded a few clips ahead; a ClipProblem where that fails."""
+    windows: dict[str, list[Window]] = {}
+    for window in (*job.library.windows, *job.library.held_out_windows):
+        windows.setdefault(window.clip_id, []).append(window)
+
+    def tasks() -> Iterator[tuple[str, dict[str, Any]]]:
+        for clip in job.library.clips:
+            yield "decode", shot_words(job, windows[clip.id])
+
+    answers = workers.map(tasks(), ahead=2 * workers.count)
+    for clip, answer in zip(job.library.clips, answers, strict=True):
+        yield clip, answer if isinstance(answer, ClipProblem) else list(answer)
+
+
+def shot_words(job: Job, windows: Sequence[Window], height: int | None = None) -> dict[str, Any]:
+    """What to decode of a clip: first, middle and last frame as they are trained, at most ``height`` pixels high."""
+    first, middle, last = windows[0], windows[len(windows) // 2], windows[-1]
+    times = [sample_window(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
+    shape, facts = first.shape, job.library.media[first.clip_id]
+    high = min(shape.height, height or shape.height)
+    shown = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]]
+    return {
+        "info": facts,
+        "times": shown[:1] if facts.still else shown,
+        "height": high,
+        "width": max(1, round(shape.width * high / shape.height)),
+        "resize": first.resize,
+    }
+
+
+def _thumb(frame: np.ndarray) -> Any:
+    from PIL import Image
+
+    image = Image.fromarray(frame)
+    wide = max(1, round(image.width * THUMB / image.height))
+    return image.resize((min(wide, 4 * THUMB), THUMB), Image.Resampling.LANCZOS)
+
+
+def _save(image: Any, folder: Path, clip: Clip, index: int) -> str:
+    name = f"clips/{clip.id[:16]}-{('first', 'middle', 'last')[index]}.jpg"
+    write_whole(folder / name, lambda aside: image.save(aside, quality=88), durable=False)
+    return name
+
+
+def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
+    """A clip's words on a sheet: name, state, source, the caption's first line, and warnings while there is room."""
+    rate = "image" if row["source_fps"] is None else f"{row['source_fps']:.4g} fps"
+    words = [
+        short_path(row["path"], roots),
+        f"{state_words(row)}, {shape_words(row['shape'])}, {counted(row['windows'], 'window')}",
+        f"source {row['width']}x{row['height']}, {rate}",
+    ]
+    caption = next(iter(row["captions"]), "").partition("\n")[0]
+    words += [f'"{textwrap.shorten(caption, 130, placeholder=" …")}"'] if caption else []
+    lines = [part for line in (*words, *row["warnings"][:2]) for part in textwrap.wrap(line, 48)]
+    return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "…"])
+
+
+def _save_sheet(rows: Sequence[tuple[str, Sequence[Any]]], path: Path) -> None:
+    """One picture with a row for each clip: its words, then its frames."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    wide = LABEL + max(sum(image.width + GAP for image in images) for _, images in rows)
+    sheet = Image.new("RGB", (wide, len(rows) * (THUMB + GAP) + GAP), "#1c1e21")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    for number, (label, images) in enumerate(rows):
+        top, left = GAP + number * (THUMB + GAP), LABEL
+        pen.multiline_text((GAP, top), label, fill="#e8e8e4", font=font)
+        for image in images:
+            sheet.paste(image, (left, top))
+            left += image.width + GAP
+    write_whole(path, lambda aside: sheet.save(aside, quality=90), durable=False)

@@ -1,0 +1,309 @@
+"""Checkpoints: complete or absent. Written aside, synced, renamed, and the marker, which lists the files, last."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from videotune.errors import VideotuneError
+from videotune.files import hash_file, is_left_behind, sync_file, sync_folder, system_errors, write_json
+from videotune.memory.sharding import Shard
+from videotune.records import FileEntry, read_record
+from videotune.trainer.shard_files import cut, merge_shards
+
+MARKER = "COMPLETE"
+
+PARTS = ("weights", "optimizer", "ema")
+"""A file of tensors each: what trains, the optimizer's moments, and the average of the weights where one is kept."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk. ``kind``: "save" stays as the config says, "backup" makes way for the next ones.
+
+    ``files``: length and hash of each file, as COMPLETE lists them.
+    """
+
+    step: int
+    folder: Path
+    kind: str = "save"
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+
+    def verify(self, part: str, share: tuple[int, int] = (0, 1)) -> None:
+        """Compare the files of a part, or state.json, with their hashes; of ``share`` (i, n) every n-th file from i on.
+
+        Raises VideotuneError that names the first file with other bytes, and the checkpoints to use instead.
+        """
+        names = sorted(name for name in self.files if re.fullmatch(rf"{part}(-\d+-of-\d+|\.index)?\.\w+", name))
+        if not names:
+            raise VideotuneError(
+                f"checkpoint {self.folder} cannot be read: {MARKER} lists no file of {part}{self._others()}"
+            )
+        for name in names[share[0] :: share[1]]:
+            if hash_file(self.folder / name) != self.files[name]["hash"]:
+                raise VideotuneError(
+                    f"checkpoint {self.folder} cannot be read: {name} is damaged, its bytes are not those that were written"
+                    f"{self._others()}"
+                )
+
+    def _others(self) -> str:
+        steps = [one.step for one in complete_checkpoints(self.folder.parent.parent) if one.step != self.step]
+        if not steps:
+            return ". The run has no other checkpoint"
+        return (
+            f". Use another one: {', '.join(map(str, steps))} (train --resume --from {steps[-1]}; "
+            f"sample, export: --step {steps[-1]})"
+        )
+
+    def load(
+        self, part: str, rows: Mapping[str, Shard] | None = None, share: tuple[int, int] = (0, 1)
+    ) -> dict[str, Tensor]:
+        """The tensors of a part, whole, whether one process has written them or each its rows; their hashes are compared.
+
+        ``rows`` by parameter name: what of them, and of what is kept of them, this process has; of the others nothing.
+        ``share`` (i, n): of n processes that load it, each compares every n-th file. Raises VideotuneError where a file
+        is missing or damaged.
+        """
+        name = f"{part}.safetensors"
+        try:
+            self.verify(part, share)
+            if (self.folder / name).is_file():
+                return cut(load_file(self.folder / name), rows or {})
+            return merge_shards(self.folder, part, rows or {})
+        except VideotuneError:
+            raise
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise VideotuneError(f"checkpoint {self.folder} cannot be read: {name}: {error}{self._others()}") from error
+
+    def state(self) -> dict[str, Any]:
+        """state.json: the step, and the numbers that are no tensors.
+
+        Raises VideotuneError where it is missing or damaged.
+        """
+        try:
+            self.verify("state")
+            found: dict[str, Any] = read_record(self.folder / "state.json")
+        except OSError as error:
+            raise VideotuneError(f"checkpoint {self.folder} cannot be read: state.json: {error}") from error
+        return found
+
+    @property
+    def has_ema(self) -> bool:
+        """Whether an average of the weights was kept."""
+        return any(name in self.files for name in ("ema.safetensors", "ema.index.json"))
+
+
+def save_checkpoint(
+    run: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], kind: str = "save"
+) -> Checkpoint:
+    """Write ``checkpoints/step-N`` so that at every moment it is either complete or not there.
+
+    ``parts`` name what PARTS lists. A complete one of this step is this state already, and only becomes a save where it was
+    a backup. Raises VideotuneError where a number is NaN or infinite: such a checkpoint helps nobody; OSError where the disk
+    is full or broken.
+    """
+    assert set(parts) <= set(PARTS), sorted(parts)
+    refuse_broken(step, parts)
+    there = known(run, step, kind)
+    if there is not None:
+        return there
+    aside = clear_aside(run, step)
+    for name, tensors in parts.items():
+        write_tensors(aside / f"{name}.safetensors", tensors)
+    return complete(aside, step, state, kind)
+
+
+def folder_of(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run / "checkpoints" / f"step-{step}"
+
+
+def aside_of(run: Path, step: int) -> Path:
+    """Where it is written before it is complete."""
+    return folder_of(run, step).with_name(f".step-{step}.part")
+
+
+def known(run: Path, step: int, kind: str) -> Checkpoint | None:
+    """The complete checkpoint of a step, a save from now on where one is wished; None where there is none."""
+    folder = folder_of(run, step)
+    there = read_checkpoint(folder)
+    if isinstance(there, str):
+        return None
+    if kind == "save" and there.kind != "save":
+        write_json(folder / MARKER, {"step": step, "kind": kind, "files": there.files})
+        return replace(there, kind=kind)
+    return there
+
+
+def clear_aside(run: Path, step: int) -> Path:
+    """An empty folder in which a checkpoint can be written; what a kill has left of the step is taken away."""
+    folder, aside = folder_of(run, step), aside_of(run, step)
+    if folder.exists():  # left by a kill before the marker; it goes first, since both may not have room
+        remove(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
+
+
+def entry_of(path: Path) -> FileEntry:
+    """What COMPLETE lists of a file."""
+    return {"bytes": path.stat().st_size, "hash": hash_file(path)}
+
+
+def complete(
+    aside: Path, step: int, state: Mapping[str, Any], kind: str, written: Mapping[str, FileEntry] | None = None
+) -> Checkpoint:
+    """Put a checkpoint whose tensors are written into its place; its marker comes last.
+
+    ``written``: what other processes have listed of their files; of all others the hash is computed here.
+    """
+    folder, known_files = aside.with_name(f"step-{step}"), written or {}
+    write_json(aside / "state.json", {"step": step, **state})
+    files = {path.name: known_files.get(path.name) or entry_of(path) for path in sorted(aside.iterdir())}
+    sync_folder(aside)
+    aside.rename(folder)
+    sync_folder(folder.parent)
+    write_json(folder / MARKER, {"step": step, "kind": kind, "files": files})
+    return Checkpoint(step, folder, kind, files)
+
+
+def refuse_broken(step: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise VideotuneError that names the first tensor with a NaN or an infinity in it."""
+    broken = [
+        f"{part} of {name}"
+        for part, tensors in parts.items()
+        for name, value in tensors.items()
+        if value.is_floating_point() and not bool(value.isfinite().all())
+    ]
+    if broken:
+        raise VideotuneError(f"step {step}: {len(broken)} tensors are not finite, the first: {broken[0]}: not saved")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A file of tensors, on the disk when this returns.
+
+    Raises OSError, with the system's number, where it cannot be written.
+    """
+    with system_errors(path):
+        save_file(_apart(tensors), path)
+    sync_file(path)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own on the host, as the file format wants; optimizers share small tables."""
+    out: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in tensors.items():
+        whole = value.detach().cpu().contiguous()
+        out[name] = whole.clone() if whole.untyped_storage().data_ptr() in seen else whole
+        seen.add(whole.untyped_storage().data_ptr())
+    return out
+
+
+def remove(folder: Path) -> None:
+    """Take a checkpoint away; its marker goes first, so that it never looks complete when it is not."""
+    (folder / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(folder)
+    sync_folder(folder.parent)
+
+
+def complete_checkpoints(run: Path) -> list[Checkpoint]:
+    """The checkpoints of a run whose marker is there, with every file at the length that it lists; oldest first."""
+    found = (read_checkpoint(folder) for folder in (run / "checkpoints").glob("step-*"))
+    return sorted((one for one in found if isinstance(one, Checkpoint)), key=lambda checkpoint: checkpoint.step)
+
+
+def incomplete_checkpoints(run: Path) -> dict[int, str]:
+    """For each checkpoint's folder that is not complete, by step, what is wrong with it."""
+    found = {folder: read_checkpoint(folder) for folder in (run / "checkpoints").glob("step-*")}
+    steps = {folder: re.fullmatch(r"step-(\d+)", folder.name) for folder in found}
+    return {int(steps[f][1]): why for f, why in found.items() if isinstance(why, str) and steps[f]}  # type: ignore[index]
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | str:
+    """The checkpoint in a folder, or what is wrong with it."""
+    name = re.fullmatch(r"step-(\d+)", folder.name)
+    if not name:
+        return "its name is no step's"
+    try:
+        marker = read_record(folder / MARKER)
+    except FileNotFoundError:
+        return f"it has no {MARKER}: it was never finished"
+    except (OSError, VideotuneError) as error:
+        return f"its {MARKER} cannot be read ({error})"
+    if marker["step"] != int(name[1]):
+        return f"it is the checkpoint of step {marker['step']} under another name"
+    for file, entry in marker["files"].items():
+        path = folder / file
+        if not path.is_file():
+            return f"{file} is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{file} has {path.stat().st_size} bytes of {entry['bytes']}"
+    return Checkpoint(marker["step"], folder, marker["kind"], marker["files"])
+
+
+def last_checkpoint(run: Path) -> Checkpoint:
+    """The newest checkpoint.
+
+    Raises VideotuneError where there is none, or where it was damaged after it was complete.
+    """
+    found = complete_checkpoints(run)
+    if not found:
+        raise VideotuneError(f"{run} has no complete checkpoint{why_not(run)}")
+    step, wrong = max(incomplete_checkpoints(run).items(), default=(0, ""))
+    if step > found[-1].step and (folder_of(run, step) / MARKER).is_file():
+        raise VideotuneError(
+            f"the newest checkpoint of {run}, step {step}, is not whole: {wrong}; {listed(run)}. "
+            f"Take one of them: --step {found[-1].step}"
+        )
+    return found[-1]
+
+
+def pick(run: Path, step: int | None) -> Checkpoint:
+    """The checkpoint of a step, or the newest.
+
+    Raises VideotuneError that lists the complete ones.
+    """
+    if step is None:
+        return last_checkpoint(run)
+    found = {checkpoint.step: checkpoint for checkpoint in complete_checkpoints(run)}
+    if step not in found:
+        raise VideotuneError(f"{run} has no complete checkpoint of step {step}; {listed(run)}{why_not(run)}")
+    return found[step]
+
+
+def listed(run: Path) -> str:
+    """The steps of the complete checkpoints in words."""
+    steps = ", ".join(str(checkpoint.step) for checkpoint in complete_checkpoints(run))
+    return f"complete are those of the steps {steps}" if steps else "none is complete"
+
+
+def why_not(run: Path) -> str:
+    """What is wrong with the checkpoints that are not complete, in words."""
+    return "".join(f"\n  step {step}: {why}" for step, why in sorted(incomplete_checkpoints(run).items()))
+
+
+def sweep(run: Path) -> None:
+    """Take away what killed processes have left unfinished: checkpoints, and files that were being replaced."""
+    for aside in (run / "checkpoints").glob(".step-*.part"):
+        shutil.rmtree(aside)
+    for path in run.rglob(".part-*"):
+        if is_left_behind(path):
+            path.unlink(missing_ok=True)
+
+
+def superfluous(found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None) -> list[Checkpoint]:
+    """The checkpoints that make way: all but the newest backups and the newest saves; never the best or the last one."""
+    backups, saves = ([one for one in found if one.kind == kind] for kind in ("backup", "save"))
+    kept = {one.step for one in backups[max(0, len(backups) - backup_keep) :]}
+    kept |= {one.step for one in (saves if save_keep is None else saves[max(0, len(saves) - save_keep) :])}
+    kept |= {found[-1].step} if found else set()
+    return [one for one in found if one.step not in kept and one.step != best]

@@ -1,0 +1,164 @@
+"""A job with its models: the family on its device, the cache filled, and where batches come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from videotune.adapters.full import add_full
+from videotune.adapters.lora import inject
+from videotune.config.schema import Config
+from videotune.diffusion.objective import Objective, objective
+from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
+from videotune.errors import VideotuneError
+from videotune.latent_cache.batches import Source, assemble
+from videotune.latent_cache.encode import encode_take
+from videotune.latent_cache.expert_schedule import ExpertSchedule
+from videotune.latent_cache.keys import sample_of
+from videotune.latent_cache.store import Store
+from videotune.models.base_model import part_files, place
+from videotune.models.registry import find
+from videotune.trainer.run_spec import Job
+from videotune.types import BasePlace, Batch, ClipShape, Family, ModelSpec, WeightDtypes, Window
+
+DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
+
+
+def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
+    """CUDA where there is one, else the CPU; and the train dtype."""
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+    )
+    return device, dtype_of(dtype_name(config))
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch's name of a config's dtype."""
+    return DTYPES[name]
+
+
+def dtype_name(config: Config) -> str:
+    """The train dtype as the config says, or what suits the device: on a CPU bf16 is some twelve times slower."""
+    return config.train_dtype or ("BFLOAT_16" if torch.cuda.is_available() else "FLOAT_32")
+
+
+def weights_of(config: Config, dtype: str) -> WeightDtypes:
+    """How the frozen weights of each part are kept where the run is in ``dtype``."""
+
+    def kept(own: str) -> str | None:
+        asked = config.weight_dtype if own == "auto" else own
+        return None if asked in ("auto", dtype) else asked
+
+    return WeightDtypes(kept(config.transformer.weight_dtype), kept(config.text_encoder.weight_dtype))
+
+
+def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Family:
+    """The family over its base model.
+
+    Raises VideotuneError where no base model is named.
+    """
+    if base is None:
+        raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
+    folder = place(base.name, files=part_files(config.transformer.file, spec)).folder
+    return find(spec.name)(folder, *device_and_dtype(config), weights_of(config, dtype_name(config)))
+
+
+def make_objective(spec: ModelSpec, config: Config) -> Objective:
+    """The loss that the config and the family name."""
+    weight = config.video_config.temporal_consistency_weight
+    return objective(
+        spec.path,
+        spec.path_constants,
+        make_timesteps(spec, config),
+        config.loss_weighting,
+        weight,
+        config.loss_weighting_gamma,
+    )
+
+
+def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
+    """The noise levels that the config and the family name.
+
+    Of a shift by resolution it is the family's fixed one, which the ruler keeps to; each bucket's own is ``shift_of``'s.
+    """
+    asked = config.timestep_shift
+    fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
+    levels = Timesteps(config.timestep_distribution or spec.timestep_distribution, fixed)
+    given = {
+        "mean": config.timestep_mean,
+        "std": config.timestep_std,
+        "alpha": config.timestep_alpha,
+        "beta": config.timestep_beta,
+        "mode_scale" if levels.distribution == "MODE" else "scale": config.timestep_scale,
+    }
+    numbers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(levels, **numbers)
+
+
+def shift_of(spec: ModelSpec, config: Config) -> Callable[[ClipShape], float] | None:
+    """The shift of each bucket by its tokens, where the config asks for one; None: all have the same."""
+    rule = spec.shift_by_tokens
+    if config.timestep_shift != "resolution" or rule is None:
+        return None
+    return lambda shape: shift_of_tokens(spec.tokens(shape), rule)
+
+
+def make_source(
+    job: Job, family: Family, store: Store, loss: Objective, expert_schedule: ExpertSchedule | None = None
+) -> Source:
+    """Where the run's batches come from."""
+    source = Source(
+        store=store,
+        prints=family.fingerprints(),
+        tokens=job.spec.text_tokens,
+        condition=family.condition,
+        clips={clip.id: clip for clip in job.library.clips},
+        buckets=job.buckets,
+        schedule=job.schedule,
+        objective=loss,
+        caption_dropout=job.config.caption_dropout,
+        variants=job.config.video_config.variants,
+        frame_dropout=job.config.video_config.frame_dropout_probability,
+        patch_frames=job.spec.patch[0],
+        sizes={name: (facts.width, facts.height) for name, facts in job.library.media.items()},
+        encode=lambda window, variant: encode_take(
+            family,
+            sample_of(window, variant, job.config.seed, job.spec.image_noise),
+            job.library.media,
+            job.config.seed,
+        ),
+        given=job.spec.given,
+        first_frame=job.config.first_frame_probability or 0.0,
+        image_noise=job.spec.image_noise,
+        text_in_step=job.config.text_in_step,
+        expert_schedule=expert_schedule,
+        stratified=job.config.timestep_stratified,
+        shift_of=shift_of(job.spec, job.config),
+        ranges={expert.name: (expert.t_lo, expert.t_hi) for expert in job.spec.experts}
+        if len(job.spec.experts) > 1
+        else {},
+    )
+    _ = source.keys  # settled now, not in the first step
+    return source
+
+
+def plain_batch(source: Source, window: Window) -> Batch:
+    """A window alone with its first caption, nothing drawn or dropped: what the ruler reads."""
+    caption = source.clips[window.clip_id].captions[0]
+    return assemble(source, [window], [caption], [source.plain(window)], [source.conditions_on_first_frame])
+
+
+def what_trains(net: nn.Module, spec: ModelSpec, config: Config) -> Mapping[str, nn.Parameter]:
+    """What would train of a skeleton, by name, without memory; an adapter is put into it.
+
+    Raises VideotuneError where the config names nothing, or an adapter that does not fit.
+    """
+    if config.training_method == "FINE_TUNE":
+        return add_full(net, config.transformer.layers)
+    with torch.device("meta"):  # PEFT itself says how much there is, without a number drawn
+        return inject(net, spec, config.lora)

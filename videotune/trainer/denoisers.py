@@ -1,0 +1,285 @@
+"""The denoisers of a run by their experts' names, one of them in memory, and what of each trains."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import torch
+from torch import nn
+
+from videotune.adapters.full import add_full, load_full
+from videotune.adapters.lora import add_lora, load_lora
+from videotune.adapters.share import share
+from videotune.config.schema import Config
+from videotune.console import echo, size
+from videotune.diffusion.objective import Objective
+from videotune.errors import VideotuneError
+from videotune.latent_cache.expert_schedule import ExpertSchedule, exact
+from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
+from videotune.memory.host_weights import HostWeights
+from videotune.memory.quantization import share_of
+from videotune.memory.sharding import Shards
+from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.trainer.components import device_and_dtype, dtype_name
+from videotune.trainer.distributed import DistributedContext, sharded
+from videotune.trainer.ema import Ema
+from videotune.trainer.experts import TEXT, trained
+from videotune.trainer.master_weights import MasterWeights
+from videotune.trainer.optimizers import RateSettings, default_warmup, make_optimizer
+from videotune.trainer.step import Trainable
+from videotune.trainer.text_encoders import attach_text, live_text, peak_rates
+from videotune.trainer.updates import InBackward
+from videotune.types import Family, ModelSpec
+
+
+class DenoiserPool(Mapping[str, "nn.Module"]):
+    """Looked up by name, an expert takes the place of the one that was in memory; what trains of it stays the same.
+
+    A model with one denoiser has one expert, which stays.
+    """
+
+    def __init__(
+        self, expert_schedule: ExpertSchedule, names: Sequence[str], open_net: Callable[[str], nn.Module]
+    ) -> None:
+        self.expert_schedule, self._names, self._open = expert_schedule, tuple(names), open_net
+        self.trainables: dict[str, Trainable] = {}
+        self.beside: frozenset[str] = frozenset()  # what trains and is of no network here, by name
+        self.streams: Streams | None = None
+        self.shards: dict[str, Shards] = {}  # of networks that are cut into rows: what trains of them, by expert
+        self._held: tuple[str, nn.Module] | None = None
+
+    def __getitem__(self, name: str) -> nn.Module:
+        if name not in self._names:
+            raise KeyError(name)
+        if self._held is None or self._held[0] != name:
+            self.drop()
+            self._held = (name, self._open(name))
+        return self._held[1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def net(self) -> nn.Module:
+        """The denoiser that is in memory."""
+        assert self._held is not None, "none was looked up yet"
+        return self._held[1]
+
+    @property
+    def current(self) -> str:
+        """The name of the expert that is in memory."""
+        assert self._held is not None, "none was looked up yet"
+        return self._held[0]
+
+    def turn(self, step: int) -> tuple[nn.Module, Trainable, int]:
+        """(network, what trains of it, how many steps that has had with this one)."""
+        name = self.expert_schedule.at(step)
+        if TEXT in self.trainables:  # it learns from every step, whichever expert that is
+            several = len(self._names) > 1
+            return self[name], replace(self.trainables[TEXT], expert=name if several else None), step
+        return self[name], self.trainables[name], self.expert_schedule.count(step, name)
+
+    @property
+    def trainable(self) -> Trainable:
+        """What trains with the denoiser that is in memory."""
+        return self.trainables[TEXT if TEXT in self.trainables else self.current]
+
+    def drop(self) -> None:
+        """Nothing is in memory but what trains."""
+        self._held = self.streams = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> ExpertSchedule:
+    """Which expert each step trains: by its share of the draws of t, or as the config says."""
+    names = trained(spec, config)
+    if len(names) == 1:
+        return ExpertSchedule(names)
+    first = next(expert for expert in spec.experts if expert.name == names[0])
+    mass = loss.timesteps.mass(first.t_lo, first.t_hi)
+    return ExpertSchedule(
+        names, exact(mass if config.expert_share is None else config.expert_share), config.expert_period
+    )
+
+
+def shares(expert_schedule: ExpertSchedule) -> dict[str, float]:
+    """The share of the steps of each expert that trains."""
+    first: Fraction = expert_schedule.share if len(expert_schedule.names) > 1 else Fraction(1)
+    return {name: float(part) for name, part in zip(expert_schedule.names, (first, 1 - first), strict=False)}
+
+
+def open_pool(
+    family: Family,
+    config: Config,
+    expert_schedule: ExpertSchedule,
+    steps: int,
+    first: int,
+    dist: DistributedContext | None = None,
+) -> DenoiserPool:
+    """The denoisers with what trains in them; the one of step ``first`` is in memory."""
+    dist = dist or DistributedContext()
+    mesh = dist.mesh(device_and_dtype(config)[0]) if sharded(config, dist) else None
+    fresh: dict[str, Mapping[str, nn.Parameter]] = {}  # of an expert that has no learner yet
+    homes: dict[str, HostWeights] = {}  # of streamed weights that train, which outlive the network
+
+    def open_net(name: str) -> nn.Module:
+        from_host = bool(config.layer_offload_fraction) or mesh is not None
+        net = family.denoiser(name, device=torch.device("cpu") if from_host else None)
+        first = not pool.trainables and not fresh
+        if first:
+            echo_quantized(net, family.weights.transformer)
+        family.isolate_frames(net, not config.video_config.use_temporal_attention)
+        held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in expert_schedule.names else {}
+        trainable, home = pool.trainables.get(name), homes.get(name)
+        shards = pool.shards.setdefault(name, Shards()) if mesh is not None else None
+        if trainable is not None:
+            held = trainable.held or trainable.parameters
+            elsewhere = pool.beside | (set(home.parameters) if home else set()) | set(shards.rows if shards else ())
+            share(net, {key: value for key, value in held.items() if key not in elsewhere})
+        if shards is not None and mesh is not None:
+            checkpoint_blocks(net, config.gradient_checkpointing or ON)
+            alone = () if config.training_method == "FINE_TUNE" else tuple(held.values())
+            shards.bind(net, family.spec.blocks, mesh, alone)
+            if trainable is None and held:
+                parts = {key: shards.local.get(key) if key in shards.rows else held[key] for key in held}
+                fresh[name] = {key: part for key, part in parts.items() if part is not None}
+            return net
+        pool.streams = arrange_blocks(net, family.spec, config, held, home, first)
+        if pool.streams is not None and pool.streams.host_weights is not None and pool.streams.host_weights.parameters:
+            homes[name] = pool.streams.host_weights
+        if trainable is None and held:
+            fresh[name] = held if pool.streams is None else pool.streams.parameters(held)
+        return net
+
+    pool = DenoiserPool(expert_schedule, [expert.name for expert in family.spec.experts], open_net)
+    text, now = attach_text(family, config), expert_schedule.at(min(max(first, 1), steps))
+    pool.beside = frozenset(key for group in text.values() for key in group)
+    if not config.transformer.train:
+        pool.trainables[TEXT] = make_trainable({}, text, family, config, TEXT, expert_schedule, steps)
+        _ = pool[now]
+        if pool.shards:
+            pool.trainables[TEXT] = replace(pool.trainables[TEXT], shards=pool.shards[now])
+        return pool
+    for name in sorted(expert_schedule.names, key=lambda name: name == now):  # the one that is needed first comes last
+        _ = pool[name]  # opened, it is in memory, with what trains in it
+        made = make_trainable(fresh.pop(name), text, family, config, name, expert_schedule, steps)
+        pool.trainables[name] = replace(made, shards=pool.shards.get(name))
+    return pool
+
+
+def echo_quantized(net: nn.Module, kept: str | None) -> None:
+    """Say how much of a network is kept in fewer bits."""
+    if kept is not None:
+        share = share_of(net)
+        echo(
+            f"{share.packed / share.numbers:.0%} of the denoiser's weights are kept in {kept}: {size(share.bytes)} in place "
+            f"of {size(share.plain)}"
+        )
+
+
+def arrange_blocks(
+    net: nn.Module,
+    spec: ModelSpec,
+    config: Config,
+    held: Mapping[str, nn.Parameter],
+    home: HostWeights | None,
+    first: bool,
+) -> Streams | None:
+    """Have the blocks keep on the device what the config says: all, each one's input alone, or not even their weights.
+
+    None where nothing waits on the host. ``first``: say what that means.
+    """
+    mode, fraction = config.gradient_checkpointing or ON, config.layer_offload_fraction or 0.0
+    if not fraction and mode != CPU_OFFLOADED:
+        checkpoint_blocks(net, mode)
+        return None
+    device = device_and_dtype(config)[0]
+    resident = () if config.training_method == "FINE_TUNE" else tuple(held.values())
+    streams = stream_blocks(net, spec.blocks, device, OffloadSettings(fraction, mode), resident, home, echo)
+    if first and streams.host_weights is not None:
+        echo(
+            f"{len(streams.streamed)} blocks are streamed from host memory ({size(streams.host_weights.size)}); "
+            "they are computed again in the backward pass"
+        )
+        if device.type == "cpu":
+            echo("note: layer_offload_fraction saves memory of a GPU; on a CPU it takes some")
+    return streams
+
+
+def make_trainable(
+    held: Mapping[str, nn.Parameter],
+    text: Mapping[str, Mapping[str, nn.Parameter]],
+    family: Family,
+    config: Config,
+    name: str,
+    expert_schedule: ExpertSchedule,
+    steps: int,
+) -> Trainable:
+    """What trains, its optimizer, its rates, and its average if the config asks for one.
+
+    ``held`` of a network by their names in it; ``text`` of text encoders, by group and by their names in checkpoints.
+    """
+    kind, several = config.optimizer, len(family.spec.experts) > 1 and name != TEXT
+    groups = {name if several else "transformer": held, **text}
+    whole = {key: parameter for group in groups.values() for key, parameter in group.items()}
+    rounding = kind.masters == "STOCHASTIC_ROUNDING"
+    if rounding and dtype_name(config) != "BFLOAT_16":
+        raise VideotuneError(
+            "optimizer.masters: STOCHASTIC_ROUNDING is for weights in BFLOAT_16, and on this device train_dtype is "
+            f"{dtype_name(config)} unless set"
+        )
+    masters = MasterWeights({} if rounding else whole)
+    parameters: Mapping[str, nn.Parameter] = whole if rounding else masters.parameters
+    optimizer = make_optimizer(
+        {group: [parameters[key] for key in own] for group, own in groups.items() if own},
+        kind,
+        apart=rounding or kind.step_in_backward,
+    )
+    kept = masters if masters.apart else None
+    updates = InBackward(config.max_grad_norm, config.seed if rounding else None, kept)
+    return Trainable(
+        parameters,
+        optimizer,
+        rates_of(config, family.spec, name, steps if name == TEXT else expert_schedule.count(steps, name)),
+        kept,
+        None if config.ema.decay is None else Ema(parameters, config.ema.decay, config.ema.device == "host"),
+        whole if masters.apart else None,
+        name if several else None,
+        live_text(config),
+        config.seed if rounding else None,
+        updates.attach(whole, optimizer) if kind.step_in_backward else None,
+    )
+
+
+def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str, RateSettings]:
+    """The rate of each group of an expert that trains so many steps: its own, and those of what trains of text encoders."""
+    warmup = default_warmup(steps) if config.warmup_steps is None else config.warmup_steps
+    low = name == spec.experts[-1].name and len(spec.experts) > 1 and config.learning_rate_low is not None
+    peak = float(config.learning_rate_low or 0) if low else config.learning_rate
+    peaks = {name if len(spec.experts) > 1 else "transformer": peak} | peak_rates(config)
+    scheduler, cycles, power = config.learning_rate_scheduler, config.learning_rate_cycles, config.learning_rate_power
+    return {group: RateSettings(peak, scheduler, warmup, steps, cycles, power) for group, peak in peaks.items()}
+
+
+def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Parameter]:
+    """Make trainable what the method trains; the parameters by name, in the network's own dtypes."""
+    if not config.transformer.train:
+        return {}
+    if config.training_method == "FINE_TUNE":
+        return add_full(net, config.transformer.layers)
+    return add_lora(net, spec, config.lora, config.seed)
+
+
+def put_weights(
+    parameters: Mapping[str, nn.Parameter], state: Mapping[str, torch.Tensor], config: Config, where: str
+) -> None:
+    """Copy a checkpoint's weights into what trains; VideotuneError where they do not fit."""
+    (load_lora if config.training_method == "LORA" else load_full)(parameters, state, where)

@@ -1,0 +1,187 @@
+"""``--init-from``: a new run that begins with weights of another one. Weights alone: the optimizer begins afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from videotune.adapters.kinds import ZERO, by_module, kind_of
+from videotune.config.schema import Lora
+from videotune.console import echo
+from videotune.errors import VideotuneError
+from videotune.exporter.embedding import read_embedding
+from videotune.exporter.lora import read_parts
+from videotune.trainer.checkpoint import Checkpoint, read_checkpoint
+from videotune.trainer.denoisers import DenoiserPool, put_weights
+from videotune.trainer.experts import of_expert, prefix
+from videotune.trainer.shard_files import cut
+from videotune.trainer.text_encoders import ROWS
+from videotune.types import Family
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from videotune.config.schema import Config
+    from videotune.trainer.step import Trainable
+
+
+def init_from(source: Path, family: Family, pool: DenoiserPool, config: Config) -> None:
+    """Put the weights of a LoRA or embedding file, or of a checkpoint's folder, into what trains, and say what was taken.
+
+    Raises VideotuneError where they do not fit.
+    """
+    if source.is_file() and len(pool.trainables) > 1:
+        raise VideotuneError(
+            f"init_from: {source} is one file, and two experts train: give a checkpoint's folder, or train one of them"
+        )
+    told = [_begin_one(source, family, name, trainable, config) for name, trainable in pool.trainables.items()]
+    echo(f"beginning with the weights of {source} ({'; '.join(told)}); fresh optimizer, step 0")
+
+
+def _begin_one(source: Path, family: Family, name: str, trainable: Trainable, config: Config) -> str:
+    begin = prefix(family.spec, name)
+    if config.training_method == "LORA":
+        found = adapter_of_checkpoint(source, begin) if source.is_dir() else adapter_of_file(source, family)
+        told = put_adapter(source, found, trainable.parameters, config.lora)
+    elif config.training_method == "EMBEDDING":
+        told = put_rows(source, family, trainable.parameters)
+    elif source.is_dir():
+        rows = trainable.shards.rows if trainable.shards is not None else {}
+        found_all = cut(of_expert(checkpoint_in(source).load("weights"), begin), rows)
+        put_weights(trainable.parameters, found_all, config, f"init_from: {source}")
+        told = f"all {len({*trainable.parameters, *rows})} tensors"
+    else:
+        what = "is a file" if source.exists() else "is not there"
+        raise VideotuneError(f"init_from: {source} {what}; FINE_TUNE begins from a checkpoint's folder")
+    if trainable.masters:
+        trainable.masters.spread()
+    if trainable.ema:
+        trainable.ema.load({name: parameter.detach() for name, parameter in trainable.parameters.items()})
+    return told
+
+
+def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter]) -> str:
+    """Copy the rows of an embedding file, or of a checkpoint, into ours; says how many there were.
+
+    The new run's token may be another word. Raises VideotuneError where there are more or fewer rows, or of another width.
+    """
+    if source.is_dir():
+        found = of_expert(checkpoint_in(source).load("weights"), ROWS)
+    else:
+        found = read_embedding(family, source)[1]
+    odd = sorted({ROWS + name for name in found} ^ set(parameters))
+    if odd:
+        raise VideotuneError(f"init_from: {source} does not have the rows that train here: {odd[0]}")
+    for name, rows in found.items():
+        ours = parameters[ROWS + name]
+        if rows.shape != ours.shape:
+            raise VideotuneError(
+                f"init_from: {source} has {len(rows)} rows of {rows.shape[1]} numbers, and {len(ours)} of {ours.shape[1]} "
+                "train here: set embedding.vectors to their number"
+            )
+        with torch.no_grad():
+            ours.copy_(rows)
+    return f"{sum(len(rows) for rows in found.values())} rows"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter to begin with: its kind, the tensors of each module by PEFT's names, and what its update is scaled by."""
+
+    kind: str
+    parts: Mapping[str, Mapping[str, Tensor]]
+    scales: Mapping[str, float]
+
+
+def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parameter], settings: Lora) -> str:
+    """Copy the tensors of each module into ours, so that ΔW is theirs; says how much was taken.
+
+    Factors A and B of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
+    VideotuneError where they are of another kind, have a higher rank, another size, or are of modules that do not train.
+    """
+    if found.kind != settings.variant:
+        raise VideotuneError(f"init_from: {source} is {found.kind}, and lora.variant is {settings.variant}")
+    ours = by_module(parameters)
+    odd = sorted(set(found.parts) - set(ours))
+    if odd:
+        raise VideotuneError(
+            f"init_from: {source} changes {len(odd)} modules that do not train here, such as {odd[0]}: set lora.targets so "
+            "that they do"
+        )
+    for path, parts in found.parts.items():
+        refuse_shapes(source, path, parts, ours[path], settings.rank)
+        for part, value in parts.items():
+            target = ours[path][part].data
+            if part in ZERO and part != "oft_R":
+                value = value * (found.scales[path] / settings.scale)
+            if part == "lora_A":
+                target[: len(value)].copy_(value)
+            elif part == "lora_B":
+                target.zero_()
+                target[:, : value.shape[1]].copy_(value)
+            else:
+                target.copy_(value)
+    rest = len(ours) - len(found.parts)
+    return f"{len(found.parts)} modules" + (f"; {rest} others begin at zero" if rest else "")
+
+
+def refuse_shapes(source: Path, path: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], rank: int) -> None:
+    """Raise VideotuneError where a module's tensors have no place in ours."""
+    if "lora_A" in theirs:
+        a, b = theirs["lora_A"], theirs["lora_B"]
+        if a.shape[0] > rank:
+            raise VideotuneError(f"init_from: {source} has rank {a.shape[0]} in {path}: set lora.rank to it, or higher")
+        if a.shape[1] != ours["lora_A"].shape[1] or b.shape[0] != ours["lora_B"].shape[0]:
+            raise VideotuneError(f"init_from: {source} was made for another base: {path} differs in size")
+        return
+    if {name: x.shape for name, x in theirs.items()} != {name: x.shape for name, x in ours.items()}:
+        shapes = [", ".join(f"{name} {tuple(x.shape)}" for name, x in sorted(each.items())) for each in (theirs, ours)]
+        raise VideotuneError(
+            f"init_from: {source} has {shapes[0]} in {path}, and here it is {shapes[1]}: set lora.rank as it was there, "
+            "on the same base"
+        )
+
+
+def checkpoint_in(source: Path) -> Checkpoint:
+    """The checkpoint in a folder.
+
+    Raises VideotuneError where it is none, or not complete.
+    """
+    checkpoint = read_checkpoint(source)
+    if isinstance(checkpoint, str):
+        raise VideotuneError(f"init_from: {source} is no complete checkpoint: {checkpoint}")
+    return checkpoint
+
+
+def adapter_of_checkpoint(source: Path, begin: str = "") -> Adapter:
+    """The adapter in a run's checkpoint, of names that ``begin`` so; its alpha may be another than ours.
+
+    Raises VideotuneError where it holds none.
+    """
+    checkpoint = checkpoint_in(source)
+    scale, weights = checkpoint.state().get("lora_scale"), of_expert(checkpoint.load("weights"), begin)
+    kind = kind_of(weights)
+    if scale is None or kind is None:
+        raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
+    parts = by_module(weights)
+    return Adapter(kind, parts, dict.fromkeys(parts, float(scale)))
+
+
+def adapter_of_file(source: Path, family: Family) -> Adapter:
+    """The adapter in a LoRA file of any program, or in one of our own exports of another kind.
+
+    Raises VideotuneError where the file is missing, or no LoRA of this family.
+    """
+    if not source.is_file():
+        raise VideotuneError(f"init_from: no such file or folder: {source}")
+    try:
+        parts, scales = read_parts(family, source)
+    except VideotuneError as error:
+        raise VideotuneError(f"init_from: {error}") from error
+    kind = kind_of([f"{path}.{part}" for path, own in parts.items() for part in own])
+    assert kind is not None, "a file that changes nothing is refused"
+    return Adapter(kind, parts, scales)

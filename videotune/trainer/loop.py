@@ -1,0 +1,151 @@
+"""The training loop: one step after the other, and between two steps the callbacks that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from videotune.console import bar
+from videotune.diffusion.objective import Objective
+from videotune.errors import VideotuneError
+from videotune.latent_cache.batches import Prepared, stream
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.progress import status_of, write_step
+from videotune.trainer.run_dir import poll_control
+from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, Trainable, train_step
+from videotune.trainer.trainer import Trainer
+from videotune.types import Family
+
+MOST_SKIPPED = 5
+"""So many non-finite steps in a row end the run."""
+
+
+class NoBatch(VideotuneError):
+    """The batch of a step cannot be read; the steps before it are done."""
+
+
+class NotFinite(VideotuneError):
+    """Too many steps in a row had a loss or gradient that is not finite."""
+
+
+def train_loop(trainer: Trainer) -> str:
+    """Steps to the end; why they ended: "done", "early", "stopped" or "interrupted".
+
+    A step's record is read one step late, so that no step waits for the host. Raises OutOfMemory, NoBatch, NotFinite.
+    """
+    dist, callbacks, last = trainer.dist, trainer.callbacks, trainer.job.steps
+    for callback in callbacks:
+        callback.before(trainer)
+    if dist.all_agree(trainer.signals.stop)[0]:
+        return "interrupted"
+    records, late = step_records(trainer), None
+    with bar("training", lambda: status_of(trainer.heartbeat.state)) as progress:
+        trainer.heartbeat.set("training", trainer.first - 1)
+        while True:
+            try:
+                record = next(records, None)
+            except (OutOfMemory, NoBatch):
+                if late is not None:
+                    write_step(trainer, late, progress)
+                raise
+            if record is None:
+                return "done"
+            if late is not None:
+                write_step(trainer, late, progress)
+            late, step = record, record.step
+            trainer.heartbeat.set("training", step)
+            asked = poll_control(trainer.run) if dist.is_main else set()
+            stop, *wanted = dist.all_agree(
+                trainer.signals.stop or "stop" in asked, *(one.due(trainer, step, asked) for one in callbacks)
+            )
+            end, failing = step == last, trainer.skipped_in_a_row >= MOST_SKIPPED - 1
+            # the first step's line is written at once: a sign of life is worth one wait
+            if end or stop or failing or any(wanted) or step == trainer.first:
+                write_step(trainer, late, progress)
+                late = None
+                if trainer.skipped_in_a_row >= MOST_SKIPPED:
+                    raise NotFinite(
+                        f"{trainer.skipped_in_a_row} steps in a row had a loss or gradient that is not finite"
+                    )
+            ran = run_callbacks(trainer, step, wanted, stop, end)
+            if stop and not end:
+                return "interrupted" if trainer.signals.stop else "stopped"
+            if ran and not end:  # a callback may take minutes, and its result may end the run
+                stop, early = dist.all_agree(trainer.signals.stop, any(one.stops(trainer) for one in callbacks))
+                if stop or early:
+                    trainer.save(step)
+                    return "interrupted" if stop else "early"
+            trainer.heartbeat.set("training", step)
+
+
+def run_callbacks(trainer: Trainer, step: int, wanted: list[bool], stop: bool, end: bool) -> bool:
+    """Run the callbacks that are due, at a stop those alone that save; whether one ran that does more than save."""
+    ran = False
+    for callback, is_due in zip(trainer.callbacks, wanted, strict=True):
+        if callback.at_stop:
+            is_due = is_due or stop or end
+        elif stop and not end:
+            continue
+        if is_due:
+            begun = perf_counter()
+            callback.run(trainer, step)
+            trainer.throughput.took[callback] = perf_counter() - begun
+            ran = ran or not callback.at_stop
+    return ran
+
+
+def step_records(trainer: Trainer) -> Iterator[StepRecord]:
+    """The steps of a trainer from its first one on."""
+    job, config = trainer.job, trainer.job.config
+    settings = StepSettings(
+        config.gradient_accumulation_steps * job.processes,
+        config.max_grad_norm,
+        config.seed if config.lora.dropout else None,
+        config.micro_batch_size,
+    )
+    device, objective = next(trainer.net.parameters()).device, trainer.source.objective
+    return run_steps(trainer.family, trainer.pool.turn, objective, batches(trainer), settings, device, trainer.dist)
+
+
+def run_steps(
+    family: Family,
+    turn_of: Callable[[int], tuple[nn.Module, Trainable, int]],
+    objective: Objective,
+    stream: Iterable[Prepared],
+    settings: StepSettings,
+    device: torch.device,
+    dist: DistributedContext,
+) -> Iterator[StepRecord]:
+    """One update for each batch; a step's record comes when its weights are in place.
+
+    ``turn_of``: step -> (its network, what of it trains, how many steps that has had with this one).
+    """
+    batches, before = iter(stream), None
+    while True:
+        clock = Clock(device)
+        batch = next(batches, None)
+        if batch is None:
+            return
+        clock.mark("data")
+        net, trainable, own_step = turn_of(batch.step)
+        if trainable.expert and trainable.expert != before:
+            clock.mark("experts")  # the other one had to be loaded
+            before = trainable.expert
+        if not net.training:  # a callback was here; setting it walks every module
+            net.train()
+        yield train_step(family, net, trainable, objective, batch, settings, clock, dist, own_step)
+
+
+def batches(trainer: Trainer) -> Iterator[Prepared]:
+    """The batches of the steps that are not done. Raises NoBatch."""
+    config, dist = trainer.job.config, trainer.dist
+    share = (dist.rank, dist.size)
+    try:
+        yield from stream(
+            trainer.source, trainer.first, trainer.job.steps, config.dataloader_threads, share, trainer.together
+        )
+    except (VideotuneError, OSError) as error:
+        raise NoBatch(str(error)) from error

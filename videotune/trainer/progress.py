@@ -1,0 +1,95 @@
+"""What a step writes into the journal and the progress bar: its record, its clips, the time left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from videotune.latent_cache.sampler import bucket_of, turns
+from videotune.trainer.logging.speed import time_left
+from videotune.trainer.run_spec import Job
+from videotune.trainer.saving import flush_or_wait
+from videotune.trainer.step import StepRecord, finite
+from videotune.trainer.trainer import Trainer
+
+WAITS = "the steps wait for data"
+"""How the warning of that begins; it comes once a process."""
+
+STATUS = {
+    "measuring": "measuring the loss",
+    "sampling": "drawing previews",
+    "probing": "measuring samples",
+    "saving": "saving",
+    "paused": "waiting for room on the disk",
+}
+"""What the bar says, in the place of the time left, of the heartbeat's states."""
+
+
+def status_of(state: str) -> str:
+    """The bar's words for a state of the heartbeat; empty while steps run."""
+    return STATUS.get(state, "")
+
+
+def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
+    """A step's line into the journal and the bar; of a step that was not applied the clips are named."""
+    line = record.read() | {"captions": caption_numbers(trainer, record)}
+    trainer.journal.write(line)
+    if line.get("skipped"):
+        trainer.skipped_in_a_row += 1
+        parts = trainer.job.config.optimizer.step_in_backward and finite(record.values[0].item())
+        what = "but for the tensors whose gradient was finite " if parts else ""
+        text = f"loss or gradient not finite, step not applied: {what}{clips_of(trainer, record.broken())}"
+        trainer.journal.event("warning", step=record.step, text=text)
+    else:
+        trainer.skipped_in_a_row = 0
+    if trainer.journal.waiting:
+        flush_or_wait(trainer, record.step)
+    if (waits := trainer.throughput.add(bucket_of(trainer.job.schedule, record.step), line["seconds"])) is not None:
+        text = f"{WAITS}: {waits:.0%} of their time; a faster disk, or more dataloader_threads, would help"
+        trainer.journal.warn(record.step, text)
+    if trainer.dist.is_main:  # the others may not see the run directory
+        parts_ = progress_parts(trainer, record.step, line)
+        progress.update(record.step, trainer.job.steps, parts_, seconds_left(trainer, record.step))
+
+
+def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list[str]:
+    """What stands beside the bar, the most important first; what does not fit is left out from the end."""
+    parts = [f"loss {line['loss']:.4f}", f"{trainer.throughput.seconds_a_step:.3g} s a step"]
+    if waits := trainer.throughput.waiting():
+        parts.append(f"waiting for data {waits:.0%}")
+    parts += [status for one in trainer.callbacks if (status := one.status())]
+    return [*parts, f"{trainer.job.views_at(step):.1f} views a window, {trainer.band_at(step)}"]
+
+
+def clips_of(trainer: Trainer, window_ids: tuple[str, ...]) -> str:
+    """The clips of windows by their paths, with the window of each."""
+    paths = {window.id: trainer.source.clips[window.clip_id].path for window in trainer.job.library.windows}
+    return ", ".join(f"{paths.get(name, '?')} ({name})" for name in window_ids)
+
+
+def caption_numbers(trainer: Trainer, record: StepRecord) -> list[int | None]:
+    """Which of its clip's captions each sample had, in the order of check.json; None: the empty one, by dropout."""
+    texts = [trainer.job.captions[name] for name in record.window_ids]
+    return [own.index(text) if text in own else None for own, text in zip(texts, record.captions, strict=True)]
+
+
+def seconds_left(trainer: Trainer, step: int) -> float | None:
+    """Seconds to the end when ``step`` is done, by the steps of each bucket and the callbacks still to come."""
+    job, speed = trainer.job, trainer.throughput
+    steps = time_left(speed.by_bucket, steps_left(job, step), tokens_of_buckets(job))
+    if steps is None:
+        return None
+    own = ((one, speed.took.get(one, 0.0)) for one in trainer.callbacks)
+    return steps + sum(one.seconds_left(trainer, step - 1, took, steps) for one, took in own)
+
+
+def steps_left(job: Job, step: int) -> dict[int, int]:
+    """How many steps of each bucket come after a step, exactly."""
+    done, whole = turns(job.schedule, step), turns(job.schedule, job.steps)
+    return {bucket: whole[bucket] - done[bucket] for bucket in range(len(job.buckets))}
+
+
+def tokens_of_buckets(job: Job) -> list[float]:
+    """Tokens of a step of each bucket."""
+    pairs = zip(job.shapes, job.schedule.batches, strict=True)
+    return [float(batch * job.spec.tokens(shape)) for shape, batch in pairs]

@@ -1,0 +1,376 @@
+"""Resuming a run: what may differ, from which checkpoint, and restoring its state bit for bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from videotune.config.drift import Change, drift, of_class
+from videotune.config.load import merge
+from videotune.config.resolve import Resolved, parse, resolve
+from videotune.console import bar, echo
+from videotune.data.dataset import buckets, to_json
+from videotune.errors import VideotuneError
+from videotune.files import digest, write_bytes, write_json
+from videotune.models.base_model import place, spec_for
+from videotune.records import read_record
+from videotune.trainer.checkpoint import (
+    MARKER,
+    Checkpoint,
+    complete_checkpoints,
+    folder_of,
+    incomplete_checkpoints,
+    listed,
+    pick,
+    sweep,
+    why_not,
+)
+from videotune.trainer.denoisers import put_weights
+from videotune.trainer.experts import of_expert
+from videotune.trainer.logging.journal import History
+from videotune.trainer.logging.step_sums import regularization
+from videotune.trainer.optimizers import load_optimizer_state
+from videotune.trainer.resolve_config import Overrides, layers, resolve_config
+from videotune.trainer.rollback import FACTS, changed_after, facts_at, kept_before, set_aside
+from videotune.trainer.run_dir import (
+    SCHEDULER,
+    read_run_config,
+    refuse_out_in_data,
+    refuse_run,
+    scheduler_hash,
+    versions,
+    write_config,
+)
+from videotune.trainer.run_spec import Job, Past, make_schedule, open_job, with_views
+from videotune.trainer.saving import rescue_message
+from videotune.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Resume:
+    """How to go on: the checkpoint's step (None: the newest), and what the person allows to differ.
+
+    ``replan``: what was chosen of memory at the start is chosen anew.
+    """
+
+    step: int | None = None
+    override: bool = False
+    data_change: bool = False
+    replan: bool = False
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run to train: its job; on a resume also its checkpoint (None: nothing was saved yet) and what differs, in words.
+
+    ``history``: what its journal says.
+    """
+
+    job: Job
+    checkpoint: Checkpoint | None = None
+    changes: tuple[str, ...] = ()
+    rewrite: bool = False
+    history: History | None = None
+
+
+Fit = Callable[[Job, bool], tuple[Job, Sequence[str]]]
+"""(job, whether memory settings are chosen anew) -> the job with its memory settings chosen, and what changed, in words."""
+
+
+def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, processes: int = 1) -> Opened:
+    """The job, from the overrides, or on a resume from the run's own config with the overrides on top.
+
+    Raises VideotuneError where a resume would silently be another run.
+    """
+    if resume is None:
+        refuse_run(run)
+        resolved, spec, base = resolve_config(words)
+        refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
+        return Opened(fit(scanned(resolved, spec, base, processes), False)[0])
+    read_run_config(run)  # a sentence where the folder holds no run
+    history = History(run)
+    checkpoint = checkpoint_of(run, resume.step, history)
+    step = checkpoint.step if checkpoint else 0
+    facts = facts_at(run, resume.step)
+    kept = read_facts(run, facts)
+    resolved, spec, base, changes = with_overrides(words, run, kept)
+    judge(changes, run, resume.override)
+    other = changed_around(run, kept, base, resume.override)
+    for change in (*changes, *other):
+        echo(f"changed: {change}")
+    if checkpoint is not None and "init_from" in layers(words)[0]:
+        echo(f"init_from is not read again: the weights are those of step {step}")
+    job = scanned(resolved, spec, base, kept.get("processes", 1))
+    refuse_fewer_steps(job, run, step)
+    refuse_other_batches(job, kept["settings"], changes, run)
+    job = replace(job, past=Past(**kept.get("past", {})))
+    told = [*map(str, changes), *other]
+    job, replanned = fit(job, resume.replan)
+    told += replanned
+    if kept["data"] != job.data_digest():
+        if not resume.data_change:
+            raise VideotuneError(
+                f"the data of {run} has changed since it started: {told_change(facts['check'], job)}. "
+                "Put it back as it was, start a new run, or go on with it by name: --allow-data-change"
+            )
+        what = told_change(facts["check"], job)
+        job = replace(job, past=Past(step, seen(history, step)))
+        told.append(f"data: {what}")
+        echo(f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own")
+    return Opened(job, checkpoint, tuple(told), rewrite=bool(told), history=history)
+
+
+def scanned(resolved: Resolved, spec: Any, base: Any, processes: int) -> Job:
+    """The job of settled words, its clips read."""
+    with bar("reading clips") as progress:
+        return open_job(
+            resolved, spec, base, lambda done, total, path: progress.update(done, total, path), processes=processes
+        )
+
+
+def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
+    """Raise VideotuneError where the run would end before the checkpoint from which it is to go on."""
+    if step > job.steps:
+        raise VideotuneError(
+            f"steps: {run} goes on from step {step} and cannot end at step {job.steps}; "
+            f"give more steps, or go back first with --from: {listed(run)}"
+        )
+
+
+def refuse_other_batches(job: Job, settings: Mapping[str, Any], changes: Sequence[Change], run: Path) -> None:
+    """Raise VideotuneError where another split of a step changes its samples: that of videos among images does."""
+    if not any(change.key == "batch_size" for change in changes):
+        return
+    old, _ = make_schedule(parse(settings), buckets(job.library), job.library, job.processes)
+    if old.batches != job.schedule.batches:
+        raise VideotuneError(
+            f"batch_size: images and videos are mixed in {run}, and with video_config.video_batch_size_multiplier a step "
+            f"of each bucket would have {job.schedule.batches} samples instead of {old.batches}. Leave it as it was"
+        )
+
+
+def with_overrides(words: Overrides, run: Path, kept: Mapping[str, Any]) -> tuple[Resolved, Any, Any, list[Change]]:
+    """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was.
+
+    Words that say what the run was begun with are no change, so its first command goes on with --resume added.
+    """
+    own, preset = layers(words)
+    user = merge(preset, own)
+    for name, other in (("epochs", "steps"), ("steps", "epochs")):
+        if name in user and other not in user:
+            user = {**user, other: None}
+    settings = merge(kept["settings"], user)
+    base = place(settings["base_model_name"], weights=False)
+    spec = spec_for(settings["family"], base)
+    asked = {key: value for key, value in kept.get("asked", {}).items() if key in user}
+    said = resolve(own, merge({**kept["settings"], **asked}, preset), spec).to_json()["settings"]
+    if all(said[key] == value for key, value in asked.items()):  # then they stay what they were frozen to
+        settings |= {key: kept["settings"][key] for key in asked}
+    resolved = resolve(settings, {}, spec)
+    origins = {key: kept["origins"].get(key, "default") for key in resolved.origins}
+    old = resolve(kept["settings"], {}, spec)  # keys that are new since the run began have their defaults on both sides
+    changes = drift(old.config.model_dump(mode="json"), resolved.config.model_dump(mode="json"))
+    origins |= {change.key: "user" for change in changes}
+    return replace(resolved, origins=origins), spec, base, changes
+
+
+def judge(changes: Sequence[Change], run: Path, override: bool) -> None:
+    """Raise VideotuneError for changes under which the saved state means nothing, or which must be allowed."""
+    fatal = of_class(changes, "fatal")
+    if fatal:
+        lines = "".join(f"\n  {change}" for change in fatal)
+        raise VideotuneError(
+            f"{run} cannot be resumed with another{lines}\n"
+            "Leave it as it was, or start a new run; --init-from takes weights over"
+        )
+    asked = of_class(changes, "override")
+    if asked and not override:
+        lines = "".join(f"\n  {change}" for change in asked)
+        raise VideotuneError(
+            f"this changes what {run} learns from the next step on:{lines}\nIf that is meant, add --override"
+        )
+
+
+def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
+    """The run's config.json; every file that is needed on the way is read, since a damaged one is to be told now."""
+    for name, path in facts.items():
+        read_record(path, name)
+    if (run / "exports.json").is_file():
+        read_record(run / "exports.json")
+    found: dict[str, Any] = read_record(facts["config"], "config")
+    return found
+
+
+def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool) -> list[str]:
+    """What is not as it was and no setting says: config.json itself, the base's scheduler, versions of libraries.
+
+    Raises VideotuneError for the first two without ``override``.
+    """
+    found = []
+    if kept["digest"] != digest({name: value for name, value in kept.items() if name != "digest"}):
+        found.append("config.json was edited by hand: it is not what the run wrote")
+    if base is not None and kept["base"].get("scheduler") != scheduler_hash(base):
+        found.append(f"the base model's {SCHEDULER} is not the one that the run began with")
+    if found and not override:
+        raise VideotuneError(
+            f"{run}: {'; '.join(found)}. Undo that, and change settings with --set KEY=VALUE --override; "
+            "or continue with them as they are: --override"
+        )
+    now, was = versions(), kept.get("versions", {})
+    return found + [
+        f"versions.{name}: {was[name]} -> {now[name]}" for name in now if name in was and was[name] != now[name]
+    ]
+
+
+def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint | None:
+    """The checkpoint to go on from; None where the run has not saved anything yet.
+
+    Raises VideotuneError that lists the complete ones where the one asked for, or the newest that was ever saved, is missing
+    or incomplete: going back further would lose steps in silence; and where the journal does not reach it.
+    """
+    found = newest_or(run, step, history)
+    if found is not None and history.newest < found.step:
+        raise VideotuneError(
+            f"{run / 'journal.jsonl'} says nothing of the steps from {history.newest + 1} to {found.step}, which are saved. "
+            f"Put back a copy of it, or continue without them: videotune doctor {run} --repair-journal"
+        )
+    return found
+
+
+def newest_or(run: Path, step: int | None, history: History) -> Checkpoint | None:
+    """The checkpoint of a step, or the newest one, as ``checkpoint_of`` says."""
+    if step is not None:
+        return None if step == 0 else pick(run, step)
+    found, damaged = complete_checkpoints(run), incomplete_checkpoints(run)
+    saved = [line["step"] for line in history.of_kind("save")]
+    saved += [number for number in damaged if (folder_of(run, number) / MARKER).is_file()]
+    last = found[-1].step if found else 0
+    if saved and max(saved) > last:
+        wrong = damaged.get(max(saved), "its folder is missing")
+        other = f"Go on from one of them: --from {last}" if found else "Go back to the beginning: --from 0"
+        raise VideotuneError(
+            f"the newest checkpoint of {run}, step {max(saved)}, is not whole: {wrong}; {listed(run)}. {other}"
+        )
+    return found[-1] if found else None
+
+
+def seen(history: History, step: int) -> dict[str, int]:
+    """Views of each window until a step, counted in the journal."""
+    return dict(Counter(name for line in history.read_steps(step) for name in line["window_ids"]))
+
+
+def told_change(account: Path, job: Job) -> str:
+    """What has changed in the data since an account of it (a check.json) was written, in words."""
+    was = {clip["id"]: clip for clip in read_record(account, "check")["clips"] if clip["used"] or clip["held_out"]}
+    now = {clip.id: clip for clip in job.library.clips}
+    places, both = {clip["path"] for clip in was.values()}, sorted(set(now) & set(was), key=lambda name: now[name].path)
+    added = sorted(now[name].path for name in set(now) - set(was))
+    gone = sorted(was[name]["path"] for name in set(was) - set(now))
+    other = [path for path in added if path in places]
+    said = [
+        _some([path for path in added if path not in other], "added"),
+        _some([path for path in gone if path not in other], "removed"),
+        _some(other, "with other bytes under the same name"),
+        _some([now[name].path for name in both if _name(now[name].path) != _name(was[name]["path"])], "renamed"),
+        _some(
+            [now[name].path for name in both if list(now[name].captions) != was[name].get("captions")],
+            "with another caption",
+        ),
+        _some(
+            [now[name].path for name in both if now[name].held_out and was[name]["used"]],
+            "trained on before, now held out: the ruler is no longer blind to them",
+        ),
+        _some(
+            [now[name].path for name in both if not now[name].held_out and was[name]["held_out"]], "no longer held out"
+        ),
+    ]
+    return "; ".join(text for text in said if text) or "clips, their windows or how they are shown differ"
+
+
+def _name(path: str) -> str:
+    return Path(path).name
+
+
+def _some(paths: Sequence[str], what: str) -> str:
+    if not paths:
+        return ""
+    clips = "1 clip" if len(paths) == 1 else f"{len(paths)} clips"
+    return f"{clips} {what} ({', '.join(_name(path) for path in paths[:3])}{', …' if len(paths) > 3 else ''})"
+
+
+def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
+    """Put the checkpoint back, cut the journal to it, and set the trainer's first step after it.
+
+    A run that was killed before it saved anything begins again at step 0: every draw is counted, so nothing differs.
+    """
+    run, checkpoint = trainer.run, opened.checkpoint
+    step = checkpoint.step if checkpoint else 0
+    if checkpoint is not None:
+        put_back(trainer, checkpoint)
+    trainer.first = step + 1
+    if not trainer.dist.is_main:
+        return
+    sweep(run)
+    if branch:
+        kept = set_aside(run, step, trainer.journal.history.newest)
+        if kept:
+            echo(f"what came after step {step} is kept in {kept}")
+    done = trainer.journal.history.last
+    trainer.journal.cut(step)
+    if opened.rewrite:
+        _write_anew(trainer)
+    lost = 0 if branch else max(0, done - step)
+    again = f"; {lost} step{'s' * (lost != 1)} after it, not saved, will be trained again" if lost else ""
+    echo(f"resuming from step {step}{again}" if checkpoint else "nothing was saved yet: starting from step 0")
+    trainer.skipped_in_a_row = trainer.journal.history.skipped_at_the_end
+
+
+def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Weights, optimizer and average as they were saved.
+
+    Raises VideotuneError where a part is missing, damaged or does not fit.
+    """
+    config, where = trainer.job.config, str(checkpoint.folder)
+    rows, dist = trainer.rows, trainer.dist
+    share = (dist.rank, dist.size)
+    weights, moments = checkpoint.load("weights", rows, share), checkpoint.load("optimizer", rows, share)
+    without = checkpoint.state()
+    averages = checkpoint.load("ema", rows, share) if checkpoint.has_ema else weights
+    try:
+        for name, trainable in trainer.pool.trainables.items():
+            begin = trainer.prefix(name)
+            put_weights(trainable.parameters, of_expert(weights, begin), config, where)
+            if trainable.masters:
+                trainable.masters.spread()
+            none = [key.removeprefix(begin) for key in without.get("without_state", ()) if key.startswith(begin)]
+            none = [key for key in none if key in trainable.parameters]
+            load_optimizer_state(trainable.optimizer, trainable.parameters, of_expert(moments, begin), none)
+            if trainable.ema:
+                trainable.ema.load(of_expert(averages, begin))
+    except VideotuneError:
+        raise
+    except ValueError as error:
+        raise VideotuneError(
+            f"checkpoint {where} is not whole, and a run cannot go on without its optimizer state: {error}\n"
+            f"{rescue_message(trainer.run)}{why_not(trainer.run)}"
+        ) from error
+
+
+def _write_anew(trainer: Trainer) -> None:
+    """config.json, check.json and plan.json say what the run is from now on; the old ones stay beside them."""
+    run, job = trainer.run, trainer.job
+    kept: Mapping[str, Any] = read_run_config(run)
+    step = trainer.first - 1
+    if step not in changed_after(run, step - 1):  # what is kept of that step is true: nothing after it stayed
+        for name in reversed(FACTS):  # the config last: it says that the three are there
+            write_bytes(kept_before(run, name, step), (run / f"{name}.json").read_bytes())
+    account = with_views(job, to_json(job.library), job.steps)
+    write_json(run / "check.json", account)
+    trainer.journal.history.steps.aside = frozenset(regularization(account))
+    write_json(run / "plan.json", trainer.plan)
+    asked, settings = kept.get("asked", {}), job.resolved.to_json()["settings"]
+    asked = {key: value if settings[key] == kept["settings"][key] else settings[key] for key, value in asked.items()}
+    write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"], asked)

@@ -1,0 +1,270 @@
+"""Saving: when, what stays, and what happens where the disk has no room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from videotune.console import echo, size
+from videotune.errors import DoesNotFit, VideotuneError
+from videotune.files import is_disk_full
+from videotune.trainer.checkpoint import (
+    Checkpoint,
+    complete_checkpoints,
+    listed,
+    remove,
+    save_checkpoint,
+    superfluous,
+    sweep,
+)
+from videotune.trainer.optimizers import optimizer_state, without_state
+from videotune.trainer.run_dir import poll_control
+from videotune.trainer.sharded_checkpoint import save_shards
+from videotune.trainer.trainer import Callback, Trainer, times
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+T = TypeVar("T")
+
+TRY_AGAIN = 5.0
+"""Seconds between two looks at a full disk."""
+
+SPARE = 4 << 20
+"""Bytes that must stay free beside a checkpoint: the journal, the heartbeat and the marker."""
+
+
+class Saving(Callback):
+    """Checkpoints: every ``save_every`` steps, at the end, at a stop and when asked; backups by their own schedule."""
+
+    at_stop, word = True, "save"
+
+    def __init__(self, every: int) -> None:
+        self.every, self._kind = every, "save"
+
+    def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
+        """As any callback, and by time where the config says so: then it is a backup."""
+        saves = step == trainer.job.steps or trainer.signals.stop or super().due(trainer, step, asked)
+        backup = backup_due(trainer, step)
+        self._kind = "backup" if backup and not saves else "save"
+        return saves or backup
+
+    def run(self, trainer: Trainer, step: int) -> None:
+        """Write the checkpoint that ``due`` asked for."""
+        save(trainer, step, trainer.dist.broadcast(self._kind) if trainer.rows else self._kind)
+
+    def save(self, trainer: Trainer, step: int, kind: str) -> None:
+        """Write a checkpoint now."""
+        save(trainer, step, kind)
+
+    def seconds_left(self, trainer: Trainer, step: int, took: float, steps: float) -> float:
+        """At least the last checkpoint is still to come."""
+        last = trainer.job.steps
+        return (times(self.every, last, step) if self.every else int(step < last)) * took
+
+
+def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
+    """What a checkpoint holds of the training, by part."""
+    moments: dict[str, Tensor] = {}
+    for name, trainable in trainer.pool.trainables.items():
+        moments |= optimizer_state(trainable.optimizer, _named(trainer, name))
+    parts: dict[str, Mapping[str, Tensor]] = {"weights": trainer.parameters, "optimizer": moments}
+    return parts | ({"ema": trainer.averages} if trainer.averages else {})
+
+
+def _named(trainer: Trainer, expert: str) -> dict[str, nn.Parameter]:
+    """An expert's parameters by the names that checkpoints know."""
+    return {trainer.prefix(expert) + key: p for key, p in trainer.pool.trainables[expert].parameters.items()}
+
+
+def save(trainer: Trainer, step: int, kind: str = "save") -> None:
+    """A checkpoint, its line in the journal, and the older ones that make way for it.
+
+    Where the disk is full the run waits. Raises VideotuneError where it is broken, or the person ends the waiting.
+    """
+    dist, rows = trainer.dist, trainer.rows
+    if step == 0 or not (dist.is_main or rows):
+        return
+    if (
+        (dist.all_agree(dist.is_main and is_kept(trainer.run, step, kind))[0])
+        if rows
+        else is_kept(trainer.run, step, kind)
+    ):
+        return
+    trainer.heartbeat.set("saving", step)
+    begun, parts = time.perf_counter(), parts_of(trainer)
+    without = [
+        key
+        for name, trainable in trainer.pool.trainables.items()
+        for key in without_state(trainable.optimizer, _named(trainer, name))
+    ]
+    state = {
+        "seed": trainer.job.config.seed,
+        "effective_batch": trainer.job.effective_batch,
+        "without_state": sorted({key for own in (dist.all_gather(without) if rows else [without]) for key in own}),
+        "lora_scale": trainer.job.config.lora.scale if trainer.job.config.training_method == "LORA" else None,
+    }
+
+    def write() -> Checkpoint:
+        if not rows:  # of several each finds out by itself, and all hear of it
+            refuse_full(trainer.run, parts)
+        trainer.journal.sync()
+        if rows:
+            return save_shards(trainer.run, step, parts, rows, state, kind, dist)
+        return save_checkpoint(trainer.run, step, parts, state, kind)
+
+    saved = with_disk_retry(trainer, step, write)
+    trainer.saved_at = time.monotonic()
+    if not dist.is_main:
+        return
+    place = saved.folder.relative_to(trainer.run).as_posix()
+    backup = {"backup": True} if saved.kind == "backup" else {}
+    trainer.journal.event("save", step=step, path=place, **backup, seconds=round(time.perf_counter() - begun, 3))
+    trainer.write_exposure(step)
+    retire(trainer)
+
+
+def is_kept(run: Path, step: int, kind: str) -> bool:
+    """Whether a step's checkpoint is there already, and to stay at least as long."""
+    return any(one.step == step and kind in ("backup", one.kind) for one in complete_checkpoints(run))
+
+
+def retire(trainer: Trainer) -> None:
+    """Take away the checkpoints that the config lets go; the best one by the ruler and the last one always stay."""
+    config, found = trainer.job.config, complete_checkpoints(trainer.run)
+    best = best_step(trainer.journal.history.events, {checkpoint.step for checkpoint in found})
+    for old in superfluous(found, config.backup_keep, config.save_keep, best):
+        try:
+            remove(old.folder)
+        except OSError as error:  # somebody has a file of it open, say: no reason to end a run whose state is saved
+            text = f"the old checkpoint {old.folder.name} cannot be taken away: {error}"
+            trainer.journal.warn(found[-1].step, text)
+
+
+def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int | None:
+    """Of ``steps`` the one with the lowest normalised reading over held-out clips; None where none was read.
+
+    Only readings of the latest ruler compare. Where no clip is held out nothing can be called best.
+    """
+    readings = [line for line in lines if line["kind"] == "ruler"]
+    now = readings[-1].get("ruler") if readings else None
+    found: dict[int, float] = {}
+    for line in readings:
+        value = (line.get("held_out") or {}).get("normalised")
+        if value is not None and line["step"] in steps and line.get("ruler") == now:
+            found[line["step"]] = value
+    return min(found, key=lambda step: (found[step], step)) if found else None
+
+
+def backup_due(trainer: Trainer, step: int) -> bool:
+    """Whether so many minutes have gone since the last checkpoint, or so many steps by their number."""
+    config = trainer.job.config
+    long_ago = config.backup_after > 0 and time.monotonic() - trainer.saved_at >= 60 * config.backup_after
+    return trainer.dist.is_main and (long_ago or (config.backup_every > 0 and step % config.backup_every == 0))
+
+
+def bytes_of(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """Bytes of the tensors."""
+    return sum(value.numel() * value.element_size() for tensors in parts.values() for value in tensors.values())
+
+
+def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise OSError where the disk has no room for a checkpoint, before any of it is written."""
+    need, free = bytes_of(parts) + SPARE, shutil.disk_usage(run).free
+    if free < need:
+        raise OSError(
+            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {size(need)} are needed, {size(free)} free", str(run)
+        )
+
+
+def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
+    """Wait while the disk is full, once; raise VideotuneError where it is broken instead, or the person ends the waiting.
+
+    A run that was asked to stop already waits as well, since what it has to write is what the person would lose; a second
+    signal ends it.
+    """
+    if not is_disk_full(error):
+        raise VideotuneError(
+            f"step {step} cannot be saved in {trainer.run}: {error}. {rescue_message(trainer.run)}"
+        ) from error
+    sweep(trainer.run)
+    if trainer.paused_at is None:
+        trainer.paused_at = time.monotonic()
+        text = f"no room for what step {step} has to write ({error.strerror or error}): the run waits until there is"
+        echo(f"paused: {text}. Make room, and it goes on by itself; Ctrl-C ends it. {rescue_message(trainer.run)}")
+        trainer.journal.event("warning", step=step, text=text)
+    trainer.heartbeat.set("paused", step)
+    trainer.heartbeat.beat()
+    until = time.monotonic() + TRY_AGAIN
+    while time.monotonic() < until:
+        asked_since = trainer.signals.stop and trainer.signals.at >= trainer.paused_at
+        if asked_since or "stop" in poll_control(trainer.run):
+            saved = is_kept(trainer.run, step, "backup")
+            lost = "all steps are saved" if saved else "the steps since the last checkpoint are lost"
+            raise VideotuneError(f"stopped while the disk was full: {lost}. {rescue_message(trainer.run)}")
+        time.sleep(0.2)
+
+
+def with_disk_retry(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
+    """What ``write`` gives; where the disk is full the run waits, and does it again.
+
+    Raises VideotuneError as ``wait_or_raise`` does.
+    """
+    doing = trainer.heartbeat.state
+    while True:
+        try:
+            done = write()
+            break
+        except OSError as error:
+            if trainer.dist.is_main:
+                wait_or_raise(trainer, step, error)
+            elif not is_disk_full(error):
+                raise VideotuneError(f"step {step} cannot be saved in {trainer.run}: {error}") from error
+    if trainer.paused_at is not None:
+        echo("there is room again: going on")
+        trainer.paused_at = None
+        trainer.heartbeat.set(doing)
+    return done
+
+
+def flush_or_wait(trainer: Trainer, step: int) -> None:
+    """Nothing of the journal waits when this returns; on a full disk the run waits instead."""
+    with_disk_retry(trainer, step, trainer.journal.flush)
+
+
+def rescue_message(run: Path) -> str:
+    """Where the run can go on from, in words."""
+    found = complete_checkpoints(run)
+    if not found:
+        return "Nothing was saved before; a resume begins at step 0."
+    return f"Checkpoints: {listed(run)}; go on with: videotune train --out {run} --resume"
+
+
+def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
+    """Before a run: raise DoesNotFit where its disk has no room for two checkpoints; say where not for all of them."""
+    if "run_bytes" not in disk:
+        return
+    place = next(folder for folder in (run, *run.absolute().parents) if folder.exists())
+    free, least = shutil.disk_usage(place).free, 2 * disk["checkpoint_bytes"] + SPARE
+    if free < least:
+        raise DoesNotFit(
+            f"{run}: two checkpoints need {size(least)}, and {size(free)} are free there. Make room, or give another --out"
+        )
+    if free < disk["run_bytes"]:
+        echo(
+            f"warning: {disk['checkpoints']} checkpoints and the export need {size(disk['run_bytes'])}, and {size(free)} "
+            f"are free in {place}: set save_keep, or a larger save_every. On a full disk the run waits."
+        )
+
+
+def save_what_is_good(trainer: Trainer, step: int) -> str:
+    """Before an error ends the run: keep the state after ``step``, and say where the run can continue."""
+    there = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
+    if step and (trainer.rows or (trainer.dist.is_main and step not in there)):
+        save(trainer, step)
+    return rescue_message(trainer.run)

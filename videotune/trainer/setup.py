@@ -1,0 +1,160 @@
+"""How a training is put together: the cache filled, the models loaded, what trains attached, the run directory begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from videotune.adapters.kinds import split
+from videotune.console import echo
+from videotune.data.dataset import totals
+from videotune.errors import VideotuneError
+from videotune.exporter.formats import check_formats
+from videotune.memory.host_memory import keep_freed_memory
+from videotune.trainer.cache_filling import echo_truncated_live, fill_distributed, reads_of
+from videotune.trainer.components import dtype_name, make_objective, make_source, open_models, what_trains
+from videotune.trainer.denoisers import make_expert_schedule, open_pool, shares
+from videotune.trainer.distributed import DistributedContext, sharded
+from videotune.trainer.init_from import init_from
+from videotune.trainer.logging.heartbeat import Heartbeat
+from videotune.trainer.logging.journal import History, Journal
+from videotune.trainer.logging.tensorboard import TensorBoardWriter, refuse_missing
+from videotune.trainer.run_dir import begin, read_run_config, versions
+from videotune.trainer.run_spec import Job
+from videotune.trainer.text_encoders import refuse_text
+from videotune.trainer.trainer import Callback, Trainer
+
+KEPT_IN_MEMORY = 256 << 20
+"""Bytes of the cache that stay in host memory while a run trains."""
+
+
+def prepare(
+    job: Job,
+    run: Path,
+    plan: Mapping[str, Any],
+    callbacks: Sequence[Callback] = (),
+    *,
+    resume: bool = False,
+    dist: DistributedContext | None = None,
+    heartbeat: Heartbeat | None = None,
+    first: int = 1,
+    history: History | None = None,
+) -> Trainer:
+    """Fill the cache, load the denoisers, attach what trains.
+
+    ``plan``: plan.json's content; ``first``: the first step to do; ``history``: what was read of the run's journal. A
+    resume puts the saved state back afterwards. Raises VideotuneError for settings that cannot run, before any work.
+    """
+    config, dist, heartbeat = job.config, dist or DistributedContext(), heartbeat or Heartbeat(run)
+    if config.optimizer.step_in_backward and dist.size > 1:
+        raise VideotuneError(
+            f"optimizer.step_in_backward: gradients of {dist.size} processes have to be summed before they are used; "
+            "leave it out, or train in one process"
+        )
+    family = open_models(job.spec, job.base, config)
+    prints = family.fingerprints()
+    if resume and read_run_config(run)["base"]["fingerprints"] != prints:
+        raise VideotuneError(
+            f"the base model of {run} has changed since it started; it cannot be resumed on another one"
+        )
+    loss = make_objective(job.spec, config)
+    expert_schedule = make_expert_schedule(job.spec, config, loss)
+    check_formats(config, family)
+    if config.tensorboard:
+        refuse_missing()
+    if dist.is_main:
+        for note in job.notes:
+            echo(f"note: {note}")
+        if config.sharding == "FULL" and dist.size == 1:
+            echo("note: sharding FULL has nothing to share out: this is one process, which has all weights")
+    if config.transformer.train:
+        what_trains(family.skeleton(), job.spec, config)  # a pattern that matches nothing is refused before any work
+    refuse_text(family, config)
+    for callback in callbacks:
+        callback.check(takes_part=dist.is_main or sharded(config, dist))
+    reads = reads_of(
+        job, [p for one in callbacks for p in one.prompts()], [w for one in callbacks for w in one.windows()]
+    )
+    heartbeat.set("encoding")
+    store = fill_distributed(job, family, reads, dist, KEPT_IN_MEMORY, heartbeat.progress)
+    heartbeat.set("loading")
+    dist.barrier()
+    pool = open_pool(family, config, expert_schedule, job.steps, first, dist)
+    if dist.is_main:
+        echo_truncated_live(job, family, reads)
+    if next(pool.net.parameters()).device.type == "cpu":
+        keep_freed_memory()  # only now: what the encoders took has gone back
+    if config.init_from and first == 1:  # also a resume of a run that has saved nothing yet
+        init_from(Path(config.init_from).expanduser(), family, pool, config)
+    if not resume and dist.is_main:
+        begin(run, job, prints, plan, dtype_name(config))
+    dist.barrier()
+    return Trainer(
+        run=run,
+        job=job,
+        family=family,
+        pool=pool,
+        source=make_source(job, family, store, loss, expert_schedule),
+        plan=plan,
+        journal=Journal(run if dist.is_main else None, history),
+        heartbeat=heartbeat,
+        dist=dist,
+        callbacks=tuple(callbacks),
+    )
+
+
+def announce(trainer: Trainer, changes: list[str] | None) -> None:
+    """Write the first line of this process into the journal and print the run in a sentence.
+
+    ``changes``: what a resume changes; None: this is no resume.
+    """
+    if trainer.job.config.tensorboard:
+        trainer.tracker = TensorBoardWriter(
+            trainer.run, trainer.first, lambda text: trainer.journal.warn(trainer.heartbeat.step, text)
+        )
+        trainer.journal.followers.append(trainer.tracker.tell)
+    job, rows = trainer.job, trainer.rows
+    count = sum(p.numel() for name, p in trainer.parameters.items() if name not in rows)
+    count += sum(prod(own.whole) for own in rows.values())
+    if changes is not None:
+        more = {"processes": trainer.dist.size} if trainer.dist.size > 1 else {}
+        trainer.journal.event(
+            "resume",
+            from_step=trainer.first - 1,
+            versions=versions(),
+            **({"changes": changes} if changes else {}),
+            **more,
+        )
+    if not trainer.journal.history.of_kind("start"):
+        trainer.journal.event(
+            "start",
+            steps=job.steps,
+            effective_batch=job.effective_batch,
+            device=str(next(trainer.net.parameters()).device),
+            versions=versions(),
+            clips=totals(job.library),
+            windows=len(job.library.windows),
+            buckets=[
+                {"shape": str(shape), "windows": len(bucket), "tokens": job.spec.tokens(shape)}
+                for shape, bucket in zip(job.shapes, job.buckets, strict=True)
+            ],
+            trainable_parameters=count,
+            notes=list(job.notes),
+        )
+    if len(trainer.pool.expert_schedule.names) > 1:
+        dealt = ", ".join(f"{name} {share:.0%}" for name, share in shares(trainer.pool.expert_schedule).items())
+        echo(f"experts: {dealt} of the steps, {trainer.pool.expert_schedule.period} in a row")
+    if trainer.first > job.steps:
+        echo(f"all {job.steps} steps are done already: exporting again")
+        return
+    if job.config.deterministic:
+        echo(
+            "deterministic: kernels that give the same bits every time; what a step takes with them stands in the journal"
+        )
+    device, several = next(trainer.net.parameters()).device, trainer.dist.size
+    where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
+    where += ", which share its weights out" if trainer.together else ""
+    modules = {(split(name) or (name.rpartition(".")[0],))[0] for name in {*trainer.parameters, *rows}}
+    echo(f"training {count:,} parameters in {len(modules)} modules on {where}, into {trainer.run}")

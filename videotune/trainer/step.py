@@ -1,0 +1,397 @@
+"""One optimizer update: forward and backward over the micro-batches, clip once, step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from videotune.adapters.lora import adapter_off
+from videotune.adapters.text import LiveText
+from videotune.diffusion.loss import denoising_loss, prior_target
+from videotune.diffusion.objective import Objective
+from videotune.latent_cache.batches import Prepared, share_of
+from videotune.memory.sharding import Shards
+from videotune.rng import seed32
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.ema import Ema
+from videotune.trainer.master_weights import MasterWeights
+from videotune.trainer.optimizers import AnyOptimizer, RateSettings, rate
+from videotune.trainer.updates import InBackward, clip, update
+from videotune.types import Batch, Family
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a step did. ``values`` = [loss, grad_norm, mse of each sample] is on its way to the host: ``read`` waits for it.
+
+    The engine hands a record over before the device has finished the step, and the reader asks one step late, so that no
+    step waits for the host.
+    """
+
+    step: int
+    values: Tensor
+    arrived: torch.cuda.Event | None
+    t: Tensor
+    lr: Mapping[str, float]
+    window_ids: tuple[str, ...]
+    captions: tuple[str, ...]
+    clock: Clock
+    expert: str | None = None
+
+    def read(self) -> dict[str, Any]:
+        """The step's line of the journal, with plain numbers."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        loss, grad_norm, *mse = self.values.tolist()
+        line: dict[str, Any] = {
+            "kind": "step",
+            "step": self.step,
+            "loss": loss,
+            "mse": sum(mse) / len(mse),
+            "by_t": by_t(self.t.tolist(), mse),
+            "lr": dict(self.lr),
+            "grad_norm": grad_norm,
+            "window_ids": list(self.window_ids),
+            "seconds": self.clock.read(),
+        }
+        line |= {"expert": self.expert} if self.expert else {}
+        return line if finite(loss) and finite(grad_norm) else line | {"skipped": True}
+
+    def broken(self) -> tuple[str, ...]:
+        """The windows whose own error is not finite; all of them where the gradient alone is not."""
+        mse = self.values.tolist()[2:]
+        return tuple(name for name, value in zip(self.window_ids, mse, strict=True) if not finite(value)) or (
+            self.window_ids
+        )
+
+
+class Clock:
+    """Seconds by phase: ``mark(phase)`` ends a phase. On CUDA the marks are events, read when the step is long over.
+
+    ``told`` hears of each phase that has ended.
+    """
+
+    def __init__(self, device: torch.device, told: Callable[[str], None] | None = None) -> None:
+        self._cuda, self._told = device.type == "cuda", told
+        self._marks: list[tuple[str, float, torch.cuda.Event | None]] = []
+        self.mark("start")
+
+    def mark(self, phase: str) -> None:
+        """The time since the last mark was ``phase``."""
+        event = None
+        if self._told is not None:
+            self._told(phase)
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        self._marks.append((phase, time.perf_counter(), event))
+
+    def read(self) -> dict[str, float]:
+        """Seconds by phase, micro-batches summed."""
+        out: dict[str, float] = {}
+        for (_, before, begun), (phase, after, ended) in zip(self._marks, self._marks[1:], strict=False):
+            seconds = begun.elapsed_time(ended) / 1000 if begun is not None and ended is not None else after - before
+            out[phase] = round(out.get(phase, 0.0) + seconds, 6)
+        return out
+
+
+def finite(value: float) -> bool:
+    """Neither NaN nor infinite."""
+    return value == value and abs(value) != float("inf")
+
+
+def by_t(t: Sequence[float], mse: Sequence[float], bands: int = 9) -> list[float | None]:
+    """Mean mse of the samples whose t fell into each ninth of [0, 1]; None where none did."""
+    sums = [[0.0, 0] for _ in range(bands)]
+    for place, value in zip(t, mse, strict=True):
+        band = sums[min(bands - 1, int(place * bands))]
+        band[0] += value
+        band[1] += 1
+    return [total / count if count else None for total, count in sums]
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Micro-batches of a whole step, the norm to clip to, and the seed of draws inside the network (None: it makes none).
+
+    A count and no size, since buckets differ in the samples of a step; ``micro_batch_size`` samples (None: any number) are
+    the most that one of them takes.
+    """
+
+    micro_batches: int
+    max_grad_norm: float
+    network_seed: int | None
+    micro_batch_size: int | None = None
+
+    def size(self, samples: int) -> int:
+        """How many samples a micro-batch takes, of a step that takes so many in all."""
+        most = -(-samples // self.micro_batches)
+        return most if self.micro_batch_size is None else min(most, self.micro_batch_size)
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """What of a network trains: the parameters that its optimizer holds, by name, and their average if there is one.
+
+    ``rates`` by the optimizer's groups; ``held`` are the parameters in the network's own dtype, where the optimizer holds
+    masters; ``text``: captions are encoded in the step, since some of the parameters are of what encodes them.
+    ``rounding``: the seed of the draws that round updates of bf16 weights (None: they are not). ``in_backward``: updates
+    come with the gradients. ``shards``: the network is cut into rows, and of what trains this process has some.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: AnyOptimizer
+    rates: Mapping[str, RateSettings]
+    masters: MasterWeights | None = None
+    ema: Ema | None = None
+    held: Mapping[str, nn.Parameter] | None = None
+    expert: str | None = None
+    text: LiveText | None = None
+    rounding: int | None = None
+    in_backward: InBackward | None = None
+    shards: Shards | None = None
+
+
+class OutOfMemory(RuntimeError):
+    """The device had no room for a step. ``intact``: it happened before the update, so the weights are as they were."""
+
+    def __init__(self, step: int, window_ids: tuple[str, ...], tokens: int, intact: bool) -> None:
+        super().__init__(f"out of memory in step {step}")
+        self.step, self.window_ids, self.tokens, self.intact = step, window_ids, tokens, intact
+
+
+def train_step(
+    family: Family,
+    net: nn.Module,
+    trainable: Trainable,
+    objective: Objective,
+    prepared: Prepared,
+    settings: StepSettings,
+    clock: Clock,
+    dist: DistributedContext,
+    own_step: int | None = None,
+) -> StepRecord:
+    """One update of ``net``. ``own_step``: the number of the step among the learner's own (None: it has them all).
+
+    Each micro-batch adds its sum over the step's sample count, so any split is the same step to rounding.
+
+    Anchored samples first run through the network without its adapter. A non-finite gradient leaves weights, optimizer and
+    average as they were. Raises OutOfMemory.
+    """
+    parameters, optimizer = list(trainable.parameters.values()), trainable.optimizer
+    own = prepared.step if own_step is None else own_step
+    lr = {group["name"]: rate(trainable.rates[group["name"]], own) for group in optimizer.param_groups}
+    values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=next(net.parameters()).device), True
+    for group in optimizer.param_groups:
+        group["lr"] = lr[group["name"]]
+    try:
+        if trainable.in_backward is not None:
+            intact = False
+            good = _in_backward(family, net, trainable, objective, prepared, settings, clock, values, own)
+        else:
+            together = dist.size if trainable.shards is not None else 1
+            accumulate(family, net, objective, prepared, settings, clock, values, trainable.text, together=together)
+            cut = _collected(trainable)
+            if trainable.masters is not None:
+                trainable.masters.gather()
+            if all(parameter.grad is None for parameter in parameters):  # nothing that trains was used in this step
+                for parameter in parameters:
+                    parameter.grad = torch.zeros_like(parameter)  # as where other processes have used it
+            apart = {id(parameter) for parameter in cut}
+            dist.all_reduce_gradients([parameter for parameter in parameters if id(parameter) not in apart])
+            dist.all_reduce(values)
+            total = dist.all_reduce if trainable.shards is not None and trainable.shards.rows else None
+            among = () if total is None else (cut, total)
+            values[1] = norm = clip(parameters, settings.max_grad_norm, *among)
+            good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
+            intact = False
+            first_rows = (
+                {name: rows.first for name, rows in trainable.shards.rows.items()} if trainable.shards else None
+            )
+            update(optimizer, trainable.parameters, trainable.masters, good, trainable.rounding, own, first_rows)
+        if trainable.ema is not None:
+            trainable.ema.update(own, good)
+    except (MemoryError, RuntimeError) as error:
+        if not of_memory(error):
+            raise
+        optimizer.zero_grad(set_to_none=True)
+        tokens = _tokens(family, prepared.batch)
+        raise OutOfMemory(prepared.step, prepared.drawn.window_ids, tokens, intact) from error
+    optimizer.zero_grad(set_to_none=True)
+    clock.mark("optimizer")
+    host, arrived = _send(values)
+    drawn = prepared.drawn
+    return StepRecord(
+        prepared.step, host, arrived, drawn.t, lr, drawn.window_ids, drawn.captions, clock, trainable.expert
+    )
+
+
+def _collected(trainable: Trainable) -> list[nn.Parameter]:
+    """What the optimizer holds of a network that is cut, its gradients handed over; nothing of one that is whole."""
+    if trainable.shards is None:
+        return []
+    trainable.shards.collect()
+    return [trainable.parameters[name] for name in trainable.shards.local]
+
+
+def _in_backward(
+    family: Family,
+    net: nn.Module,
+    trainable: Trainable,
+    objective: Objective,
+    prepared: Prepared,
+    settings: StepSettings,
+    clock: Clock,
+    values: Tensor,
+    own: int,
+) -> Tensor:
+    """A step whose updates come with its gradients, in one process and one forward pass; () whether all of it was finite."""
+    total = len(prepared.drawn.window_ids)
+    assert settings.size(total) >= total, "a gradient that is updated at once cannot be summed up"
+    updates = trainable.in_backward
+    assert updates is not None
+    updates.begin(own)
+    accumulate(family, net, objective, prepared, settings, clock, values, trainable.text, updates)
+    values[1], finite_all = updates.end()
+    return finite_all & torch.isfinite(values[0])
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples that go through the network together, from number ``first`` of the step's on.
+
+    ``counts``: they are this process's own, else they only run along. ``anchors``: some process has samples here that ask
+    the base model first.
+    """
+
+    batch: Batch
+    t: Tensor
+    noise: Tensor
+    first: int
+    counts: bool = True
+    anchors: bool = False
+
+
+def passes(prepared: Prepared, size: int, together: int = 1) -> list[MicroBatch]:
+    """The passes of a process, of at most ``size`` samples each.
+
+    ``together``: so many processes run the network together, and each makes as many passes as the one with most samples.
+    """
+    out: list[MicroBatch] = []
+    first, total, anchored = prepared.first, len(prepared.drawn.window_ids), set(prepared.drawn.anchored)
+    for part in prepared.batch.split(size) if prepared.batch is not None else ():
+        rows = slice(first - prepared.first, first - prepared.first + len(part))
+        out.append(MicroBatch(part, prepared.t[rows], prepared.noise[rows], first, not prepared.spare))
+        first += len(part)
+    if together == 1:
+        return out
+    shares = [share_of((rank, together), total) for rank in range(together)]
+    count = max(-(-(hi - lo) // size) for lo, hi in shares)
+    asked = [
+        any(not anchored.isdisjoint(range(lo + k * size, min(lo + (k + 1) * size, hi))) for lo, hi in shares)
+        for k in range(count)
+    ]
+    last = out[-1]
+    along = replace(last, batch=last.batch.split(1)[0], t=last.t[:1], noise=last.noise[:1], counts=False)
+    return [replace(out[k] if k < len(out) else along, anchors=asked[k]) for k in range(count)]
+
+
+def accumulate(
+    family: Family,
+    net: nn.Module,
+    objective: Objective,
+    prepared: Prepared,
+    settings: StepSettings,
+    clock: Clock,
+    values: Tensor,
+    text: LiveText | None = None,
+    in_backward: InBackward | None = None,
+    together: int = 1,
+) -> None:
+    """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets.
+
+    ``together``: so many processes gather the network's weights from each other, so all must go through it equally often.
+    """
+    device, total = values.device, len(prepared.drawn.window_ids)
+    for one in passes(prepared, settings.size(total), together):
+        part, first = one.batch, one.first
+        t, noise = _to(one.t, device), _to(one.noise, device)
+        anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes] if part.any_anchored else []
+        batch, target = condition(family, text, part.map(lambda x: _to(x, device))), None
+        if anchored or one.anchors:
+            with adapter_off(net):
+                said = prior_target(family, net, objective, batch, t, noise, anchored or [0])
+            target = said if anchored else None
+        if settings.network_seed is not None:
+            torch.manual_seed(seed32(settings.network_seed, "network", prepared.step, first))
+        sent = _with_graph(batch) if together > 1 and text is not None else batch
+        out = denoising_loss(family, net, objective, sent, t, noise, target)
+        clock.mark("forward")
+        share = out.loss * (len(batch) / total if one.counts else 0.0)
+        if in_backward is not None:
+            in_backward.loss(share)
+        if share.requires_grad:  # no caption of these may hold a new token
+            share.backward()
+        clock.mark("backward")
+        if one.counts:
+            values[0] += share.detach()
+            values[2 + first : 2 + first + len(batch)] = out.mse
+
+
+def _with_graph(batch: Batch) -> Batch:
+    """The same batch, with a graph from its text on: blocks are gathered in backward too, so every process has one."""
+    if batch.cond.text.requires_grad:
+        return batch
+    return replace(batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_()))
+
+
+def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:
+    """The batch as the denoiser is to be told of it: as it is where text is cached (None), else its captions encoded now.
+
+    What else a clip tells stays what it was. Ruler and training call this alike.
+    """
+    if text is None:
+        return batch
+    told = family.encode_in_loop([text.spell(caption) for caption in batch.captions])
+    return replace(batch, cond=replace(told, extras={**batch.cond.extras, **told.extras}))
+
+
+def of_memory(error: BaseException) -> bool:
+    """Whether there was no room, on the device or on the host."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    from accelerate.utils.memory import should_reduce_batch_size  # knows the ways in which torch says so
+
+    told = isinstance(error, Exception) and all(isinstance(word, str) for word in error.args)  # it reads no other
+    return isinstance(error, Exception) and told and should_reduce_batch_size(error)
+
+
+def _tokens(family: Family, batch: Batch | None) -> int:
+    """Tokens of one sample, by its latents."""
+    if batch is None:
+        return 0
+    sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
+    return math.prod(-(-side // step) for side, step in sides)
+
+
+def _to(x: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
+def _send(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Start the copy to the host without waiting for it."""
+    if values.device.type != "cuda":
+        return values, None
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return host, arrived

@@ -1,0 +1,117 @@
+"""Text encoders of which something trains: what of the config says so, and how it is put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from videotune.adapters.full import load_full
+from videotune.adapters.text import LiveText, add_text, matching_text
+from videotune.adapters.textual_inversion import add_rows, add_tokens, lay_rows, spelled
+from videotune.config.schema import Config, token_names
+from videotune.memory.checkpointing import checkpoint_text
+from videotune.trainer.experts import of_expert
+from videotune.types import Family
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from videotune.adapters.text import LiveText
+
+ROWS = "embedding."
+"""What the names of token rows begin with in a checkpoint; the text encoder's name follows."""
+
+
+def live_text(config: Config) -> LiveText | None:
+    """How captions are read where text is encoded in the step; None where its states are cached."""
+    if not config.text_in_step:
+        return None
+    return LiveText(config.embedding.tokens if config.training_method == "EMBEDDING" else ())
+
+
+def refuse_text(family: Family, config: Config) -> None:
+    """Before anything is encoded: VideotuneError for patterns that name no weight, and a token that is none."""
+    if config.text_encoder.train and config.text_encoder.layers is not None:
+        named = [
+            f"{part}.{path}" for part, net in family.text_skeletons().items() for path, _ in net.named_parameters()
+        ]
+        matching_text(named, config.text_encoder.layers)
+    if config.training_method == "EMBEDDING":
+        for tokenizer in family.tokenizers().values():
+            add_tokens(tokenizer, config.embedding.tokens)
+
+
+def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parameter]]:
+    """Put into the family's text encoders what trains of them; by the group of its rate, then by the checkpoints' names."""
+    if not config.text_in_step:
+        return {}
+    parts = family.text_parts()
+    encoders = {name: part.encoder for name, part in parts.items()}
+    for encoder in encoders.values():
+        checkpoint_text(encoder, config.gradient_checkpointing or "ON")
+    if config.training_method == "EMBEDDING":
+        rows = add_rows(parts, config.embedding, config.seed)
+        return {"embedding": {ROWS + name: parameter for name, parameter in rows.items()}}
+    return {"text_encoder": add_text(encoders, config.text_encoder.layers)}
+
+
+def by_part(family: Family, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """What trained of the denoiser, and of each text encoder, all by the names in them."""
+    text = {part: of_expert(state, f"{part}.") for part in family.text_skeletons()}
+    beside = {f"{part}.{name}" for part, own in text.items() for name in own}
+    return {name: value for name, value in state.items() if name not in beside}, text
+
+
+def put_text(family: Family, config: Config, state: Mapping[str, Tensor], where: str) -> Callable[[str], str]:
+    """What a checkpoint holds of the text encoders, put into the family's; returns how prompts are to be spelled."""
+    live = live_text(config)
+    if live is None:
+        return str
+    held = {name: parameter for group in attach_text(family, config).values() for name, parameter in group.items()}
+    load_full(held, {name: value for name, value in state.items() if name in held}, where)
+    return live.spell
+
+
+def put_files(family: Family, found: Sequence[tuple[str, Mapping[str, Tensor]]]) -> Callable[[str], str]:
+    """The rows of files (token, rows by text encoder) laid over the family's; returns how prompts are to be spelled."""
+    words: dict[str, tuple[str, ...]] = {}
+    for token, rows in found:
+        for name, own in rows.items():
+            words[token] = token_names(token, len(own))
+            lay_rows(family.text_parts()[name], words[token], own)
+
+    def spell(prompt: str) -> str:
+        for tokens in words.values():
+            prompt = spelled(prompt, tokens)
+        return prompt
+
+    return spell
+
+
+def encoder_of(family: Family, live: LiveText) -> Callable[[str], Mapping[str, Tensor]]:
+    """A prompt -> its states on the CPU, by the text encoders as they are now."""
+    return lambda prompt: family.encode_text([live.spell(prompt)])[0]
+
+
+def text_size(family: Family, config: Config) -> tuple[int, int]:
+    """(modules, numbers) of the text encoders that would train."""
+    encoders = family.text_skeletons()
+    if config.training_method == "EMBEDDING":
+        tables: list[Any] = [encoder.get_input_embeddings() for encoder in encoders.values()]  # type: ignore[operator]
+        return len(tables), config.embedding.vectors * sum(table.weight.shape[1] for table in tables)
+    chosen = add_text(encoders, config.text_encoder.layers)
+    return len({name.rpartition(".")[0] for name in chosen}), sum(parameter.numel() for parameter in chosen.values())
+
+
+def peak_rates(config: Config) -> dict[str, float]:
+    """The peak rate of what trains of the text encoders, by group."""
+    rows, text = config.embedding_learning_rate, config.text_encoder.learning_rate
+    return {
+        "embedding": config.learning_rate if rows is None else rows,
+        "text_encoder": config.learning_rate if text is None else text,
+    }
+
+
+def cut_prompts(family: Family, live: LiveText, captions: Sequence[str]) -> list[str]:
+    """The captions that are longer than the model reads, once they are spelled out."""
+    return [caption for caption in captions if family.text_length(live.spell(caption)) > family.spec.text_tokens]
