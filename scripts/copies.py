@@ -28,7 +28,7 @@ from videotune.toy.shapes import COMBINATIONS, draw_clip
 from videotune.validation.copying import Baselines, Gallery, Known, Nearest, baselines
 from videotune.validation.features import Embedding, both_ways, default_embedding, in_views
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 SIZE = (128, 208)
 """Rows and columns of every clip but the toy's, which has 64 by 64: half of what small training windows have."""
@@ -56,7 +56,7 @@ class Film:
 
 def landscapes(count: int, first: int = 0) -> list[Film]:
     """Pans at various speeds, each over its own landscape."""
-    from scenery import pan  # type: ignore[import-not-found]
+    from tests.scenery import pan  # type: ignore[import-not-found]
 
     films = []
     for seed in range(first, first + count):

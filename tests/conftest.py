@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("no clock", deadline=None)  # on a machine that others use a moment may take a second
 settings.load_profile("no clock")
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import forked
+from tests import forked
 
 LONGEST = 300.0
 """Seconds after which processes that wait for each other are given up."""

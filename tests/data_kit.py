@@ -7,8 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from clips import RATES
-
+from tests.clips import RATES
 from videotune.config.schema import Config
 from videotune.data.dataset import Library, scan
 from videotune.data.media_info import MediaInfo

@@ -6,9 +6,10 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import forked
 import numpy as np
-from clips import write_clip
+
+from tests import forked
+from tests.clips import write_clip
 
 
 def urgency() -> int:

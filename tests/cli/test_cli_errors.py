@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from clips import noise, write_clip, write_dataset
 
+from tests.clips import noise, write_clip, write_dataset
 from videotune import __version__
 from videotune.cli.main import main
 from videotune.config.load import preset_names

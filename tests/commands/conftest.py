@@ -36,6 +36,6 @@ def said(
 @pytest.fixture(scope="session")
 def server() -> None:
     """Processes of their own start at once: see forked."""
-    import forked
+    from tests import forked
 
     forked.wake()

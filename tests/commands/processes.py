@@ -9,7 +9,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import forked
+from tests import forked
 
 KILLED = -signal.SIGKILL
 WHEN = {

@@ -17,10 +17,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import forked
 import torch
 from safetensors.torch import load_file
 
+from tests import forked
 from videotune.trainer.checkpoint import Checkpoint, read_checkpoint
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides

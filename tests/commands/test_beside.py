@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import callback, measure, open_run, prepare, preview
 
+from tests.runs import callback, measure, open_run, prepare, preview
 from videotune.latent_cache.exposure import band, most
 from videotune.planner.plan import make_plan
 from videotune.trainer.logging.journal import read_journal

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from clips import noise, numbered, read_numbers, write_clip
 from PIL import Image
 
+from tests.clips import noise, numbered, read_numbers, write_clip
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
 from videotune.models.registry import find

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_disk
-from safety_kit import Running, equal, facts_of, start, state
 
+from tests.commands import small_disk
+from tests.commands.safety_kit import Running, equal, facts_of, start, state
 from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.trainer.resolve_config import Overrides

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import moments
 import pytest
-from safety_kit import Running, equal, facts_of, of_kind, start, state, steps_of
 
+from tests.commands import moments
+from tests.commands.safety_kit import Running, equal, facts_of, of_kind, start, state, steps_of
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, INTERRUPTED
 from videotune.files import LATE, life, read_json

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from journal_lines import step_line
-from safety_kit import equal, facts_of, start, state
 
+from tests.commands.safety_kit import equal, facts_of, start, state
+from tests.journal_lines import step_line
 from videotune.commands.compare import compare
 from videotune.commands.export import export, exported
 from videotune.commands.sample import SampleOptions, open_sampler

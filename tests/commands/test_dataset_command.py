@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from clips import noise, write_clip
 from PIL import Image
-from scenery import shots
 
+from tests.clips import noise, write_clip
+from tests.scenery import shots
 from videotune.commands.dataset import split_dataset
 from videotune.errors import DONE, SKIPPED, VideotuneError
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from runs import open_run, prepare
 
+from tests.runs import open_run, prepare
 from videotune.commands.train import train
 from videotune.errors import VideotuneError
 from videotune.planner.plan import bytes_a_parameter

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
-from processes import KILLED, WHEN, end, start
 
+from tests.commands.processes import KILLED, WHEN, end, start
 from videotune.errors import DONE
 from videotune.trainer.checkpoint import PARTS, complete_checkpoints
 from videotune.trainer.logging.journal import read_journal

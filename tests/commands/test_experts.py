@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from processes import KILLED, end, start
-from runs import open_run, prepare
 from safetensors.torch import load_file
 
+from tests.commands.processes import KILLED, end, start
+from tests.runs import open_run, prepare
 from videotune.commands.sample import SampleOptions, sample
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError

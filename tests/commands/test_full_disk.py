@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_disk
 from safetensors.torch import load_file
-from safety_kit import Running, equal, facts_of, of_kind, start, state, warnings_of
-from small_disk import (
+
+from tests.commands import small_disk
+from tests.commands.safety_kit import Running, equal, facts_of, of_kind, start, state, warnings_of
+from tests.commands.small_disk import (
     after_step_three,
     after_the_first_save,
     before_the_export,
     in_the_middle_of_the_second_save,
     make_room,
 )
-
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import life, read_json

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import Disk, each_fault
-from journal_lines import step_line
-from kills import SAVING, kill_points, killed_at
-from safety_kit import equal, facts_of, of_kind, state, steps_of
 
+from tests.commands.safety_kit import equal, facts_of, of_kind, state, steps_of
+from tests.faults import Disk, each_fault
+from tests.journal_lines import step_line
+from tests.kills import SAVING, kill_points, killed_at
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json

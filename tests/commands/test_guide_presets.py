@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safety_kit import equal, state, steps_of
 
+from tests.commands.safety_kit import equal, state, steps_of
 from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.files import read_json

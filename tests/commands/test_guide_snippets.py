@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safety_kit import QUIET, of_kind, state, steps_of
 
+from tests.commands.safety_kit import QUIET, of_kind, state, steps_of
 from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.files import read_json

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import moments
 import pytest
 import torch
-from runs import open_run, prepare
 from safetensors.torch import load_file, save_file
-from safety_kit import equal, facts_of, of_kind, start, state, steps_of
 
+from tests.commands import moments
+from tests.commands.safety_kit import equal, facts_of, of_kind, start, state, steps_of
+from tests.runs import open_run, prepare
 from videotune.adapters.lora import updates
 from videotune.commands.export import export
 from videotune.commands.train import train

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import open_run, prepare
 from safetensors import safe_open
 from safetensors.torch import load_file
-from safety_kit import equal, facts_of, state
 
+from tests.commands.safety_kit import equal, facts_of, state
+from tests.runs import open_run, prepare
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.commands.export import export

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from safety_kit import equal, facts_of, of_kind, state, steps_of, warnings_of
 
+from tests.commands.safety_kit import equal, facts_of, of_kind, state, steps_of, warnings_of
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from clips import noise, write_dataset
+
+from tests.clips import noise, write_dataset
 
 
 def offline(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:

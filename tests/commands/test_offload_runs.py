@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from offload_kit import deepen
-from safety_kit import equal, facts_of, of_kind, state
 
+from tests.commands.safety_kit import equal, facts_of, of_kind, state
+from tests.offload_kit import deepen
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.resolve_config import Overrides

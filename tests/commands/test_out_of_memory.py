@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_of, warnings_of
 
+from tests.commands.safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_of, warnings_of
 from videotune.commands.train import train
 from videotune.config.resolve import parse
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from safety_kit import equal, facts_of, state
 
+from tests.commands.safety_kit import equal, facts_of, state
 from videotune.commands.export import export
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train

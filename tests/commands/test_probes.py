@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safety_kit import equal, facts_of, of_kind, state, warnings_of
 
+from tests.commands.safety_kit import equal, facts_of, of_kind, state, warnings_of
 from videotune.commands.train import train
 from videotune.errors import DONE, INTERRUPTED
 from videotune.trainer.resolve_config import Overrides, resolve_config

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import open_run
-from safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_of, warnings_of
 
+from tests.commands.safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_of, warnings_of
+from tests.runs import open_run
 from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json, write_json

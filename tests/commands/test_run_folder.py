@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kills import kill_points, killed_at
-from runs import open_run
 
+from tests.kills import kill_points, killed_at
+from tests.runs import open_run
 from videotune.commands.check import check
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError

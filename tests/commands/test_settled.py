@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safety_kit import equal, facts_of, of_kind, state
 
+from tests.commands.safety_kit import equal, facts_of, of_kind, state
 from videotune.commands.plan import plan
 from videotune.commands.train import train
 from videotune.console import size

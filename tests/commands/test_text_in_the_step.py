@@ -13,8 +13,8 @@ import av
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from safety_kit import QUIET, equal, facts_of, of_kind, state, steps_of
 
+from tests.commands.safety_kit import QUIET, equal, facts_of, of_kind, state, steps_of
 from videotune.adapters.text import LiveText
 from videotune.adapters.textual_inversion import add_rows
 from videotune.commands.export import export

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safety_kit import of_kind, warnings_of
 
+from tests.commands.safety_kit import of_kind, warnings_of
 from videotune.commands.plan import plan
 from videotune.commands.train import train
 from videotune.errors import DONE

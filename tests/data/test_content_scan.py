@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clips import noise, write_clip
-from scenery import pan, scenery, shots
 
+from tests.clips import noise, write_clip
+from tests.scenery import pan, scenery, shots
 from videotune.data.content_scan import ContentScan, scan_content
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import probe

@@ -89,7 +89,7 @@ MUTATIONS = [flip_bits, flip_in_header, flip_at_the_end, cut_short, zero_a_range
 
 def write_seeds(folder: Path) -> Path:
     """Small whole files of every container, codec and image format."""
-    from clips import noise, write_clip, write_image
+    from tests.clips import noise, write_clip, write_image
 
     frames = noise(14, 64, 96)
     write_clip(folder / "a.mp4", frames, options={"g": "5", "bf": "2"}, rotation=90)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clips import noise, write_clip
-from data_kit import RULES, config_of, scanned
 
+from tests.clips import noise, write_clip
+from tests.data_kit import RULES, config_of, scanned
 from videotune.data.dataset import Library, buckets, scan, to_json, totals
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window

@@ -10,8 +10,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from clips import noise, numbered, read_numbers, write_clip
 
+from tests.clips import noise, numbered, read_numbers, write_clip
 from videotune.data.decode import Reader, decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import probe

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clips import numbered, read_numbers, write_clip
-from data_kit import info_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.clips import numbered, read_numbers, write_clip
+from tests.data_kit import info_of
 from videotune.config.data_schema import VideoConfig
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clips import noise, write_clip
-from data_kit import config_of
 from PIL import Image
 
+from tests.clips import noise, write_clip
+from tests.data_kit import config_of
 from videotune.config.schema import Config
 from videotune.data.dataset import Library, buckets, scan, to_json, totals
 from videotune.data.decode import decode

@@ -7,9 +7,9 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from clips import noise, write_clip
-from data_kit import scanned
 
+from tests.clips import noise, write_clip
+from tests.data_kit import scanned
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import probe

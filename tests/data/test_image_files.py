@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clips import noise, numbered, read_numbers, write_clip, write_image
 from PIL import Image, ImageCms
 
+from tests.clips import noise, numbered, read_numbers, write_clip, write_image
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo, probe

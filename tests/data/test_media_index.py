@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clips import noise, write_clip
 
+from tests.clips import noise, write_clip
 from videotune.data import media_index as module
 from videotune.data.content_scan import ContentScan, scan_content
 from videotune.data.file_checks import ClipProblem

@@ -9,8 +9,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from clips import RATES, noise, numbered, read_numbers, write_clip, write_image
 
+from tests.clips import RATES, noise, numbered, read_numbers, write_clip, write_image
 from videotune.data import media_info as probe_module
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem

@@ -7,11 +7,11 @@ from random import Random
 
 import numpy as np
 import pytest
-from clips import write_clip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenery import pan, shots
 
+from tests.clips import write_clip
+from tests.scenery import pan, shots
 from videotune.data.content_scan import scan_content
 from videotune.data.media_info import probe
 from videotune.data.source_videos import SourceClip, group_by_source, hold_out, near_duplicates

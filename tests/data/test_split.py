@@ -6,9 +6,9 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from clips import noise, numbered, read_numbers, write_clip
-from scenery import pan, scenery, shots
 
+from tests.clips import noise, numbered, read_numbers, write_clip
+from tests.scenery import pan, scenery, shots
 from videotune.data import split as module
 from videotune.data.decode import decode
 from videotune.data.media_info import probe

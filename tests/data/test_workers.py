@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from clips import noise, numbered, read_numbers, write_clip
 
+from tests.clips import noise, numbered, read_numbers, write_clip
 from videotune.data import workers as module
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode

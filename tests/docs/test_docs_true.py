@@ -18,6 +18,10 @@ DOCS = ROOT / "docs"
 PAGES = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))) if path.is_file()]
 EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 PAGE_OF = {
+    "trainer": "train",
+    "latent_cache": "cache",
+    "exporter": "export",
+    "reporter": "report",
     "cli": "run",
     "commands": "run",
     "presets": "config",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from clips import noise, write_dataset
-from effects_kit import Lab
 
+from tests.clips import noise, write_dataset
+from tests.effects.effects_kit import Lab
 from videotune.models.wan import Wan
 from videotune.rng import draws
 from videotune.toy.dataset import encode_clip

@@ -14,9 +14,9 @@ from typing import Any
 import av
 import numpy as np
 import torch
-from runs import fill as fill_cache
-from runs import prepare
 
+from tests.runs import fill as fill_cache
+from tests.runs import prepare
 from videotune.latent_cache.batches import Source
 from videotune.latent_cache.encode import fill, missing
 from videotune.latent_cache.store import Store

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from effects_kit import Lab, job_of, run_steps, trainer_of, watched
-from runs import measure
 from safetensors.torch import load_file
 
+from tests.effects.effects_kit import Lab, job_of, run_steps, trainer_of, watched
+from tests.runs import measure
 from videotune.errors import VideotuneError
 from videotune.exporter.lora import read_back
 from videotune.models.registry import names

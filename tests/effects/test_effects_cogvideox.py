@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from diffusers import CogVideoXDDIMScheduler
-from effects_kit import Lab, in_cache, moved, run_steps, trainer_of, watched, weights
 
+from tests.effects.effects_kit import Lab, in_cache, moved, run_steps, trainer_of, watched, weights
 from videotune.models.cogvideox import CogVideoX
 
 FAST = {"video_config.target_fps": 16, "steps": 6, "learning_rate": 1e-2}

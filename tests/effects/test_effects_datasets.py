@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clips import noise, write_dataset
-from effects_kit import Lab, gradients, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
-from runs import measure
 
+from tests.clips import noise, write_dataset
+from tests.effects.effects_kit import (
+    Lab,
+    gradients,
+    in_cache,
+    job_of,
+    pixels,
+    run_steps,
+    source_of,
+    text_of,
+    trainer_of,
+)
+from tests.runs import measure
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import prepare
 from videotune.trainer.logging.journal import read_journal

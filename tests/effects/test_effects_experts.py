@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from effects_kit import Lab, run_steps, trainer_of, weights
 
+from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights
 from videotune.models.wan import Wan
 
 

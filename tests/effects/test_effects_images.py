@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effects_kit import Lab, film, run_steps, trainer_of, watched
-from runs import preview
 
+from tests.effects.effects_kit import Lab, film, run_steps, trainer_of, watched
+from tests.runs import preview
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import prepare

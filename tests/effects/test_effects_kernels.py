@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from effects_kit import BASE, Lab
 
+from tests.effects.effects_kit import BASE, Lab
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer import loop

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from effects_kit import Lab, run_steps, trainer_of, weights
 from safetensors.torch import load_file
 
+from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights
 from videotune.adapters.kinds import PARTS, split
 from videotune.errors import VideotuneError
 from videotune.trainer.run_export import export_run

@@ -9,8 +9,8 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from effects_kit import Lab, job_of, run_steps, source_of, trainer_of
 
+from tests.effects.effects_kit import Lab, job_of, run_steps, source_of, trainer_of
 from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError

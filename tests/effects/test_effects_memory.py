@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from effects_kit import Lab, gradients, run_steps, trainer_of, watched, weights
 
+from tests.effects.effects_kit import Lab, gradients, run_steps, trainer_of, watched, weights
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import prepare
 from videotune.trainer.trainer import Trainer

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effects_kit import Lab, film, text_of, trainer_of, watched
-from runs import callback, preview
 from safetensors.torch import load_file
 
+from tests.effects.effects_kit import Lab, film, text_of, trainer_of, watched
+from tests.runs import callback, preview
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.sampling.pipeline import draw

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from effects_kit import Lab, text_of, trainer_of, watched
-from runs import probe
 
+from tests.effects.effects_kit import Lab, text_of, trainer_of, watched
+from tests.runs import probe
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import train_loop
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from effects_kit import BASE, Lab
 from safetensors.torch import load_file
 
+from tests.effects.effects_kit import BASE, Lab
 from videotune.commands.train import train
 from videotune.errors import DONE, DoesNotFit
 from videotune.trainer import loop

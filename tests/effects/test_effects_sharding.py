@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as torch_dist
-from effects_kit import Lab, job_of
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.effects.effects_kit import Lab, job_of
 from videotune.errors import VideotuneError
 from videotune.trainer.components import make_objective, open_models
 from videotune.trainer.denoisers import make_expert_schedule, open_pool

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from effects_kit import Lab, run_steps, trainer_of, weights
 from safetensors.torch import load_file
 
+from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights
 from videotune.errors import VideotuneError
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.loop import train_loop

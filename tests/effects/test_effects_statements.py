@@ -9,8 +9,8 @@ import json
 from typing import Any
 
 import pytest
-from effects_kit import Lab, job_of, pixels
 
+from tests.effects.effects_kit import Lab, job_of, pixels
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
 

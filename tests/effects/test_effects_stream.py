@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effects_kit import Lab, gradients, run_steps, source_of, trainer_of, watched, weights
 
+from tests.effects.effects_kit import Lab, gradients, run_steps, source_of, trainer_of, watched, weights
 from videotune.config.load import parse_sets
 from videotune.config.resolve import resolve
 from videotune.diffusion.loss import denoising_loss

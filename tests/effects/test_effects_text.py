@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights
 from safetensors.torch import load_file
 
+from tests.effects.effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights
 from videotune.errors import VideotuneError
 from videotune.trainer.run_export import export_run
 from videotune.trainer.trainer import Trainer

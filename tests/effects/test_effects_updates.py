@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from effects_kit import Lab, moved, run_steps, trainer_of, weights
 from torch._subclasses import FakeTensorMode
 
+from tests.effects.effects_kit import Lab, moved, run_steps, trainer_of, weights
 from videotune.errors import VideotuneError
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.optimizers import optimizer_state

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from effects_kit import BASE, Lab, trainer_of
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.effects.effects_kit import BASE, Lab, trainer_of
 from videotune.commands.train import train
 from videotune.errors import VideotuneError
 from videotune.files import read_json

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from effects_kit import Lab, run_steps, trainer_of, watched
 
+from tests.effects.effects_kit import Lab, run_steps, trainer_of, watched
 from videotune.config.drift import class_of
 from videotune.config.fields import ROUNDED
 from videotune.errors import VideotuneError

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from export_kit import acts, scale, trained
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tests.exporter.export_kit import acts, scale, trained
 from videotune.adapters.effect import new_weight, updates
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.adapters.lora import ADAPTER, add_lora

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from export_kit import acts, scale, trained
 from safetensors.torch import load_file, save_file
 
+from tests.exporter.export_kit import acts, scale, trained
 from videotune.adapters.effect import new_weight
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.errors import VideotuneError

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import data_kit
 import pytest
-from clips import numbered, read_numbers, write_clip
 
+from tests import data_kit
+from tests.clips import numbered, read_numbers, write_clip
 from videotune.data.dataset import Library
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window

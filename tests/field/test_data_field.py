@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clips import dot_places, moving_dot, noise, numbered, read_numbers, write_clip
-from data_kit import RULES, scanned
 
+from tests.clips import dot_places, moving_dot, noise, numbered, read_numbers, write_clip
+from tests.data_kit import RULES, scanned
 from videotune.config.data_schema import VideoConfig
 from videotune.data.dataset import totals
 from videotune.data.decode import decode

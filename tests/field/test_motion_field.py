@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clips import RATES, dot_places, moving_dot, numbered, read_numbers, write_clip
 
+from tests.clips import RATES, dot_places, moving_dot, numbered, read_numbers, write_clip
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import frame_times, frames_in
 from videotune.data.media_info import MediaInfo, probe

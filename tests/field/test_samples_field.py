@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from scenery import pan, scenery
 
+from tests.scenery import pan, scenery
 from videotune.validation.motion import Measures, mean_measures, measures
 
 FRAMES = 9

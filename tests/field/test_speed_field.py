@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import open_run, prepare
 
+from tests.runs import open_run, prepare
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import train_loop
 from videotune.trainer.progress import WAITS

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from mutate import COUNT, try_each
-from runs import open_run
 from safetensors.torch import save_file
 
+from tests.fuzz.mutate import COUNT, try_each
+from tests.runs import open_run
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.commands.train import train
 from videotune.config.load import preset_names, read_preset

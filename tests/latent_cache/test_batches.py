@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clips import write_clip
-from runs import fill as fill_cache
 
+from tests.clips import write_clip
+from tests.runs import fill as fill_cache
 from videotune.data.buckets import padded_box
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window

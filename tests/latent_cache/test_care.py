@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kills import kill_points, killed_at
 
+from tests.kills import kill_points, killed_at
 from videotune.errors import VideotuneError
 from videotune.latent_cache.maintenance import listing, prune, verify
 from videotune.latent_cache.store import Store

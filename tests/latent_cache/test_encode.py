@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clips import noise, write_clip
 
+from tests.clips import noise, write_clip
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import MediaInfo, probe
@@ -330,7 +330,7 @@ sys.path[:0] = sys.argv[4:]
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from test_encode import Watched, data_of, quiet, todo_of
+from tests.latent_cache.test_encode import Watched, data_of, quiet, todo_of
 from videotune.latent_cache import store
 from videotune.latent_cache.encode import fill
 from videotune.models.registry import find
@@ -348,7 +348,7 @@ def test_killed_while_filling_and_run_again_no_entry_is_encoded_twice(
     clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Callable[..., Any], tmp_path: Path
 ) -> None:
     """A real SIGKILL after three captions and three clips, in the midst of the fourth; then the rest is made."""
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    folders = [str(Path(__file__).parents[2])]
     command = [sys.executable, "-c", KILLED, str(clips), str(tiny_bases("wan")), str(tmp_path / "cache"), *folders]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

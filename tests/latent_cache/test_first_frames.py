@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import fill as fill_cache
 
+from tests.runs import fill as fill_cache
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import Source, prepare
 from videotune.latent_cache.encode import encode_take, fill, missing, wanted

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kills import kill_points, killed_at
 
+from tests.kills import kill_points, killed_at
 from videotune.data.frame_sampling import sample_window
 from videotune.errors import VideotuneError
 from videotune.latent_cache.keys import latent_key, text_key

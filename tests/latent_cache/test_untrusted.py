@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from clips import noise, write_clip
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tests.clips import noise, write_clip
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.media_index import Examined, MediaIndex
 from videotune.data.workers import Workers

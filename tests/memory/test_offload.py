@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from offload_kit import BLOCKS, CPU, Rig, batch_of, deepen, open_family, rig, same
 from torch import nn
 
+from tests.offload_kit import BLOCKS, CPU, Rig, batch_of, deepen, open_family, rig, same
 from videotune.adapters.lora import adapter_off
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.memory import host_memory as host

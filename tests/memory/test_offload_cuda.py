@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_kit import no_host_sync
-from offload_kit import batch_of, deepen
-from runs import open_run, prepare
 from torch import nn
 
+from tests.cuda_kit import no_host_sync
+from tests.offload_kit import batch_of, deepen
+from tests.runs import open_run, prepare
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from offload_kit import BLOCKS, CPU, OffloadSettings, batch_of, deepen, rig, same
 from torch import nn
 
+from tests.offload_kit import BLOCKS, CPU, OffloadSettings, batch_of, deepen, rig, same
 from videotune.adapters.kinds import PARTS
 from videotune.adapters.lora import adapter_off, add_lora, row_norms
 from videotune.config.fields import ROUNDED

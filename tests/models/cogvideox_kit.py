@@ -4,9 +4,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import models_kit
-from models_kit import batch_of
-
+from tests.models import models_kit
+from tests.models.models_kit import batch_of
 from videotune.types import Batch, ClipShape
 
 OLDER = [ClipShape(9, 32, 48, 8.0), ClipShape(17, 48, 48, 8.0), ClipShape(1, 64, 32, 8.0)]

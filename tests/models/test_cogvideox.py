@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cogvideox_kit import SHAPES, batch_for, opened
 from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, DiffusionPipeline
-from models_kit import edit, noisy_lora
-from oracles import v_oracle
 
+from tests.models.cogvideox_kit import SHAPES, batch_for, opened
+from tests.models.models_kit import edit, noisy_lora
+from tests.models.oracles import v_oracle
 from videotune.diffusion.loss import denoising_loss
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from cogvideox_kit import SHAPES, batch_for, opened
 from torch import nn
 
+from tests.models.cogvideox_kit import SHAPES, batch_for, opened
 from videotune.models.cogvideox import CogVideoX
 
 Bases = Callable[[str], Path]

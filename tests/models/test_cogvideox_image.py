@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cogvideox_kit import SHAPES, batch_for, opened
 from diffusers import CogVideoXImageToVideoPipeline
 from safetensors.torch import load_file, save_file
 
+from tests.models.cogvideox_kit import SHAPES, batch_for, opened
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError

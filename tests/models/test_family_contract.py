@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from models_kit import FAMILIES, KINDS, Open, batch_of, denoisers, first_of, small_shape
-from oracles import oracle
 from torch import nn
 
+from tests.models.models_kit import FAMILIES, KINDS, Open, batch_of, denoisers, first_of, small_shape
+from tests.models.oracles import oracle
 from videotune.adapters.lora import add_lora, matching, updates
 from videotune.config.schema import Embedding, Lora
 from videotune.diffusion.objective import objective

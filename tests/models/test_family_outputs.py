@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models_kit import KINDS, Open, batch_of, clip_of, denoisers, first_of, small_shape
-from oracles import unpacked
 from torch import nn
 
+from tests.models.models_kit import KINDS, Open, batch_of, clip_of, denoisers, first_of, small_shape
+from tests.models.oracles import unpacked
 from videotune.adapters.lora import add_lora, matching
 from videotune.config.schema import Lora
 from videotune.diffusion.loss import denoising_loss

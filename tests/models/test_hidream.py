@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline, HiDreamImageTransformer2DModel
-from models_kit import batch_of, edit
 from torch import nn
 
+from tests.models.models_kit import batch_of, edit
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Embedding, Lora
 from videotune.errors import VideotuneError

@@ -10,9 +10,9 @@ import pytest
 import torch
 from diffusers import HunyuanVideoPipeline
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
-from models_kit import batch_of, clip_of, noisy_lora, small_shape
-from test_family_outputs import same_words
 
+from tests.models.models_kit import batch_of, clip_of, noisy_lora, small_shape
+from tests.models.test_family_outputs import same_words
 from videotune.errors import VideotuneError
 from videotune.exporter.lora import export_lora
 from videotune.models.hunyuan_video import CROP, TEMPLATE, HunyuanVideo

@@ -12,9 +12,9 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from models_kit import edit
 from safetensors.torch import load_file, save_file
 
+from tests.models.models_kit import edit
 from videotune.errors import VideotuneError
 from videotune.models.base_model import check_base, place, spec_for
 from videotune.models.loading import load_model

@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import models_kit
 import pytest
 import torch
 from diffusers import DiffusionPipeline, LTXConditionPipeline, LTXImageToVideoPipeline, LTXPipeline
-from models_kit import batch_of, clip_of, edit, noisy_lora
-from oracles import unpacked
 from safetensors.torch import load_file, save_file
-from test_family_outputs import same_words
 
+from tests.models import models_kit
+from tests.models.models_kit import batch_of, clip_of, edit, noisy_lora
+from tests.models.oracles import unpacked
+from tests.models.test_family_outputs import same_words
 from videotune.errors import VideotuneError
 from videotune.exporter.lora import export_lora
 from videotune.models.ltx_video import LTXVideo

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_kit import edit
+
+from tests.models.models_kit import edit
 
 ROOT = Path(__file__).parents[2] / "videotune"
 READ_ALL = """

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import WanPipeline
-from models_kit import edit, noisy_lora
 from safetensors.torch import load_file
 
+from tests.models.models_kit import edit, noisy_lora
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError

@@ -120,7 +120,7 @@ def test_the_authors_names_of_what_is_easy_to_get_wrong() -> None:
 
 def test_a_frame_alone_is_a_clip_of_one_frame(tiny_family: Open) -> None:
     """Isolated, the first frame of a clip is predicted as a still of it is: it stands at the same place."""
-    from models_kit import batch_of
+    from tests.models.models_kit import batch_of
 
     family = tiny_family("wan")
     batch = batch_of(family, ["a"], shape=ClipShape(9, 32, 32, 16.0))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from planning_kit import bytes_of, held_by_a_real_step
 
+from tests.planner.planning_kit import bytes_of, held_by_a_real_step
 from videotune.config.load import preset_names, preset_reasons, read_preset
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from offload_kit import deepen
-from planning_kit import held_by_a_real_step
 
+from tests.offload_kit import deepen
+from tests.planner.planning_kit import held_by_a_real_step
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
 from videotune.memory.weight_streaming import OffloadSettings, stream_blocks

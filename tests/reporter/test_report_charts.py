@@ -1,8 +1,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_kit import elements
 
+from tests.reporter.report_kit import elements
 from videotune.reporter.build import _environment
 from videotune.reporter.charts import Line, axis_labels, line_chart, smooth, smoothing_width, thin, ticks
 

@@ -6,9 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_kit as kit
-from report_kit import WINDOWS, account, chapters, clip, part, put, reading, report, start, step, write_journal
 
+import tests.reporter.report_kit as kit
+from tests.reporter.report_kit import (
+    WINDOWS,
+    account,
+    chapters,
+    clip,
+    part,
+    put,
+    reading,
+    report,
+    start,
+    step,
+    write_journal,
+)
 from videotune.reporter.read import read_run
 
 SPENT = {"starting": 2.0, "encoding": 10.0, "loading": 3.0, "training": 40.0, "saving": 1.0, "exporting": 4.0}

@@ -6,7 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_kit import account, attributes, chapters, config, full_run, part, put, report, sample, start, write_journal
+
+from tests.reporter.report_kit import (
+    account,
+    attributes,
+    chapters,
+    config,
+    full_run,
+    part,
+    put,
+    report,
+    sample,
+    start,
+    write_journal,
+)
 
 USE = "pipe = SomePipeline.from_pretrained('owner/base'); pipe.load_lora_weights(THIS_FILE)"
 

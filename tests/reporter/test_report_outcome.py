@@ -12,8 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_kit import CLIPS, account, chapters, config, put, reading, report, start, step, words, write_journal
 
+from tests.reporter.report_kit import (
+    CLIPS,
+    account,
+    chapters,
+    config,
+    put,
+    reading,
+    report,
+    start,
+    step,
+    words,
+    write_journal,
+)
 from videotune.files import LATE, life
 from videotune.reporter.build import summary
 from videotune.reporter.read import read_run

@@ -9,9 +9,22 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-import report_kit as kit
-from report_kit import EVIL, attributes, clip, elements, part, put, report, sample, start, step, words, write_journal
 
+import tests.reporter.report_kit as kit
+from tests.reporter.report_kit import (
+    EVIL,
+    attributes,
+    clip,
+    elements,
+    part,
+    put,
+    report,
+    sample,
+    start,
+    step,
+    words,
+    write_journal,
+)
 from videotune.reporter.build import contact_sheet_page
 from videotune.text import short_path
 

@@ -10,10 +10,22 @@ from urllib.parse import unquote
 import av
 import numpy as np
 import pytest
-import report_kit as kit
 from PIL import Image
-from report_kit import EVIL, attributes, elements, full_run, part, put, report, sample, start, step, write_journal
 
+import tests.reporter.report_kit as kit
+from tests.reporter.report_kit import (
+    EVIL,
+    attributes,
+    elements,
+    full_run,
+    part,
+    put,
+    report,
+    sample,
+    start,
+    step,
+    write_journal,
+)
 from videotune.data.video_writer import read_video, side_by_side, write_video
 from videotune.reporter import media
 

@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
-from report_kit import full_run, put, reading, sample, start, step, write_journal
 
+from tests.reporter.report_kit import full_run, put, reading, sample, start, step, write_journal
 from videotune.errors import VideotuneError
 from videotune.reporter.build import write_report
 from videotune.reporter.read import number, read_run

@@ -13,8 +13,7 @@ import pytest
 pytest.importorskip("playwright")
 pytest.importorskip("gradio")
 
-from studio.browser_kit import go, make_project, opened, put, upload
-
+from tests.studio.browser_kit import go, make_project, opened, put, upload
 from videotune.files import life
 
 

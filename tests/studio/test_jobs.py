@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from journal_lines import step_line
 
+from tests.journal_lines import step_line
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.studio import actions, jobs, projects, status

@@ -11,8 +11,7 @@ import pytest
 
 pytest.importorskip("gradio")
 
-from studio.test_jobs import steps
-
+from tests.studio.test_jobs import steps
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.studio import actions, jobs, projects, status

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import Disk, disk, each_fault
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kills import SAVING, kill_points, killed_at
 
+from tests.faults import Disk, disk, each_fault
+from tests.kills import SAVING, kill_points, killed_at
 from videotune.errors import VideotuneError
 from videotune.files import hash_file, is_disk_full
 from videotune.trainer.checkpoint import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_kit import no_host_sync
-from runs import open_run, prepare
 
+from tests.cuda_kit import no_host_sync
+from tests.runs import open_run, prepare
 from videotune.commands.train import train
 from videotune.errors import DONE
 from videotune.trainer.logging.journal import read_journal

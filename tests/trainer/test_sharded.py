@@ -14,9 +14,9 @@ import av
 import numpy as np
 import pytest
 import torch
-from crew_kit import Ended, processes
 from safetensors.torch import load_file
 
+from tests.crew_kit import Ended, processes
 from videotune.commands.export import export
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from crew_kit import processes
 
+from tests.crew_kit import processes
 from videotune.errors import DONE
 from videotune.trainer.checkpoint import pick
 from videotune.trainer.logging.journal import read_journal

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journal_lines import step_line
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.journal_lines import step_line
 from videotune.trainer.logging.journal import Journal, read_journal
 from videotune.trainer.logging.tensorboard import FOLDER, TensorBoardWriter, scalars
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Disk, each_fault
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journal_lines import step_line
-from kills import SAVING, kill_points, killed_at
 
+from tests.faults import Disk, each_fault
+from tests.journal_lines import step_line
+from tests.kills import SAVING, kill_points, killed_at
 from videotune.files import write_json
 from videotune.trainer.logging.journal import History, Journal, read_journal
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_lines import step_line
 
+from tests.journal_lines import step_line
 from videotune.diffusion.objective import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for

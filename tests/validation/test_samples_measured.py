@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scenery import pan
 
+from tests.scenery import pan
 from videotune.errors import VideotuneError
 from videotune.validation.copying import Baselines, Gallery, Known, Nearest, baselines, similarities
 from videotune.validation.diversity import diversity, vendi
