@@ -10,91 +10,74 @@ from videotune.config.fields import Frames, Kind, Layout, Resolution, data, fata
 
 
 class Section(BaseModel):
-    """A part of the config: unknown keys are errors, and so are NaN and infinity."""
+    """A part of the config: unknown keys are errors, and so are NaN and infinity. A field's docstring is its help."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, strict=True, use_attribute_docstrings=True
+    )
 
 
 class Dataset(Section):
     """One source of clips."""
 
-    path: str = data(
-        description="a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car .txt, metadata"
-    )
-    kind: Kind = data("train", description="train, validation (measured, never trained) or regularization")
-    repeats: int = data(1, ge=1, le=1_000_000, description="how often each window of the dataset is shown in an epoch")
-    trigger: str | None = data(None, description="a word added once to every caption that does not have it")
-    resolution: Resolution | None = data(None, description="its own resolution instead of the run's")
-    windows: Layout | None = data(None, description="its own video_config.windows")
-    loss_weight: float = data(1.0, ge=0, description="factor of the loss of its samples; 0: the dataset is left out")
-    prior_preservation: bool | None = data(
-        None,
-        description="regularization: true (default): learn what the base model predicts; false: the clips themselves",
-    )
+    path: str = data()
+    """a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car .txt, metadata"""
+    kind: Kind = data("train")
+    """train, validation (measured, never trained) or regularization"""
+    repeats: int = data(1, ge=1, le=1_000_000)
+    """how often each window of the dataset is shown in an epoch"""
+    trigger: str | None = data(None)
+    """a word added once to every caption that does not have it"""
+    resolution: Resolution | None = data(None)
+    """its own resolution instead of the run's"""
+    windows: Layout | None = data(None)
+    """its own video_config.windows"""
+    loss_weight: float = data(1.0, ge=0)
+    """factor of the loss of its samples; 0: the dataset is left out"""
+    prior_preservation: bool | None = data(None)
+    """regularization: true (default): learn what the base model predicts; false: the clips themselves"""
 
 
 class VideoConfig(Section):
     """Which frames of a clip are used."""
 
-    max_frames: Frames = data(
-        16, description="most frames of a training window; rounded to the nearest count that the model takes"
-    )
-    frames: Frames | None = data(
-        None, description="frames of a training window; used instead of max_frames where it is set"
-    )
-    strict_frames: bool = data(False, description="a frame count that the model cannot take is an error, not snapped")
-    min_frames: int | None = data(
-        None, ge=1, le=100_000, description="shorter clips are skipped (default: the model's smallest count from 5 up)"
-    )
-    pad_short: Literal["freeze"] | None = data(
-        None, description="freeze: clips shorter than a window hold their last frame (default: shorter windows)"
-    )
-    frame_sample_strategy: Literal["uniform", "random", "keyframe"] = data(
-        "uniform",
-        description="windows evenly laid, from random starts, or from keyframes; frames always evenly in time",
-    )
-    keyframe_source: Literal["container", "scenes"] = data(
-        "container", description="what a keyframe is: the file's own, or a cut between scenes"
-    )
-    windows: Layout = data("chunks", description="chunks: side by side; head: the first only; slide: overlapping")
-    window_stride: int | None = data(
-        None, ge=1, le=100_000, description="slide: frames from one window's start to the next (default: half a window)"
-    )
-    stretch: bool = data(False, description="squeeze the whole clip into one window: motion plays faster")
-    target_fps: float | None = data(
-        None, gt=0, le=240, description="clips are resampled to this rate (default: the model's own)"
-    )
-    max_duration: float = data(10.0, gt=0, description="at most so many seconds of each clip are used")
-    spatial_compression_ratio: int | None = data(
-        None,
-        ge=1,
-        le=1024,
-        description="pixels per latent cell; k times the VAE's own shrinks clips by k (default: the VAE's)",
-    )
-    temporal_compression_ratio: int | None = data(
-        None,
-        ge=1,
-        le=1024,
-        description="frames per latent frame; k times the VAE's own keeps every k-th (default: the VAE's)",
-    )
-    video_batch_size_multiplier: float = fatal(
-        0.5, gt=0, le=10**6, description="where images and videos are mixed, video steps take batch_size times this"
-    )
-    temporal_augmentation: bool = data(
-        False, description="windows begin up to half their length off, and neighbouring frames swap (p = 0.1)"
-    )
-    variants: int = data(
-        4,
-        ge=0,
-        le=10_000,
-        description="encoded variants kept of each window that is augmented; 0: the VAE stays loaded and encodes each anew",
-    )
-    use_temporal_attention: bool = override(
-        True, description="false: while training, frames attend to themselves and the text alone; less time a step"
-    )
-    frame_dropout_probability: float = override(
-        0.0, ge=0, le=0.3, description="share of latent frames, never the first, fed as noise and left out of the loss"
-    )
-    temporal_consistency_weight: float = override(
-        0.0, ge=0, le=2, description="weight of the error's change from frame to frame in the loss"
-    )
+    max_frames: Frames = data(16)
+    """most frames of a training window; rounded to the nearest count that the model takes"""
+    frames: Frames | None = data(None)
+    """frames of a training window; used instead of max_frames where it is set"""
+    strict_frames: bool = data(False)
+    """a frame count that the model cannot take is an error, not snapped"""
+    min_frames: int | None = data(None, ge=1, le=100_000)
+    """shorter clips are skipped (default: the model's smallest count from 5 up)"""
+    pad_short: Literal["freeze"] | None = data(None)
+    """freeze: clips shorter than a window hold their last frame (default: shorter windows)"""
+    frame_sample_strategy: Literal["uniform", "random", "keyframe"] = data("uniform")
+    """windows evenly spaced, from random starts, or from keyframes; frames always evenly in time"""
+    keyframe_source: Literal["container", "scenes"] = data("container")
+    """what a keyframe is: the file's own, or a cut between scenes"""
+    windows: Layout = data("chunks")
+    """chunks: side by side; head: the first only; slide: overlapping"""
+    window_stride: int | None = data(None, ge=1, le=100_000)
+    """slide: frames from one window's start to the next (default: half a window)"""
+    stretch: bool = data(False)
+    """squeeze the whole clip into one window: motion plays faster"""
+    target_fps: float | None = data(None, gt=0, le=240)
+    """clips are resampled to this rate (default: the model's own)"""
+    max_duration: float = data(10.0, gt=0)
+    """at most so many seconds of each clip are used"""
+    spatial_compression_ratio: int | None = data(None, ge=1, le=1024)
+    """pixels per latent cell; k times the VAE's own shrinks clips by k (default: the VAE's)"""
+    temporal_compression_ratio: int | None = data(None, ge=1, le=1024)
+    """frames per latent frame; k times the VAE's own keeps every k-th (default: the VAE's)"""
+    video_batch_size_multiplier: float = fatal(0.5, gt=0, le=10**6)
+    """where images and videos are mixed, video steps take batch_size times this"""
+    temporal_augmentation: bool = data(False)
+    """windows begin up to half their length off, and neighbouring frames swap (p = 0.1)"""
+    variants: int = data(4, ge=0, le=10_000)
+    """encoded variants kept of each window that is augmented; 0: the VAE stays loaded and encodes each anew"""
+    use_temporal_attention: bool = override(True)
+    """false: while training, frames attend to themselves and the text alone; less time a step"""
+    frame_dropout_probability: float = override(0.0, ge=0, le=0.3)
+    """share of latent frames, never the first, fed as noise and left out of the loss"""
+    temporal_consistency_weight: float = override(0.0, ge=0, le=2)
+    """weight of the error's change from frame to frame in the loss"""

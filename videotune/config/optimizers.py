@@ -130,26 +130,15 @@ OptimizerName = Annotated[Literal[*OPTIMIZERS], BeforeValidator(word)]  # type: 
 class Optimizer(Section):
     """How gradients become updates."""
 
-    name: OptimizerName = fatal(
-        "ADAMW",
-        description="torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, transformers' Adafactor, Prodigy",
-    )
-    beta1: float = override(
-        0.9, ge=0, lt=1, description="beta1 of Adam (decay of the gradient's mean); MUON: its momentum"
-    )
-    beta2: float = override(
-        0.99,
-        ge=0,
-        lt=1,
-        description="beta2 of Adam (decay of the mean of the gradient's square); LION: its beta2; MUON: AdamW's",
-    )
-    weight_decay: float = override(0.01, ge=0, description="decoupled weight decay")
-    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)] = fatal(
-        "FLOAT_32",
-        description="of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance",
-    )
-    step_in_backward: bool = override(
-        False,
-        description="each tensor is updated once its gradient is whole, which then goes; max_grad_norm clips each by "
-        "itself, and of a gradient that is not finite in part the other parts are applied",
-    )
+    name: OptimizerName = fatal("ADAMW")
+    """torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, transformers' Adafactor, Prodigy"""
+    beta1: float = override(0.9, ge=0, lt=1)
+    """beta1 of Adam (decay of the gradient's mean); MUON: its momentum"""
+    beta2: float = override(0.99, ge=0, lt=1)
+    """beta2 of Adam (decay of the mean of the gradient's square); LION: its beta2; MUON: AdamW's"""
+    weight_decay: float = override(0.01, ge=0)
+    """decoupled weight decay"""
+    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)] = fatal("FLOAT_32")
+    """of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance"""
+    step_in_backward: bool = override(False)
+    """update each tensor in backward and free its gradient; max_grad_norm and the finite check are each tensor's own"""

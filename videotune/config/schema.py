@@ -33,19 +33,16 @@ from videotune.config.optimizers import Optimizer
 class Lora(Section):
     """The adapter."""
 
-    variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)] = fatal(
-        "LORA", description="LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations"
-    )
-    rank: int = fatal(16, ge=1, le=8192, description="rank of the low-rank update (OFT: size of the rotated blocks)")
-    alpha: float | None = fatal(None, gt=0, description="the update is scaled by alpha / rank (default: alpha = rank)")
-    dropout: float = override(
-        0.0, ge=0, lt=1, description="dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)"
-    )
-    targets: str | Annotated[list[str], Field(min_length=1)] = fatal(
-        "attention",
-        description="attention, self_attention, cross_attention, feed_forward, experts, linear or all, as the family has; "
-        "or a list of patterns on module paths",
-    )
+    variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)] = fatal("LORA")
+    """LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations"""
+    rank: int = fatal(16, ge=1, le=8192)
+    """rank of the low-rank update (OFT: size of the rotated blocks)"""
+    alpha: float | None = fatal(None, gt=0)
+    """the update is scaled by alpha / rank (default: alpha = rank)"""
+    dropout: float = override(0.0, ge=0, lt=1)
+    """dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)"""
+    targets: str | Annotated[list[str], Field(min_length=1)] = fatal("attention")
+    """attention, self_attention, cross_attention, feed_forward, experts, linear, all; or a list of module path patterns"""
 
     @property
     def scale(self) -> float:
@@ -56,60 +53,47 @@ class Lora(Section):
 class Ema(Section):
     """An average of the last steps' weights."""
 
-    decay: float | None = override(
-        None,
-        gt=0,
-        lt=1,
-        description="share of the average that stays at each step, say 0.999; previews and exports use it (default: none)",
-    )
-    device: Literal["device", "host"] = safe(
-        "device", description="where the average lies; host: no device memory, but each step copies the weights there"
-    )
+    decay: float | None = override(None, gt=0, lt=1)
+    """share of the average that stays at each step, say 0.999; previews and exports use it (default: none)"""
+    device: Literal["device", "host"] = safe("device")
+    """where the average lies; host: no device memory, but each step copies the weights there"""
 
 
 class Transformer(Section):
     """The denoiser."""
 
-    train: bool = fatal(
-        True, description="false: it stays as it is, and the text encoder alone trains (default for EMBEDDING: false)"
-    )
-    weight_dtype: WeightDtype = fatal(
-        "auto", description="how its frozen weights are kept (auto: as weight_dtype says)"
-    )
-    file: str | list[str | None] | None = fatal(
-        None,
-        description="a .safetensors file whose weights stand for the base model's; of two experts a list, null: the base's",
-    )
-    layers: Annotated[list[str], Field(min_length=1)] | None = fatal(
-        None, description="FINE_TUNE: patterns on module or parameter paths that train, the rest frozen (default: all)"
-    )
+    train: bool = fatal(True)
+    """false: it stays as it is, and the text encoder alone trains (default for EMBEDDING: false)"""
+    weight_dtype: WeightDtype = fatal("auto")
+    """how its frozen weights are kept (auto: as weight_dtype says)"""
+    file: str | list[str | None] | None = fatal(None)
+    """a .safetensors file whose weights stand for the base model's; of two experts a list, null: the base's"""
+    layers: Annotated[list[str], Field(min_length=1)] | None = fatal(None)
+    """FINE_TUNE: patterns on module or parameter paths that train, the rest frozen (default: all)"""
 
 
 class TextEncoder(Section):
     """The text encoder."""
 
-    train: bool = fatal(
-        False, description="FINE_TUNE: its weights train too, in the loop; false: frozen, its states are cached"
-    )
-    learning_rate: float | None = override(None, gt=0, description="its own rate (default: learning_rate)")
-    weight_dtype: WeightDtype = fatal(
-        "auto", description="how its frozen weights are kept (auto: as weight_dtype says)"
-    )
-    layers: Annotated[list[str], Field(min_length=1)] | None = fatal(
-        None, description="patterns on the paths of the weights, or of the modules, that train (default: all)"
-    )
+    train: bool = fatal(False)
+    """FINE_TUNE: its weights train too, in the loop; false: frozen, its states are cached"""
+    learning_rate: float | None = override(None, gt=0)
+    """its own rate (default: learning_rate)"""
+    weight_dtype: WeightDtype = fatal("auto")
+    """how its frozen weights are kept (auto: as weight_dtype says)"""
+    layers: Annotated[list[str], Field(min_length=1)] | None = fatal(None)
+    """patterns on the paths of the weights, or of the modules, that train (default: all)"""
 
 
 class Embedding(Section):
     """New tokens, whose rows of the text encoder's table train."""
 
-    token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = fatal(
-        "<videotune>", description="the word in captions that stands for them; put in front of captions without it"
-    )
-    vectors: int = fatal(1, ge=1, le=4096, description="number of token embeddings that the word stands for")
-    init_text: str | None = fatal(
-        None, min_length=1, description="words whose token embeddings they are initialised with (default: random)"
-    )
+    token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = fatal("<videotune>")
+    """the word in captions that stands for them; put in front of captions without it"""
+    vectors: int = fatal(1, ge=1, le=4096)
+    """number of token embeddings that the word stands for"""
+    init_text: str | None = fatal(None, min_length=1)
+    """words whose token embeddings they are initialised with (default: random)"""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -123,49 +107,39 @@ def token_names(token: str, count: int) -> tuple[str, ...]:
 
 
 class Sample(Section):
-    """How previews are drawn."""
+    """How previews are sampled."""
 
-    steps: int | None = safe(None, ge=1, le=10_000, description="denoising steps (default: the family's)")
-    guidance: float | None = safe(
-        None, ge=1, description="classifier-free guidance scale; 1: none (default: the family's)"
-    )
-    seed: int = safe(
-        42, ge=0, lt=2**63, description="seed of the first prompt's noise; the next prompt takes the next seed"
-    )
-    guidance_2: float | None = safe(
-        None, ge=1, description="guidance under the expert for low noise, where there are two (default: guidance)"
-    )
-    use_temporal_attention: bool = safe(
-        True, description="false: previews are drawn with isolated frames too (video_config.use_temporal_attention)"
-    )
-    shift: float | None = safe(None, gt=0, description="the scheduler's shift (default: the checkpoint's own)")
-    frames: int | None = safe(None, ge=1, description="frames of a preview (default: the bucket with most windows)")
-    resolution: str | None = safe(
-        None,
-        pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$",
-        description='"HxW" of a preview (default: the bucket with most windows)',
-    )
+    steps: int | None = safe(None, ge=1, le=10_000)
+    """denoising steps (default: the family's)"""
+    guidance: float | None = safe(None, ge=1)
+    """classifier-free guidance scale; 1: none (default: the family's)"""
+    seed: int = safe(42, ge=0, lt=2**63)
+    """seed of the first prompt's noise; the next prompt takes the next seed"""
+    guidance_2: float | None = safe(None, ge=1)
+    """guidance under the expert for low noise, where there are two (default: guidance)"""
+    use_temporal_attention: bool = safe(True)
+    """false: previews are sampled with isolated frames too (video_config.use_temporal_attention)"""
+    shift: float | None = safe(None, gt=0)
+    """the scheduler's shift (default: the checkpoint's own)"""
+    frames: int | None = safe(None, ge=1)
+    """frames of a preview (default: the bucket with most windows)"""
+    resolution: str | None = safe(None, pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$")
+    """"HxW" of a preview (default: the bucket with most windows)"""
 
 
 class SampleMetrics(Section):
     """Small samples that are measured: how near they come to the clips, how diverse they are, how they move."""
 
-    budget: float = safe(
-        0.05,
-        ge=0,
-        description="share of the training time that they may take; what does not fit is not measured; 0: never",
-    )
-    samples: int = safe(
-        8, ge=1, le=10_000, description="number of samples generated at a checkpoint, evenly over its prompts"
-    )
-    steps: int = safe(12, ge=1, description="denoising steps of each")
-    prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = safe(
-        2, description="prompts, or how many captions of training clips to take as prompts"
-    )
-    encoder: str | None = safe(
-        None,
-        description="an image encoder that transformers reads (folder or Hub id) to compare by (default: a heuristic)",
-    )
+    budget: float = safe(0.05, ge=0)
+    """share of the training time that they may take; what does not fit is not measured; 0: never"""
+    samples: int = safe(8, ge=1, le=10_000)
+    """number of samples generated at a checkpoint, evenly over its prompts"""
+    steps: int = safe(12, ge=1)
+    """denoising steps of each"""
+    prompts: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = safe(2)
+    """prompts, or how many captions of training clips to take as prompts"""
+    encoder: str | None = safe(None)
+    """an image encoder that transformers reads (folder or Hub id) to compare by (default: a heuristic)"""
 
 
 def _ema(value: Any) -> Any:
@@ -186,231 +160,157 @@ def _samples(value: Any) -> Any:
 class Config(Section):
     """A training run."""
 
-    family: str | None = fatal(None, description="the model family (default: as the base model says)")
-    base_model_name: str | None = checked(
-        None,
-        min_length=1,
-        description="a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune",
-    )
-    training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)] = fatal(
-        "LORA",
-        description="LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual inversion)",
-    )
-    init_from: str | None = fatal(
-        None,
-        min_length=1,
-        description="weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer",
-    )
-    datasets: list[Dataset] = Field(
-        default_factory=list, description="the folders of clips; --data DIR is a list of one"
-    )
-    cache_dir: str | None = safe(
-        None,
-        min_length=1,
-        description="where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)",
-    )
+    family: str | None = fatal(None)
+    """the model family (default: as the base model says)"""
+    base_model_name: str | None = checked(None, min_length=1)
+    """a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune"""
+    training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)] = fatal("LORA")
+    """LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual inversion)"""
+    init_from: str | None = fatal(None, min_length=1)
+    """weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer"""
+    datasets: list[Dataset] = Field(default_factory=list)
+    """the folders of clips; --data DIR is a list of one"""
+    cache_dir: str | None = safe(None, min_length=1)
+    """where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)"""
 
-    steps: int = checked(2000, ge=1, le=10**9, description="optimizer steps")
-    epochs: float | None = checked(None, gt=0, le=10**6, description="passes over the data instead of steps")
-    batch_size: int = checked(1, ge=1, le=65_536, description="samples of one forward pass")
-    gradient_accumulation_steps: int = checked(1, ge=1, le=65_536, description="forward passes summed into one update")
-    micro_batch_size: int | None = safe(
-        None,
-        ge=1,
-        description="at most so many samples a forward pass; the step is the same (default: as many of batch_size as fit)",
-    )
-    shuffle: bool = fatal(True, description="false: each bucket in path order")
-    seed: int = fatal(0, ge=0, description="the random seed of the run")
-    deterministic: bool = safe(
-        False, description="kernels that give the same bits every time; steps may take longer (a CPU gives them anyway)"
-    )
-    resolution: Resolution | None = data(
-        None, description="R: about R×R pixels at each clip's own aspect; \"HxW\"; or a list (default: the family's)"
-    )
-    width: Side = data(None, description="with height: resolution, each side named")
-    height: Side = data(None, description="with width: resolution, each side named")
-    allow_crop: bool = safe(False, description="train although more than half of every clip is cropped away")
-    resize: Literal["center", "random", "pad", "stretch"] = data(
-        "center",
-        description="how frames are resized: centre crop, random crop, black borders (pad), or stretch",
-    )
-    video_config: VideoConfig = Field(default_factory=VideoConfig, description="frames")
+    steps: int = checked(2000, ge=1, le=10**9)
+    """optimizer steps"""
+    epochs: float | None = checked(None, gt=0, le=10**6)
+    """passes over the data instead of steps"""
+    batch_size: int = checked(1, ge=1, le=65_536)
+    """samples of one forward pass"""
+    gradient_accumulation_steps: int = checked(1, ge=1, le=65_536)
+    """forward passes summed into one update"""
+    micro_batch_size: int | None = safe(None, ge=1)
+    """at most so many samples a forward pass; the step is the same (default: as many of batch_size as fit)"""
+    shuffle: bool = fatal(True)
+    """false: each bucket in path order"""
+    seed: int = fatal(0, ge=0)
+    """the random seed of the run"""
+    deterministic: bool = safe(False)
+    """kernels that give the same bits every time; steps may take longer (a CPU gives them anyway)"""
+    resolution: Resolution | None = data(None)
+    """R: about R×R pixels at each clip's own aspect; "HxW"; or a list (default: the family's)"""
+    width: Side = data(None)
+    """with height: resolution, each side named"""
+    height: Side = data(None)
+    """with width: resolution, each side named"""
+    allow_crop: bool = safe(False)
+    """train although more than half of every clip is cropped away"""
+    resize: Literal["center", "random", "pad", "stretch"] = data("center")
+    """how frames are resized: centre crop, random crop, black borders (pad), or stretch"""
+    video_config: VideoConfig = Field(default_factory=VideoConfig)
+    """frames"""
 
-    experts: Literal["both", "high", "low"] | None = fatal(
-        None, description="of a model with two experts, for high noise and for low, which train (default: both)"
-    )
-    expert_share: Share | None = fatal(
-        None, description="share of the steps that the expert for high noise trains (default: its share of the draws)"
-    )
-    expert_period: int = fatal(
-        50, ge=1, le=10**9, description="steps in a row that one expert trains before the other is loaded"
-    )
+    experts: Literal["both", "high", "low"] | None = fatal(None)
+    """of a model with two experts, for high noise and for low, which train (default: both)"""
+    expert_share: Share | None = fatal(None)
+    """share of the steps that the expert for high noise trains (default: its share of the draws)"""
+    expert_period: int = fatal(50, ge=1, le=10**9)
+    """steps in a row that one expert trains before the other is loaded"""
 
-    lora: Lora = Field(default_factory=Lora, description="the adapter")
-    transformer: Transformer = Field(default_factory=Transformer, description="the denoiser")
-    text_encoder: TextEncoder = Field(default_factory=TextEncoder, description="the text encoder")
-    embedding: Embedding = Field(default_factory=Embedding, description="new tokens")
-    optimizer: Annotated[Optimizer, BeforeValidator(_optimizer)] = Field(
-        default_factory=Optimizer, description="the optimizer"
-    )
-    learning_rate: float = override(
-        1e-4,
-        gt=0,
-        description="the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3; for PRODIGY: 1, times what it finds)",
-    )
-    embedding_learning_rate: float | None = override(
-        None,
-        gt=0,
-        description="EMBEDDING: the peak learning rate of the new token embeddings, instead of learning_rate",
-    )
-    learning_rate_low: float | None = override(
-        None, gt=0, description="of the expert for low noise, where there are two (default: learning_rate)"
-    )
-    learning_rate_scheduler: Decay = override("CONSTANT", description="learning rate schedule after the warm-up")
-    learning_rate_cycles: int = override(
-        1,
-        ge=1,
-        description="COSINE_RESTARTS: number of cosine cycles",
-        goes_with=("learning_rate_scheduler", ("COSINE_RESTARTS",)),
-    )
-    learning_rate_power: float = override(
-        1.0,
-        gt=0,
-        description="POLYNOMIAL: the power of the share of the steps that is left; 1: LINEAR",
-        goes_with=("learning_rate_scheduler", ("POLYNOMIAL",)),
-    )
-    warmup_steps: int | None = override(
-        None, ge=0, description="linear warm-up (default: 5 % of the steps, at most 100)"
-    )
-    ema: Annotated[Ema, BeforeValidator(_ema)] = Field(default_factory=Ema, description="an average of the weights")
-    max_grad_norm: float = override(1.0, gt=0, description="the gradient is clipped to this norm, once a step")
-    out_of_memory: Literal["stop", "retry"] = safe(
-        "stop",
-        description="a step that does not fit: the run ends, its state saved; or goes on once, with the next remedy that "
-        "changes nothing that is learnt",
-    )
-    train_dtype: Dtype | None = fatal(
-        None, description="dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32 on a CPU)"
-    )
-    weight_dtype: WeightDtype = fatal(
-        "auto",
-        description="how frozen weights of blocks are kept (auto: in train_dtype); FLOAT_8, INT_8 and NFLOAT_4 round them "
-        "to 8 or 4 bits: less memory, another base",
-    )
-    gradient_checkpointing: Checkpointing | None = safe(
-        None,
-        description="ON: blocks are recomputed in backward, less memory; CPU_OFFLOADED: and their inputs wait on the host "
-        "(default: the fastest that fits)",
-    )
-    layer_offload_fraction: Share | None = safe(
-        None,
-        description="share of the blocks whose weights stay on the host and come to the device for their turn "
-        "(default: the fastest that fits, 0 where all do)",
-    )
-    sharding: Annotated[Literal["OFF", "FULL"], BeforeValidator(word)] = safe(
-        "OFF",
-        description="of several processes: FULL: each keeps a part of the denoiser's weights, and of what trains of them",
-    )
-    timestep_distribution: Timesteps | None = override(
-        None, description="how noise levels are drawn (default: the family's)"
-    )
-    timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = override(
-        None,
-        description="moves the draws toward noise; resolution: by each bucket's tokens, where the family publishes how "
-        "(default: the family's)",
-    )
-    timestep_mean: float | None = override(
-        None,
-        description="LOGIT_NORMAL: mean of logit(t) before the shift (default: 0)",
-        goes_with=("timestep_distribution", ("LOGIT_NORMAL",)),
-    )
-    timestep_std: float | None = override(
-        None,
-        gt=0,
-        description="LOGIT_NORMAL: its standard deviation (default: 1)",
-        goes_with=("timestep_distribution", ("LOGIT_NORMAL",)),
-    )
-    timestep_scale: float | None = override(
-        None,
-        description="SIGMOID: the spread (default: 1); MODE: weight of the middle, from -1 to 1.75 (default: 1.29)",
-        goes_with=("timestep_distribution", ("SIGMOID", "MODE")),
-    )
-    timestep_alpha: float | None = override(
-        None,
-        gt=0,
-        description="BETA: the first of its numbers (default: 2)",
-        goes_with=("timestep_distribution", ("BETA",)),
-    )
-    timestep_beta: float | None = override(
-        None,
-        gt=0,
-        description="BETA: the second; the larger, the less noise (default: 2)",
-        goes_with=("timestep_distribution", ("BETA",)),
-    )
-    timestep_stratified: bool = override(
-        False, description="the samples of a step draw from equal parts of the distribution, one each"
-    )
-    loss_weighting: Literal["none", "min_snr"] = override(
-        "none", description="weight of each noise level; flow takes none"
-    )
-    loss_weighting_gamma: float = override(
-        5.0,
-        gt=0,
-        description="min_snr: the signal-to-noise ratio from which on it caps",
-        goes_with=("loss_weighting", ("min_snr",)),
-    )
-    caption_dropout: Share = override(
-        0.1,
-        description="share of samples trained with the empty caption (default for EMBEDDING: 0)",
-    )
-    first_frame_probability: Share | None = override(
-        None, description="share of samples conditioned on their clip's first frame (default: the family's)"
-    )
-    missing_caption: Literal["error", "skip", "empty", "text"] = data(
-        "error", description="what a clip without a caption does; text: it takes missing_caption_text"
-    )
-    missing_caption_text: str | None = data(None, min_length=1, description="the caption of clips that have none")
-    dataloader_threads: int = safe(
-        2, ge=0, le=256, description="threads that decode clips and read batches ahead; 0: none"
-    )
+    lora: Lora = Field(default_factory=Lora)
+    """the adapter"""
+    transformer: Transformer = Field(default_factory=Transformer)
+    """the denoiser"""
+    text_encoder: TextEncoder = Field(default_factory=TextEncoder)
+    """the text encoder"""
+    embedding: Embedding = Field(default_factory=Embedding)
+    """new tokens"""
+    optimizer: Annotated[Optimizer, BeforeValidator(_optimizer)] = Field(default_factory=Optimizer)
+    """the optimizer"""
+    learning_rate: float = override(1e-4, gt=0)
+    """the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3; for PRODIGY: 1, times what it finds)"""
+    embedding_learning_rate: float | None = override(None, gt=0)
+    """EMBEDDING: the peak learning rate of the new token embeddings, instead of learning_rate"""
+    learning_rate_low: float | None = override(None, gt=0)
+    """of the expert for low noise, where there are two (default: learning_rate)"""
+    learning_rate_scheduler: Decay = override("CONSTANT")
+    """learning rate schedule after the warm-up"""
+    learning_rate_cycles: int = override(1, ge=1, goes_with=("learning_rate_scheduler", ("COSINE_RESTARTS",)))
+    """COSINE_RESTARTS: number of cosine cycles"""
+    learning_rate_power: float = override(1.0, gt=0, goes_with=("learning_rate_scheduler", ("POLYNOMIAL",)))
+    """POLYNOMIAL: the power of the share of the steps that is left; 1: LINEAR"""
+    warmup_steps: int | None = override(None, ge=0)
+    """linear warm-up (default: 5 % of the steps, at most 100)"""
+    ema: Annotated[Ema, BeforeValidator(_ema)] = Field(default_factory=Ema)
+    """an average of the weights"""
+    max_grad_norm: float = override(1.0, gt=0)
+    """the gradient is clipped to this norm, once a step"""
+    out_of_memory: Literal["stop", "retry"] = safe("stop")
+    """where a step does not fit: stop: save the state and end; retry: once, with a remedy that changes no result"""
+    train_dtype: Dtype | None = fatal(None)
+    """dtype of the frozen weights and activations (default: BFLOAT_16 on CUDA, FLOAT_32 on a CPU)"""
+    weight_dtype: WeightDtype = fatal("auto")
+    """dtype of the blocks' frozen weights (auto: train_dtype); FLOAT_8, INT_8, NFLOAT_4: rounded, so another base"""
+    gradient_checkpointing: Checkpointing | None = safe(None)
+    """ON: recompute blocks in backward; CPU_OFFLOADED: their inputs wait on the host too (default: fastest that fits)"""
+    layer_offload_fraction: Share | None = safe(None)
+    """share of the blocks whose weights are streamed from the host (default: the fastest that fits, 0 where all do)"""
+    sharding: Annotated[Literal["OFF", "FULL"], BeforeValidator(word)] = safe("OFF")
+    """of several processes: FULL: each keeps a part of the denoiser's weights, and of what trains of them"""
+    timestep_distribution: Timesteps | None = override(None)
+    """how noise levels are drawn (default: the family's)"""
+    timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = override(None)
+    """moves the draws toward noise; resolution: by each bucket's tokens, if published (default: the family's)"""
+    timestep_mean: float | None = override(None, goes_with=("timestep_distribution", ("LOGIT_NORMAL",)))
+    """LOGIT_NORMAL: mean of logit(t) before the shift (default: 0)"""
+    timestep_std: float | None = override(None, gt=0, goes_with=("timestep_distribution", ("LOGIT_NORMAL",)))
+    """LOGIT_NORMAL: its standard deviation (default: 1)"""
+    timestep_scale: float | None = override(None, goes_with=("timestep_distribution", ("SIGMOID", "MODE")))
+    """SIGMOID: the spread (default: 1); MODE: weight of the middle, from -1 to 1.75 (default: 1.29)"""
+    timestep_alpha: float | None = override(None, gt=0, goes_with=("timestep_distribution", ("BETA",)))
+    """BETA: the first of its numbers (default: 2)"""
+    timestep_beta: float | None = override(None, gt=0, goes_with=("timestep_distribution", ("BETA",)))
+    """BETA: the second; the larger, the less noise (default: 2)"""
+    timestep_stratified: bool = override(False)
+    """the samples of a step draw from equal parts of the distribution, one each"""
+    loss_weighting: Literal["none", "min_snr"] = override("none")
+    """weight of each noise level; flow takes none"""
+    loss_weighting_gamma: float = override(5.0, gt=0, goes_with=("loss_weighting", ("min_snr",)))
+    """min_snr: the signal-to-noise ratio from which on it caps"""
+    caption_dropout: Share = override(0.1)
+    """share of samples trained with the empty caption (default for EMBEDDING: 0)"""
+    first_frame_probability: Share | None = override(None)
+    """share of samples conditioned on their clip's first frame (default: the family's)"""
+    missing_caption: Literal["error", "skip", "empty", "text"] = data("error")
+    """what a clip without a caption does; text: it takes missing_caption_text"""
+    missing_caption_text: str | None = data(None, min_length=1)
+    """the caption of clips that have none"""
+    dataloader_threads: int = safe(2, ge=0, le=256)
+    """threads that decode clips and read batches ahead; 0: none"""
 
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = data(
-        0.1, description="share of source videos held out, from 20 source videos up"
-    )
-    validate_every: int = safe(250, ge=0, description="steps between readings of the ruler; 0: never")
-    early_stopping: int | None = safe(
-        None,
-        ge=1,
-        description="so many readings in a row that say OVERFITTING end the run, and the best checkpoint is exported "
-        "(default: never)",
-    )
-    save_every: int = safe(250, ge=0, description="steps between checkpoints; 0: only at the end")
-    save_keep: int | None = safe(
-        None, ge=1, description="number of newest checkpoints to keep, beside the best one (default: all)"
-    )
-    backup_after: float = safe(
-        30.0, ge=0, description="minutes after the last checkpoint at which a backup is saved; 0: never"
-    )
-    backup_every: int = safe(0, ge=0, description="steps between backups; 0: by backup_after alone")
-    backup_keep: int = safe(2, ge=1, description="number of newest backups to keep")
-    sample_after: int = safe(250, ge=0, description="steps between previews, step 0 too; 0: never")
-    samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = safe(
-        2, description="prompts of the previews, or the number of captions to take as prompts"
-    )
-    sample: Sample = Field(default_factory=Sample, description="how previews are drawn")
-    tensorboard: bool = safe(
-        False, description="curves, readings and previews for TensorBoard too, in RUN/tensorboard (needs its package)"
-    )
-    sample_metrics: SampleMetrics = Field(
-        default_factory=SampleMetrics, description="small samples that are measured at checkpoints"
-    )
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = data(0.1)
+    """share of source videos held out, from 20 source videos up"""
+    validate_every: int = safe(250, ge=0)
+    """steps between validations; 0: never"""
+    early_stopping: int | None = safe(None, ge=1)
+    """number of verdicts OVERFITTING in a row that end the run; the best checkpoint is exported (default: never)"""
+    save_every: int = safe(250, ge=0)
+    """steps between checkpoints; 0: only at the end"""
+    save_keep: int | None = safe(None, ge=1)
+    """number of newest checkpoints to keep, beside the best one (default: all)"""
+    backup_after: float = safe(30.0, ge=0)
+    """minutes after the last checkpoint at which a backup is saved; 0: never"""
+    backup_every: int = safe(0, ge=0)
+    """steps between backups; 0: by backup_after alone"""
+    backup_keep: int = safe(2, ge=1)
+    """number of newest backups to keep"""
+    sample_after: int = safe(250, ge=0)
+    """steps between previews, step 0 too; 0: never"""
+    samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = safe(2)
+    """prompts of the previews, or the number of captions to take as prompts"""
+    sample: Sample = Field(default_factory=Sample)
+    """how previews are sampled"""
+    tensorboard: bool = safe(False)
+    """curves, validations and previews for TensorBoard too, in RUN/tensorboard (needs its package)"""
+    sample_metrics: SampleMetrics = Field(default_factory=SampleMetrics)
+    """small samples that are measured at checkpoints"""
 
-    output_model_destination: str | None = safe(
-        None, min_length=1, description="folder of the exported LoRA (default: RUN/export)"
-    )
-    output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = safe(
-        "diffusers", description="diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"
-    )
+    output_model_destination: str | None = safe(None, min_length=1)
+    """folder of the exported LoRA (default: RUN/export)"""
+    output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = safe("diffusers")
+    """diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"""
 
     @property
     def text_in_step(self) -> bool:
