@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reporter.report_kit import elements
-from videotune.reporter.build import _environment
+from videotune.reporter.build import environment
 from videotune.reporter.charts import Line, axis_labels, line_chart, smooth, smoothing_width, thin, ticks
 
 finite = st.floats(-1e6, 1e6)
@@ -88,7 +88,7 @@ def test_a_lone_point_is_a_dot_and_an_empty_chart_no_error() -> None:
 
 def test_a_chart_is_drawn_as_svg_and_its_labels_cannot_become_markup() -> None:
     data = line_chart([Line("<b>", [(0, 1.0)], "one")], says='"><script>', x_label="<i>")
-    drawn = str(_environment().get_template("macros.html.j2").module.chart(data))  # type: ignore[attr-defined]
+    drawn = str(environment("videotune.reporter").get_template("macros.html.j2").module.chart(data))  # type: ignore[attr-defined]
     kinds = [tag for tag, _ in elements(drawn)]
     assert {"svg", "path"} <= set(kinds)
     assert not {"b", "script"} & set(kinds)

@@ -108,9 +108,11 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_pat
     for path in (run / "probe" / "a.mp4", clip):
         path.write_bytes(b"video")
     one = {"path": "probe/a.mp4", "prompt": "a cat", "seed": 7, "clip": str(clip), "similarity": 0.98765, "copy": True}
-    line = {"kind": "probe", "step": 20, "samples": [one, {**one, "path": "probe/gone.mp4"}]}
-    (run / "journal.jsonl").write_text(json.dumps(line) + "\n")
-    shown = samples.measured(project, "run-1", status.read_live(run))
+    probe = {"kind": "probe", "step": 20, "samples": [one, {**one, "path": "probe/gone.mp4"}]}
+    sample = {"kind": "sample", "step": 0, "prompt": "a cat", "path": "samples/a.mp4"}
+    (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (sample, probe)))
+    write_json(run / "config.json", {})
+    shown = samples.part(tmp_path, project, {})
     assert "path=runs/run-1/probe/a.mp4" in shown
     assert "path=clips/cat.mp4" in shown
     assert "nearest training clip: cat.mp4, likeness 0.988: likely a copy" in shown

@@ -69,9 +69,9 @@ def test_files_are_taken_by_what_they_are_and_not_by_their_names(tmp_path: Path,
     ]
     got = {one.name: one for one in uploads.accept(cats, files)}
     assert {name for name, one in got.items() if one.taken} == {"a.mp4", "a.txt"}
-    assert "content is text" in got["notes.mp4"].told
-    assert "empty" in got["nothing.mp4"].told
-    assert "plain text" in got["caption.txt"].told
+    assert "content is text" in got["notes.mp4"].reason
+    assert "empty" in got["nothing.mp4"].reason
+    assert "plain text" in got["caption.txt"].reason
     assert sorted(path.name for path in (cats.folder / "clips").iterdir()) == ["a.mp4", "a.txt"]
 
 
@@ -79,9 +79,9 @@ def test_what_is_there_is_never_written_over(tmp_path: Path, cats: projects.Proj
     uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4)])
     same, other = (uploads.accept(cats, [sent(tmp_path, "a.mp4", content)])[0] for content in (MP4, MP4 + b"x"))
     assert same.taken
-    assert "already" in same.told
+    assert "already" in same.reason
     assert not other.taken
-    assert "another file" in other.told
+    assert "another file" in other.reason
     assert (cats.folder / "clips" / "a.mp4").read_bytes() == MP4
 
 
@@ -97,7 +97,7 @@ def test_an_archive_is_unpacked_and_each_file_looked_at(tmp_path: Path, cats: pr
     content = packed(("in/a.mp4", MP4), ("in/a.txt", b"a cat"), ("in/run.sh", b"#!/bin/sh"))
     got = uploads.accept(cats, [sent(tmp_path, "pets.zip", content)])
     assert got[0].taken
-    assert got[0].told == "2 files unpacked into clips/pets"
+    assert got[0].reason == "2 files unpacked into clips/pets"
     assert [one.name for one in got[1:]] == ["pets.zip: in/run.sh"]
     assert (cats.folder / "clips/pets/in/a.mp4").read_bytes() == MP4
     assert not (cats.folder / ".unpacking").exists()
@@ -106,7 +106,7 @@ def test_an_archive_is_unpacked_and_each_file_looked_at(tmp_path: Path, cats: pr
 def test_an_archive_cannot_escape(tmp_path: Path, cats: projects.Project) -> None:
     got = uploads.accept(cats, [sent(tmp_path, "evil.zip", packed(("../../evil.mp4", MP4)))])
     assert not got[0].taken
-    assert "leads out" in got[0].told
+    assert "leads out" in got[0].reason
     assert not list(tmp_path.rglob("evil.mp4"))
 
 

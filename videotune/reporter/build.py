@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from videotune import text
 from videotune.files import write_text
@@ -60,11 +60,6 @@ def collect(run: Run) -> dict[str, Any]:
         del chapters["compare"]
     title = f"Run {place.name if place.name != 'run' else place.parent.name}"
     return {"title": title, "chapters": chapters, **summary(run)}
-
-
-def chapter(anchor: str, data: Mapping[str, Any]) -> str:
-    """A chapter alone, as the studio shows it."""
-    return render("chapter.html.j2", anchor=anchor, d=data)
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -125,19 +120,25 @@ def contact_sheet_page(
 
 
 def render(template: str, /, **data: Any) -> str:
+    """A template of the report filled in."""
+    return fill(environment("videotune.reporter"), template, data)
+
+
+def fill(templates: Environment, name: str, data: Mapping[str, Any]) -> str:
     """A template filled in. Text cannot become markup; what UTF-8 cannot carry becomes a question mark."""
-    return _environment().get_template(template).render(data).encode("utf-8", "replace").decode("utf-8")
+    return templates.get_template(name).render(data).encode("utf-8", "replace").decode("utf-8")
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment(*packages: str) -> Environment:
+    """The templates of packages, the first ones first, with the words of ``videotune.text`` as filters."""
+    made = Environment(
         autoescape=True,
-        loader=PackageLoader("videotune.reporter"),
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     words = {name: word for name, word in vars(text).items() if getattr(word, "__module__", "") == text.__name__}
-    environment.filters |= words | {"number": number, "entries": items, "mapping": mapping, "repr": repr}
-    return environment
+    made.filters |= words | {"number": number, "entries": items, "mapping": mapping, "repr": repr}
+    return made

@@ -18,24 +18,20 @@ from videotune.studio import clips
 from videotune.studio.actions import ACTIONS
 from videotune.studio.downloads import is_exported, zipped
 from videotune.studio.jobs import all_jobs
-from videotune.studio.markup import Html, element, join, text
 from videotune.studio.pages import data, export, project, samples, setup, train
+from videotune.studio.pages.kit import html
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside, named
 
 STATIC = Path(__file__).parent / "static"
 
 
-def head(root: Path, project: Project | None, query: Mapping[str, str]) -> Html:
+def head(root: Path, project: Project | None, query: Mapping[str, str]) -> str:
     """The top of every page: which project is open, and what is at work in it."""
-    name = element("h1", text(project.title if project else "videotune studio"))
-    if project is None:
-        return join([name, element("span", text("no project is open"), css="soft")])
-    busy = [job for job in all_jobs(project.folder)[:8] if job.running]
-    what = f"at work: {', '.join(sorted({job.kind for job in busy}))}" if busy else "nothing is at work"
-    return join([name, element("span", text(what), css="good" if busy else "soft")])
+    busy = [job for job in all_jobs(project.folder)[:8] if job.running] if project else []
+    return html("head", project=project, busy=busy)
 
 
-PARTS: Mapping[str, Callable[[Path, Project | None, Mapping[str, str]], Html]] = {
+PARTS: Mapping[str, Callable[[Path, Any, Mapping[str, str]], str]] = {
     "head": head,
     "project": project.part,
     "data": data.part,
@@ -47,6 +43,21 @@ PARTS: Mapping[str, Callable[[Path, Project | None, Mapping[str, str]], Html]] =
     "tries": samples.tries_part,
     "export": export.part,
 }
+
+WITHOUT_PROJECT = {
+    **dict.fromkeys(("plan", "charts", "tries"), ""),
+    **dict.fromkeys(
+        ("data", "setup", "train", "samples", "export"),
+        html("empty", words="Choose or make a project first, on the page Project."),
+    ),
+}
+"""What stands in a part of a page that needs a project while none is open."""
+
+
+def render_part(root: Path, name: str, project: Project | None, query: Mapping[str, str]) -> str:
+    """A part of a page as HTML."""
+    return WITHOUT_PROJECT[name] if project is None and name in WITHOUT_PROJECT else PARTS[name](root, project, query)
+
 
 OPEN = (CLIPS, HELD_OUT, "sheet", "runs", "tries")
 """Folders of a project whose files are given out."""
@@ -72,7 +83,7 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
         query = dict(request.query_params)
         try:
             chosen = named(root, query["project"]) if query.get("project") else None
-            return _tagged(request, PARTS[name](root, chosen, query).encode(), "text/html; charset=utf-8")
+            return _tagged(request, render_part(root, name, chosen, query).encode(), "text/html; charset=utf-8")
         except VideotuneError as error:
             return Response(str(error), 400, media_type="text/plain; charset=utf-8")
 

@@ -33,7 +33,7 @@ class Taken:
 
     name: str
     taken: bool
-    told: str
+    reason: str
 
 
 def sniff(path: Path) -> str:
