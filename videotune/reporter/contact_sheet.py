@@ -12,7 +12,7 @@ import numpy as np
 from videotune.console import bar
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
-from videotune.data.workers import Workers, default_workers
+from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
 from videotune.reporter.build import contact_sheet_page
@@ -47,19 +47,17 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
     failed: dict[str, str] = {}
     rows: list[tuple[str, list[Any]]] = []
     sheet = 0
-    with bar("pictures") as progress:
-        for done, (clip, shots) in enumerate(_shots(job, default_workers()), 1):
-            progress.update(done, len(job.library.clips))
-            if isinstance(shots, ClipProblem):
-                failed[clip.path] = f"{shots.reason}: {shots.detail}"
-                continue
-            images = [_thumb(frame) for frame in shots]
-            pictures[clip.path] = [_save(image, folder, clip, i) for i, image in enumerate(images)]
-            rows.append((_label(rows_by_path[clip.path], job.library.roots), images))
-            if len(rows) == ROWS:
-                sheet += 1
-                _save_sheet(rows, folder / f"sheet-{sheet:03d}.jpg")
-                rows = []
+    for clip, frames in shots(job, job.library.clips):
+        if isinstance(frames, ClipProblem):
+            failed[clip.path] = f"{frames.reason}: {frames.detail}"
+            continue
+        images = [_thumb(frame) for frame in frames]
+        pictures[clip.path] = [_save(image, folder, clip, i) for i, image in enumerate(images)]
+        rows.append((_label(rows_by_path[clip.path], job.library.roots), images))
+        if len(rows) == ROWS:  # a thousand clips' pictures do not wait in memory for one sheet
+            sheet += 1
+            _save_sheet(rows, folder / f"sheet-{sheet:03d}.jpg")
+            rows = []
     if rows:
         _save_sheet(rows, folder / f"sheet-{sheet + 1:03d}.jpg")
     title = f"Clips of {Path(job.config.datasets[0].path).name}"
@@ -79,35 +77,33 @@ def _refuse_among_clips(folder: Path, job: Job) -> None:
             )
 
 
-def _shots(job: Job, workers: Workers) -> Iterator[tuple[Clip, list[np.ndarray] | ClipProblem]]:
-    """Each clip with its frames uint8 (H, W, 3), decoded a few clips ahead; a ClipProblem where that fails."""
+def shots(
+    job: Job, clips: Sequence[Clip], height: int | None = None
+) -> Iterator[tuple[Clip, list[np.ndarray] | ClipProblem]]:
+    """Each clip's first, middle and last frame as they are trained, with a bar; a ClipProblem where it cannot be decoded.
+
+    Frames are uint8 (H, W, 3), at most ``height`` pixels high, and decoded a few clips ahead. A still has one.
+    """
     windows: dict[str, list[Window]] = {}
     for window in (*job.library.windows, *job.library.held_out_windows):
         windows.setdefault(window.clip_id, []).append(window)
 
-    def tasks() -> Iterator[tuple[str, dict[str, Any]]]:
-        for clip in job.library.clips:
-            yield "decode", shot_words(job, windows[clip.id])
+    def task(clip: Clip) -> tuple[str, dict[str, Any]]:
+        own, info = windows[clip.id], job.library.media[clip.id]
+        first, middle, last = own[0], own[len(own) // 2], own[-1]
+        times = [sample_window(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
+        chosen, shape = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]], first.shape
+        high = min(shape.height, height or shape.height)
+        wide = max(1, round(shape.width * high / shape.height))
+        frames = {"info": info, "times": chosen[:1] if info.still else chosen, "resize": first.resize}
+        return "decode", frames | {"height": high, "width": wide}
 
-    answers = workers.map(tasks(), ahead=2 * workers.count)
-    for clip, answer in zip(job.library.clips, answers, strict=True):
-        yield clip, answer if isinstance(answer, ClipProblem) else list(answer)
-
-
-def shot_words(job: Job, windows: Sequence[Window], height: int | None = None) -> dict[str, Any]:
-    """What to decode of a clip: first, middle and last frame as they are trained, at most ``height`` pixels high."""
-    first, middle, last = windows[0], windows[len(windows) // 2], windows[-1]
-    times = [sample_window(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
-    shape, facts = first.shape, job.library.media[first.clip_id]
-    high = min(shape.height, height or shape.height)
-    shown = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]]
-    return {
-        "info": facts,
-        "times": shown[:1] if facts.still else shown,
-        "height": high,
-        "width": max(1, round(shape.width * high / shape.height)),
-        "resize": first.resize,
-    }
+    workers = default_workers()
+    with bar("pictures") as progress:
+        answers = workers.map(map(task, clips), ahead=2 * workers.count)
+        for done, (clip, answer) in enumerate(zip(clips, answers, strict=True), 1):
+            progress.update(done, len(clips))
+            yield clip, answer if isinstance(answer, ClipProblem) else list(answer)
 
 
 def _thumb(frame: np.ndarray) -> Any:

@@ -13,7 +13,7 @@ from videotune.config.load import flatten
 from videotune.config.resolve import parse
 from videotune.errors import DONE
 from videotune.records import read_record
-from videotune.reporter.read import Record, Run, read_run
+from videotune.reporter.read import Run, points, read_run
 from videotune.text import value_text
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.logging.journal import repair
@@ -32,10 +32,10 @@ class Finding:
 
 
 FLAT = 0.98
-"""A ruler that has not come below this share of its first reading has learnt next to nothing."""
+"""A run whose validation loss has not come below this share of its first has learnt next to nothing."""
 
 ENOUGH = 3
-"""So many readings of one ruler, before anything is said of their course."""
+"""Validations that compare with each other, before anything is found in their course."""
 
 
 def diagnose(folder: Path, *, as_json: bool = False) -> int:
@@ -48,13 +48,13 @@ def diagnose(folder: Path, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
         return DONE
-    print(f"{folder}: {_where(run)}")
+    print(f"{folder}: {_summary(run)}")
     for one in found:
         print(f"\n{one.line}\n  found: {one.found}\n  do:    {one.do}")
     if not found:
         print("nothing that its files show is wrong")
     else:
-        print("\nEach line is told at length in docs/troubleshooting.md.")
+        print("\nEach line is explained in docs/troubleshooting.md.")
     return DONE
 
 
@@ -76,24 +76,18 @@ def settings(run: Run) -> dict[str, Any]:
     return flatten(parse(run.config["settings"]).model_dump(mode="json")) if run.config else {}
 
 
-def _lines(run: Run, kind: str) -> list[Record]:
-    return [line for line in run.journal if line["kind"] == kind]
-
-
-def _where(run: Run) -> str:
-    ended = _lines(run, "end")
-    total = (run.config or {}).get("steps", "?")
-    why = f"ended: {ended[-1]['why']}" if ended else "not ended"
-    return f"{len(run.steps.at)} of {total} steps, {why}"
+def _summary(run: Run) -> str:
+    why, total = run.last("end")["why"], (run.config or {}).get("steps", "?")
+    return f"{len(run.steps.at)} of {total} steps, {f'ended: {why}' if why else 'not ended'}"
 
 
 def _out_of_memory(run: Run) -> Iterator[Finding]:
-    told = [line["text"] for line in _lines(run, "warning") if line["text"].startswith("out of memory")]
-    if told:
+    warnings = [line["text"] for line in run.of_kind("warning") if line["text"].startswith("out of memory")]
+    if warnings:
         from videotune.planner.out_of_memory import remedies
 
         helps = remedies(parse(run.config["settings"])) if run.config else ["a smaller resolution or fewer frames"]
-        yield Finding("Out of memory", told[-1], "; ".join(helps))
+        yield Finding("Out of memory", warnings[-1], "; ".join(helps))
 
 
 def _not_finite(run: Run) -> Iterator[Finding]:
@@ -110,33 +104,24 @@ def _not_finite(run: Run) -> Iterator[Finding]:
     )
 
 
-def _readings(run: Run, part: str) -> list[tuple[int, float]]:
-    """(step, normalised) of the newest ruler."""
-    lines = _lines(run, "ruler")
-    newest = [line for line in lines if line.get("ruler") == lines[-1].get("ruler")] if lines else []
-    pairs = [(line["step"], (line.get(part) or {}).get("normalised")) for line in newest]
-    return [(step, float(value)) for step, value in pairs if value is not None]
-
-
 def _learning(run: Run) -> Iterator[Finding]:
-    """What the ruler says of the rate; where it was never read, what the steps say."""
-    read, said = _readings(run, "train"), settings(run)
-    rate = said.get("learning_rate")
-    if len(read) < ENOUGH:
+    """What validation says of the rate; where it was never measured, what the steps say."""
+    measured, rate = points(run.validations, "train", "normalised"), settings(run).get("learning_rate")
+    if len(measured) < ENOUGH:
         yield from _learning_by_steps(run, rate)
         return
-    last = read[-1][1]
+    step, last = measured[-1]
     if last > 1.05:
         yield Finding(
             "Poor quality: the rate is too high",
-            f"the error on training clips is {last:.2f} of what it was before training (step {read[-1][0]})",
+            f"the error on training clips is {last:.2f} of what it was before training (step {step})",
             f"lower learning_rate (now {value_text(rate)}) to a third, from an earlier checkpoint: "
             "--resume --from STEP --override",
         )
     elif last > FLAT:
         yield Finding(
             "Poor quality: nothing is learnt",
-            f"after {read[-1][0]} steps the error on training clips is {last:.3f} of what it was",
+            f"after {step} steps the error on training clips is {last:.3f} of what it was",
             f"raise learning_rate (now {value_text(rate)}) threefold (--override), or train longer; look at the captions",
         )
 
@@ -175,39 +160,37 @@ def _slow(run: Run) -> Iterator[Finding]:
     whole = sum(spent.values())
     if whole <= 0:
         return
-    waiting, said = spent.get("data", 0.0) / whole, settings(run)
+    waiting, now = spent.get("data", 0.0) / whole, settings(run)
     if waiting > WAITING:
         yield Finding(
             "Slow training: steps wait for data",
             f"{waiting:.0%} of {whole:.0f} s were spent waiting for batches",
-            f"more dataloader_threads (now {said.get('dataloader_threads')}), or cache_dir on a faster disk"
-            + ("; variants 0 encodes each view anew" if said.get("video_config.variants") == 0 else ""),
+            f"more dataloader_threads (now {now.get('dataloader_threads')}), or cache_dir on a faster disk"
+            + ("; variants 0 encodes each view anew" if now.get("video_config.variants") == 0 else ""),
         )
     if spent.get("experts", 0.0) / whole > WAITING:
         yield Finding(
             "Slow training: experts are loaded too often",
             f"{spent['experts'] / whole:.0%} of the time were spent loading experts",
-            f"a longer expert_period (now {said.get('expert_period')}) in a new run",
+            f"a longer expert_period (now {now.get('expert_period')}) in a new run",
         )
 
 
 def _consistency(run: Run) -> Iterator[Finding]:
     """Settings that cost motion, whatever the numbers say."""
-    said = settings(run)
+    now = settings(run)
     causes = {
-        "video_config.use_temporal_attention": (said.get("video_config.use_temporal_attention") is False, "true"),
-        "video_config.frame_dropout_probability": (
-            said.get("video_config.frame_dropout_probability", 0) > 0.1,
-            "0.1 or less",
-        ),
-        "video_config.temporal_augmentation": (said.get("video_config.temporal_augmentation") is True, "false"),
-        "video_config.stretch": (said.get("video_config.stretch") is True, "false"),
+        "use_temporal_attention": (lambda value: value is False, "true"),
+        "frame_dropout_probability": (lambda value: value > 0.1, "0.1 or less"),
+        "temporal_augmentation": (lambda value: value is True, "false"),
+        "stretch": (lambda value: value is True, "false"),
     }
-    bad = {key: better for key, (is_so, better) in causes.items() if is_so}
+    keys = {f"video_config.{key}": cause for key, cause in causes.items()}
+    bad = {key: better for key, (is_bad, better) in keys.items() if key in now and is_bad(now[key])}
     if bad:
         yield Finding(
             "Poor temporal consistency",
-            "; ".join(f"{key} is {json.dumps(said[key])}" for key in bad),
+            "; ".join(f"{key} is {json.dumps(now[key])}" for key in bad),
             "; ".join(f"{key} {better}" for key, better in bad.items()),
         )
 
@@ -249,21 +232,20 @@ def _clipped(run: Run) -> Iterator[Finding]:
 
 
 def _habits(run: Run) -> Iterator[Finding]:
-    said = settings(run)
-    off = [key for key in ("sample_after", "validate_every") if said.get(key) == 0]
+    now = settings(run)
+    off = [key for key in ("sample_after", "validate_every") if now.get(key) == 0]
     if off:
         yield Finding(
             "Performance tips: regular sampling",
             f"{' and '.join(off)} 0",
             "250, the default: `videotune plan` says what it costs",
         )
-    if said.get("save_every") == 0 and said.get("backup_after") == 0 and said.get("backup_every") == 0:
+    if all(now.get(key) == 0 for key in ("save_every", "backup_after", "backup_every")):
         yield Finding("Performance tips: back up", "nothing is saved before the end", "backup_after 30, the default")
 
 
 def _stopped(run: Run) -> Iterator[Finding]:
-    ended, step = _lines(run, "end"), run.steps.last
-    last = ended[-1]["why"] if ended else None
+    step, last = run.steps.last, run.last("end")["why"]
     if step and last != "done" and run.config and step < run.config["steps"]:
         yield Finding(
             "The run has not come to its end",

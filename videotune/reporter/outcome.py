@@ -1,4 +1,4 @@
-"""What a stranger should know first: how the run stands, how it went, which checkpoint to take, which clips are learnt."""
+"""What a reader should know first: how the run stands, how it went, the recommended checkpoint, which clips are learnt."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from typing import Any
 
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import PARTS
-from videotune.reporter.read import Record, Run, at, items, mapping, number, points
+from videotune.reporter.read import Record, Run, at, mapping, number, points
 from videotune.text import moment, plain
 
 Standing = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
-
-COLOURS = {"LEARNING": "good", "PLATEAU": "calm", "OVERFITTING": "bad"}
-
-LEARNT, LITTLE = 0.9, 0.98
-"""A clip is called learnt where its error is below the first share of what it was, and learnt a little below the second."""
-
-LEVELS = 9
 
 
 def standing(run: Run, whole: bool) -> Standing:
@@ -54,66 +47,21 @@ def standing(run: Run, whole: bool) -> Standing:
 
 
 def verdict(run: Run) -> dict[str, Any]:
-    """The verdict in words, what to do, and what it rests on."""
+    """The verdict, the recommended checkpoint, and what the verdict rests on."""
     latest = run.last("verdict")
     step, why = recommended_checkpoint(run, latest)
     paths = [str(entry.get("path")) for entry in run.exports or ()]
     missing = run.absent("a verdict, which takes three validations", "" if run.validations else "validate_every")
     return {
         "absent": "" if latest else missing,
-        "word": latest["verdict"],
-        "turned": latest["turned"],
+        "latest": latest,
         "best": number(latest["best_step"]),
-        "sentence": verdict_sentence(latest),
-        "colours": COLOURS,
         "run": run.folder.name,
         "step": step,
         "why": why,
         "file": next((path for path in paths if re.search(rf"-step-{step}(?!\d)", path)), None),
         "grounds": grounds(run),
     }
-
-
-def verdict_sentence(latest: Record) -> str:
-    """The verdict as a sentence or two."""
-    word, best, turned = latest.get("verdict"), number(latest.get("best_step")), latest.get("turned")
-    begin, after = "", ""
-    if word == "OVERFITTING":
-        when = (
-            f"It should have stopped at step {plain(best)}"
-            if best
-            else "No state was better than the base model itself"
-        )
-        begin, after = f"{when}{_span(latest)}. ", _where(latest)
-    elif word == "PLATEAU" and turned:
-        begin = f"It has got worse since step {plain(best)}. " if best else "It is worse than the base model itself. "
-    elif word == "PLATEAU":
-        begin = "It has come to rest. "
-    elif word == "LEARNING":
-        but = f", but held-out clips were better at step {plain(best)}" if turned else ""
-        begin = f"It was still learning at step {plain(number(latest.get('step')))}{but}. "
-    return f"{begin}{_sentence(latest.get('reason') or 'It says no reason')}{after}"
-
-
-def _span(latest: Record) -> str:
-    """How sure the best step is."""
-    first, last, *_ = [*map(number, items(latest.get("as_good"))), None, None]
-    if first is None or last is None or first == last:
-        return ""
-    return f" (steps {plain(first)} to {plain(last)} cannot be told apart)"
-
-
-def _where(latest: Record) -> str:
-    """The noise level at which overfitting began, where the verdict knows it."""
-    level = number(latest.get("quantile"))
-    if level is None:
-        return ""
-    what = "fine detail" if level <= 3 else "layout and motion" if level >= 7 else "shapes"
-    return f" It began at noise level {plain(level)} of {LEVELS}, where the model decides {what}."
-
-
-def _sentence(reason: object) -> str:
-    return f"{str(reason)[:1].upper()}{str(reason)[1:]}."
 
 
 def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
@@ -124,16 +72,16 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
     """
     taken, best, turned = mapping(run.last("end")["take"]), number(latest.get("best_step")), latest.get("turned")
     if (step := number(taken["step"])) is not None:
-        return int(step), _sentence(taken["why"]) if taken["why"] and turned and step != best else ""
+        return int(step), str(taken["why"]) if taken["why"] and turned and step != best else ""
     saved = {int(step) for record in run.of_kind("save") if (step := number(record.get("step"))) is not None}
     if not saved or not turned or best is None:
         return max(saved, default=None), ""
     held_out = dict(points(run.validations, "held_out", "normalised"))
     if measured := saved & set(held_out):
         found = min(measured, key=lambda step: (held_out[step], step))
-        lacks = f"It is the best of those saved: there is no checkpoint of step {plain(best)}."
+        lacks = f"it is the best of those saved: there is no checkpoint of step {plain(best)}"
         return int(found), "" if found == best else lacks
-    near = f"It is the nearest to step {plain(best)}, where held-out clips were best: no saved step was validated."
+    near = f"it is the nearest to step {plain(best)}, where held-out clips were best: no saved step was validated"
     return min(saved, key=lambda step: (abs(step - best), step)), near
 
 
@@ -144,11 +92,9 @@ def grounds(run: Run) -> dict[str, Any]:
     lines = [line for line in curves if line.points]
     says = "error on the same clips, relative to the base model: below 1 is better"
     chart = line_chart(lines, says=says, x_label="step", marks=[] if best is None else [best])
-    changes, word = [], None
-    for record in run.of_kind("verdict"):
-        if record.get("verdict") != word:
-            word, why = record.get("verdict"), _sentence(record.get("reason") or "It says no reason")
-            changes.append([plain(number(record.get("step"))), word or "no verdict", why])
+    verdicts = run.of_kind("verdict")
+    words = [None, *(record.get("verdict") for record in verdicts)]
+    changes = [record for record, before in zip(verdicts, words, strict=False) if record.get("verdict") != before]
     clips = _learnt_clips(run, records) if len(records) > 1 else []
     return {"chart": chart if lines and len(records) > 1 else None, "best": best, "changes": changes, "clips": clips}
 
@@ -156,25 +102,12 @@ def grounds(run: Run) -> dict[str, Any]:
 def _learnt_clips(run: Run, records: list[Record]) -> list[dict[str, Any]]:
     """Each clip that validation measures, the least learnt first: its error as a share of its first, and times seen."""
     paths = {str(clip["id"])[:12]: str(clip["path"]) for clip in run.clips}
-    seen, rows = run.steps.clips, []
-    for key, name in (("train", "training"), ("held_out", "held out")):
+    rows = []
+    for key, _, _ in reversed(PARTS):
         first, last = (mapping(at(records[place], key, "clips")) for place in (0, -1))
         pairs = ((clip, number(first[clip]), number(value)) for clip, value in last.items())
         shares = {clip: now / then for clip, then, now in pairs if then and now is not None}
         for clip, share in sorted(shares.items(), key=lambda pair: -pair[1]):
-            times = plain(seen[clip]) if key == "train" else "–"
-            path, became = paths.get(clip, clip), _learnt(share, key)
-            rows.append({"path": path, "part": name, "seen": times, "share": share, "became": became})
+            seen = None if key == "held_out" else run.steps.clips[clip]
+            rows.append({"path": paths.get(clip, clip), "seen": seen, "share": share, "held_out": key == "held_out"})
     return rows
-
-
-def _learnt(share: float, part: str) -> tuple[str, str]:
-    """What became of a clip, in a word, and its colour; of one that was held out, against the base."""
-    held_out = part == "held_out"
-    if share > 1.02:
-        return "worse than the base" if held_out else "worse", "bad"
-    if share >= LITTLE:
-        return "as the base" if held_out else "not learnt", "quiet"
-    if held_out:
-        return "better than the base", "good"
-    return ("learnt", "good") if share < LEARNT else ("a little", "calm")

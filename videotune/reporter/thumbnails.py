@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from videotune.console import bar, echo
+from videotune.console import echo
 from videotune.data.file_checks import ClipProblem
-from videotune.data.workers import default_workers
 from videotune.files import write_whole
-from videotune.reporter.contact_sheet import shot_words
+from videotune.reporter.contact_sheet import shots
 from videotune.trainer.run_spec import Job
-from videotune.types import Clip, Window
+from videotune.types import Clip
 
 MOST = 200
 """Clips that get a picture; of more the first ones, training clips before others."""
@@ -25,30 +23,16 @@ FOLDER = "pictures"
 
 
 def keep_pictures(job: Job) -> None:
-    """Draw those pictures that the cache does not hold yet: a clip's first, middle and last frame in a row.
+    """Make those pictures that the cache does not hold yet: a clip's first, middle and last frame in a row.
 
-    A clip that cannot be decoded now has none: the encoding will say why. A disk without room for pictures is said.
+    A clip that cannot be decoded now has none: the encoding will say why. videotune prints a note for a full disk.
     """
-    shown = set(_shown(job))
-    todo = [(clip, path) for clip, path in _places(job) if not path.is_file() and clip.id in shown]
-    if not todo:
-        return
-    windows: dict[str, list[Window]] = {}
-    for window in (*job.library.windows, *job.library.held_out_windows):
-        windows.setdefault(window.clip_id, []).append(window)
-
-    def tasks() -> Iterator[tuple[str, dict[str, Any]]]:
-        for clip, _ in todo:
-            yield "decode", shot_words(job, windows[clip.id], HIGH)
-
-    workers = default_workers()
+    paths = {clip.id: path for clip, path in _places(job)}
+    todo = [clip for clip, path in _places(job) if not path.is_file()]
     try:
-        with bar("pictures") as progress:
-            answers = workers.map(tasks(), ahead=2 * workers.count)
-            for done, ((_, path), frames) in enumerate(zip(todo, answers, strict=True), 1):
-                progress.update(done, len(todo))
-                if not isinstance(frames, ClipProblem):
-                    _write(path, frames)
+        for clip, frames in shots(job, todo, HIGH) if todo else ():
+            if not isinstance(frames, ClipProblem):
+                _write(paths[clip.id], frames)
     except OSError as error:
         echo(f"note: the report will lack pictures of clips: {error}")
 
@@ -64,20 +48,14 @@ def copy_pictures(job: Job, run: Path) -> None:
         echo(f"note: the report will lack pictures of clips: {error}")
 
 
-def _shown(job: Job) -> list[str]:
-    """The ids of the clips that get a picture."""
-    order = {"train": 0, "validation": 1, "regularization": 2}
-    return [clip.id for clip in sorted(job.library.clips, key=lambda clip: order[clip.kind])[:MOST]]
-
-
 def _places(job: Job) -> list[tuple[Clip, Path]]:
-    """Each clip of the account that gets a picture with its place in the cache; another size is another picture."""
+    """Each clip that gets a picture with its place in the cache; another size is another picture."""
+    order = {"train": 0, "validation": 1, "regularization": 2}
     first = {window.clip_id: window for window in (*job.library.held_out_windows, *job.library.windows)}
-    shown = set(_shown(job))
     return [
         (clip, job.cache / FOLDER / f"{clip.id[:16]}-{first[clip.id].shape}-{first[clip.id].resize}.jpg")
-        for clip in job.library.clips
-        if clip.id in shown and clip.id in first
+        for clip in sorted(job.library.clips, key=lambda clip: order[clip.kind])[:MOST]
+        if clip.id in first
     ]
 
 

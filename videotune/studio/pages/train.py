@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure, loss, validation
-from videotune.reporter.outcome import COLOURS, grounds, recommended_checkpoint, standing, verdict_sentence
+from videotune.reporter.outcome import grounds, recommended_checkpoint, standing
 from videotune.reporter.read import Run
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, result, why
@@ -81,7 +80,7 @@ def part(root: Path, project: Project, query: Mapping[str, str]) -> str:
     if name is None:
         return html("empty", words="No run yet. Look at the plan on the page Setup, then start one above.")
     job, run = latest(project.folder, "train", name), read_live(run_folder(project, name))
-    far, doctor = progress(run), latest(project.folder, "doctor", name)
+    far, verdict, doctor = progress(run), run.last("verdict"), latest(project.folder, "doctor", name)
     if doctor and isinstance(result(doctor), list) and (run.written or 0) > doctor.started + 1 and not doctor.running:
         doctor = None  # it speaks of an earlier state
     findings = None if doctor is None or doctor.running else result(doctor)
@@ -101,7 +100,8 @@ def part(root: Path, project: Project, query: Mapping[str, str]) -> str:
         asked=(run.folder / "control.json").exists(),
         done=any(record.get("why") == "done" for record in run.of_kind("end")),
         saves=[record.get("step") for record in run.of_kind("save")],
-        verdict=_verdict(run),
+        verdict=verdict,
+        best=recommended_checkpoint(run, verdict)[0] if verdict["turned"] or run.last("end") else None,
         doctor=doctor,
         findings=findings if isinstance(findings, list) else None,
     )
@@ -138,16 +138,6 @@ def _state(run: Run, job: Job | None, far: Progress) -> dict[str, str]:
         else:
             sentence = ENDED.get(word, sentence)
     return {"word": word, "css": css, "sentence": sentence, "kept": kept}
-
-
-def _verdict(run: Run) -> dict[str, Any] | None:
-    """How it went, in words, with the recommended checkpoint."""
-    latest = run.last("verdict")
-    if not latest:
-        return None
-    word = str(latest.get("verdict") or "no verdict")
-    best, _ = recommended_checkpoint(run, latest) if latest.get("turned") or run.last("end") else (None, "")
-    return {"word": word, "css": COLOURS.get(word, "quiet"), "sentence": verdict_sentence(latest), "best": best}
 
 
 def charts_part(root: Path, project: Project, query: Mapping[str, str]) -> str:
