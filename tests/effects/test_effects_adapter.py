@@ -73,12 +73,8 @@ def test_the_file_s_weights_stand_for_the_base_s(lab: Lab, monkeypatch: pytest.M
     job = job_of(lab, {"transformer.file": os.path.relpath(file)})
     assert Path(job.config.transformer.file).is_absolute(), "a resume from another folder would not find it"
     assert Path(job.config.transformer.file).samefile(file)
-    for wrong, said in (
-        (str(lab.tmp / "none.safetensors"), "no such file"),
-        ([str(file)] * 2, "2 given; .* one transformer"),
-    ):
-        with pytest.raises(VideotuneError, match=f"transformer.file: {said}"):
-            job_of(lab, {"transformer.file": wrong})
+    with pytest.raises(VideotuneError, match=r"transformer.file: 2 given; .* one transformer"):
+        job_of(lab, {"transformer.file": [str(file)] * 2})
 
 
 @pytest.mark.effect("family")
@@ -188,6 +184,3 @@ def test_the_modules_that_are_named_train(lab: Lab) -> None:
         "blocks.0.ffn.net.2",
         "blocks.1.ffn.net.2",
     }
-    for wrong in ("everything", ["to_z"]):
-        with pytest.raises(VideotuneError, match=r"lora\.targets"):
-            trainer_of(lab, {"lora.targets": wrong})

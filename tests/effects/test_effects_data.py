@@ -108,14 +108,6 @@ def test_width_and_height_are_a_resolution_whose_sides_are_named(lab: Lab) -> No
     for width, height in ((96, 64), (64, 48)):
         (frames,) = pixels(job_of(lab, {"resolution": None, "width": width, "height": height}, data)).values()
         assert frames.shape[1:3] == (height, width)
-    for wrong in (
-        {"width": 96},
-        {"height": 64},
-        {"width": 96, "height": 64, "resolution": 64},
-        {"width": 1e6, "height": 1},
-    ):
-        with pytest.raises(VideotuneError):
-            job_of(lab, {"resolution": None} | wrong, data)
 
 
 @pytest.mark.effect("allow_crop")
@@ -291,8 +283,6 @@ def test_clips_are_shrunk_before_they_are_encoded(lab: Lab) -> None:
 
     assert size(None) == size(8) == (64, 96)
     assert size(16) == (32, 48)
-    with pytest.raises(VideotuneError, match=r"spatial_compression_ratio.*has 8.*below"):
-        size(4)
 
 
 @pytest.mark.effect("video_config.temporal_augmentation")

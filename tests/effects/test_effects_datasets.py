@@ -23,7 +23,6 @@ from tests.effects.effects_kit import (
     trainer_of,
 )
 from tests.runs import measure
-from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import prepare
 from videotune.trainer.logging.journal import read_journal
 
@@ -84,8 +83,6 @@ def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> N
     assert first_loss({"kind": "regularization"}) == 0
     assert first_loss({"kind": "regularization", "prior_preservation": True}) == 0
     assert first_loss({"kind": "regularization", "prior_preservation": False}) == as_training
-    with pytest.raises(VideotuneError, match=r"datasets\.prior_preservation.*regularization"):
-        first_loss({"prior_preservation": True})
 
 
 @pytest.mark.effect("datasets.loss_weight")
@@ -100,8 +97,6 @@ def test_a_samples_loss_is_multiplied(lab: Lab) -> None:
         return torch.cat([gradient.flatten() for gradient in seen[0].values()])
 
     torch.testing.assert_close(first_gradient(2.5), 2.5 * first_gradient(1.0), rtol=1e-3, atol=1e-8)
-    with pytest.raises(VideotuneError, match=r"datasets\.loss_weight.*never trained"):
-        job_of(lab, {"datasets": [{"path": str(one), "kind": "validation", "loss_weight": 2}]})
 
 
 def test_a_dataset_of_weight_0_is_as_good_as_not_there(lab: Lab) -> None:
@@ -116,8 +111,6 @@ def test_a_dataset_of_weight_0_is_as_good_as_not_there(lab: Lab) -> None:
         assert any("left out: its loss_weight is 0" in note for note in trainer.job.notes) == (weight == 0)
     assert losses[None] == losses[0]
     assert losses[None] != losses[1]
-    with pytest.raises(VideotuneError, match=r"datasets\.loss_weight: it is 0 for all"):
-        job_of(lab, {"datasets": [{"path": str(one), "loss_weight": 0}]})
 
 
 @pytest.mark.effect("datasets.resolution")
@@ -155,8 +148,6 @@ def test_clips_without_a_caption_take_the_text_that_is_given(lab: Lab) -> None:
 
     assert torch.equal(text("a film"), text_of(lab, "a film"))
     assert torch.equal(text("a cartoon"), text_of(lab, "a cartoon"))
-    with pytest.raises(VideotuneError, match="belong together"):
-        job_of(lab, {"missing_caption": "text"}, data)
 
 
 @pytest.mark.effect("resize")

@@ -14,7 +14,6 @@ import torch
 from tests.effects.effects_kit import Lab, film, run_steps, trainer_of, watched
 from tests.runs import preview
 from videotune.commands.sample import SampleOptions, open_sampler, render
-from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import prepare
 from videotune.trainer.trainer import Trainer
 
@@ -48,12 +47,6 @@ def test_an_image_model_is_told_its_image_or_zeros(kind: Callable[[str], Lab]) -
         mask, image = (calls[0]["x_t"][:, part] for part in (slice(4, 8), slice(8, 12)))
         assert mask[:, :, 0].eq(float(told)).all()
         assert bool(image.any()) == told
-
-
-@pytest.mark.effect("first_frame_probability")
-def test_a_model_that_takes_no_image_refuses_the_key(lab: Lab) -> None:
-    with pytest.raises(VideotuneError, match=r"first_frame_probability.*takes no image"):
-        trainer_of(lab, {"first_frame_probability": 0.0})
 
 
 def sees_other_frames(trainer: Trainer) -> bool:
@@ -108,5 +101,3 @@ def test_the_second_expert_has_guidance_of_its_own(lab: Lab, tiny_bases: Callabl
     assert np.array_equal(drawn(8, None), drawn(8, 4))
     assert np.abs(drawn(8, 1) - drawn(8, 4)).max() > 0
     assert np.array_equal(drawn(1, 1), drawn(1, 8))
-    with pytest.raises(VideotuneError, match=r"sample\.guidance_2.*one denoiser"):
-        trainer_of(lab, {"sample.guidance_2": 2.0})

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights
 from videotune.adapters.kinds import PARTS, split
-from videotune.errors import VideotuneError
 from videotune.trainer.run_export import export_run
 from videotune.trainer.trainer import Trainer
 
@@ -42,18 +41,6 @@ def test_the_kind_that_is_named_trains_and_is_written(lab: Lab) -> None:
     assert len({loss[1] for loss in losses.values()}) == len(PARTS)
 
 
-def test_what_means_nothing_to_rotations_is_refused(lab: Lab) -> None:
-    for knobs, words in (
-        ({"lora.alpha": 4}, "lora.alpha: OFT turns weights and scales nothing"),
-        ({"lora.dropout": 0.1}, "lora.dropout: PEFT's OFT drops nothing out"),
-        ({"lora.rank": 1}, "lora.rank: OFT turns so many inputs together, at least 2"),
-        ({"lora.rank": 5}, "lora.rank: OFT turns 5 inputs at a time"),
-        ({"output_model_format": "diffusers"}, "output_model_format: OFT for Wan 2.1 T2V has peft, not 'diffusers'"),
-    ):
-        with pytest.raises(VideotuneError, match=words):
-            trainer_of(lab, {"lora.variant": "OFT", "lora.rank": 4} | knobs)
-
-
 def test_a_preset_s_alpha_is_not_held_against_rotations(lab: Lab) -> None:
     trainer = trainer_of(lab, {"lora.variant": "OFT", "lora.rank": 4, "resolution": "32x32"}, preset="toy")
     assert trainer.job.config.lora.alpha is None
@@ -81,10 +68,3 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
     assert two
     assert all(".ffn." in name or name == "proj_out.bias" for name in two)
     assert len(whole) > len(one | two)
-
-
-def test_layers_of_no_fine_tuning_and_of_no_model_are_refused(lab: Lab) -> None:
-    with pytest.raises(VideotuneError, match=r"transformer\.layers: it is for FINE_TUNE; .* lora\.targets says"):
-        trainer_of(lab, {"transformer.layers": ["blocks.1"]})
-    with pytest.raises(VideotuneError, match=r"transformer\.layers: 'blocks\.9' matches no module or parameter"):
-        trainer_of(lab, {"training_method": "FINE_TUNE", "transformer.layers": ["blocks.9"]})

@@ -128,10 +128,6 @@ def test_a_text_encoder_trains_or_stays_as_it_is(lab: Lab) -> None:
     assert not names & set(still.parameters)
     assert names < set(live.parameters)
     assert all(moved[name] > 0 for name in names if not name.endswith("embed_tokens.weight"))
-    with pytest.raises(VideotuneError, match=r"text_encoder.train: .* LORA does not"):
-        job_of(lab, {"text_encoder.train": True})
-    with pytest.raises(VideotuneError, match=r"text_encoder.train: EMBEDDING trains new tokens"):
-        job_of(lab, NEW | {"text_encoder.train": True})
 
 
 @pytest.mark.effect("text_encoder.learning_rate")
@@ -159,8 +155,6 @@ def test_only_the_layers_that_are_named_train(lab: Lab) -> None:
         own = {name for name in moved if name.startswith("text_encoder.")}
         assert own
         assert all(part in name and moved[name] > 0 for name in own)
-    with pytest.raises(VideotuneError, match=r"text_encoder.layers: 'none' names no weight"):
-        trainer_of(lab, FULL | {"text_encoder.layers": ["none"]})
 
 
 @pytest.mark.effect("transformer.train")
@@ -168,13 +162,6 @@ def test_the_transformer_may_stay_as_it_is_while_the_text_encoder_trains(lab: La
     with_it, without = (changed(trainer_of(lab, FULL | {"transformer.train": train})) for train in (True, False))
     assert {name for name in with_it if not name.startswith("text_encoder.")}
     assert not {name for name in without if not name.startswith("text_encoder.")}
-    for knobs, why in (
-        ({"transformer.train": False}, "LORA trains an adapter of the transformer"),
-        (FULL | {"transformer.train": False, "text_encoder.train": False}, "nothing would train"),
-        (NEW | {"transformer.train": True}, "EMBEDDING trains new tokens"),
-    ):
-        with pytest.raises(VideotuneError, match=f"transformer.train: {why}"):
-            job_of(lab, knobs)
 
 
 @pytest.mark.effect("caption_dropout")

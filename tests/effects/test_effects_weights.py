@@ -11,7 +11,6 @@ import torch
 from tests.effects.effects_kit import Lab, run_steps, trainer_of, watched
 from videotune.config.drift import class_of
 from videotune.config.fields import ROUNDED
-from videotune.errors import VideotuneError
 from videotune.memory.quantization import QuantizedLinear, share_of
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.trainer import Trainer
@@ -131,26 +130,6 @@ def test_some_of_all_combinations_train_with_the_losses_they_should_have(
 def test_every_combination_trains_with_the_losses_it_should_have(kind: str, method: str, lab: Lab) -> None:
     for mode, fraction in SETTINGS:
         assert trained(lab, kind, method, mode, fraction) == expected(lab, kind, method)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        (
-            {"weight_dtype": "FLOAT_8"},
-            "weight_dtype: FINE_TUNE trains the transformer, and FLOAT_8 is for frozen weights",
-        ),
-        ({"transformer.weight_dtype": "NFLOAT_4"}, "transformer.weight_dtype: FINE_TUNE trains the transformer"),
-        (
-            {"transformer.train": False, "text_encoder.train": True, "weight_dtype": "INT_8"},
-            "or set transformer.weight_dtype alone",
-        ),
-        ({"weight_dtype": "FLOAT_9"}, "weight_dtype: 'FLOAT_9' is not one of"),
-    ],
-)
-def test_what_trains_is_not_rounded(knobs: dict[str, Any], words: str, lab: Lab) -> None:
-    with pytest.raises(VideotuneError, match=words):
-        trainer_of(lab, {"training_method": "FINE_TUNE"} | knobs)
 
 
 def test_what_is_frozen_beside_a_fine_tuning_may_be_rounded(lab: Lab) -> None:
