@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.commands.safety_kit import equal, facts_of, of_kind, state, steps_of, warnings_of
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json
 from videotune.latent_cache.batches import Source

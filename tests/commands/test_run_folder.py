@@ -9,8 +9,7 @@ import pytest
 
 from tests.kills import kill_points, killed_at
 from tests.runs import open_run
-from videotune.commands.check import check
-from videotune.commands.train import train
+from tests.shell import check, train
 from videotune.errors import DONE, VideotuneError
 from videotune.planner.plan import make_plan
 from videotune.records import read_record
