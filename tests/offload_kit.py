@@ -14,7 +14,7 @@ from torch import nn
 from videotune.adapters.full import add_full
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora, Optimizer
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import Drawn, Prepared
 from videotune.memory.host_weights import HostWeights

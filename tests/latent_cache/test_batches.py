@@ -19,7 +19,7 @@ from videotune.data.buckets import padded_box
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import probe
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import Prepared, Source, prepare, quiet_pool, stream, uniforms
 from videotune.latent_cache.keys import latent_key, text_key

@@ -16,7 +16,7 @@ import torch
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora, Optimizer
 from videotune.data.frame_sampling import sample_window
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import Source, stream
 from videotune.latent_cache.keys import latent_key, text_key

@@ -23,7 +23,7 @@ from transformers.optimization import (
 
 from videotune.adapters.lora import adapter_off, add_lora
 from videotune.config.schema import Lora, Optimizer
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import Drawn, Prepared
 from videotune.memory.checkpointing import checkpoint_blocks

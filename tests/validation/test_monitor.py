@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.journal_lines import step_line
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.latent_cache.sampler import Schedule, times_seen

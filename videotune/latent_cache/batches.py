@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from videotune.data.buckets import padded_box
-from videotune.diffusion.objective import Objective
+from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.latent_cache.keys import moments_of, sample_key, sample_of, text_key

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from videotune.config.schema import Config
-from videotune.diffusion.objective import Objective
+from videotune.diffusion.loss import Objective
 from videotune.latent_cache.batches import Drawn, Prepared
 from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.memory.checkpointing import checkpoint_blocks

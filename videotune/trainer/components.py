@@ -13,7 +13,7 @@ from torch import nn
 from videotune.adapters.full import add_full
 from videotune.adapters.lora import inject
 from videotune.config.schema import Config
-from videotune.diffusion.objective import Objective, objective
+from videotune.diffusion.loss import Objective, objective
 from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import Source, assemble

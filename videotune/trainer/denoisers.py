@@ -15,7 +15,7 @@ from videotune.adapters.lora import add_lora, load_lora
 from videotune.adapters.share import share
 from videotune.config.schema import Config
 from videotune.console import echo, size
-from videotune.diffusion.objective import Objective
+from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
 from videotune.latent_cache.expert_schedule import ExpertSchedule, exact
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks

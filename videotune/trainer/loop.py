@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from videotune.console import bar
-from videotune.diffusion.objective import Objective
+from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import Prepared, stream
 from videotune.trainer.distributed import DistributedContext

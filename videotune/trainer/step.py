@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from videotune.adapters.lora import adapter_off
 from videotune.adapters.text import LiveText
-from videotune.diffusion.loss import denoising_loss, prior_target
-from videotune.diffusion.objective import Objective
+from videotune.diffusion.loss import Objective, denoising_loss, prior_target
 from videotune.latent_cache.batches import Prepared, share_of
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
