@@ -20,9 +20,8 @@ from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.latent_cache.encode import cut_captions, fits_of
-from videotune.latent_cache.entry import describe
 from videotune.latent_cache.maintenance import listing, prune, verify
-from videotune.latent_cache.store import Store
+from videotune.latent_cache.store import Store, describe
 from videotune.models.registry import find, names
 from videotune.planner import memory_plan
 from videotune.planner.measure import Reading

@@ -10,7 +10,8 @@ from videotune.console import bar, echo, out, print_table, size
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.latent_cache import maintenance as care
-from videotune.latent_cache.encode import wanted
+from videotune.latent_cache.encode import entries_of
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import EARLIER, LOCK, Store
 from videotune.text import counted
 from videotune.trainer.cache_filling import fill_distributed
@@ -99,9 +100,8 @@ def prune_cache(words: Overrides, *, yes: bool = False) -> int:
     store = _open(job.cache)
     if job.library.skipped:
         echo(f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed")
-    prints = open_models(job.spec, job.base, job.config).fingerprints()
-    reads, noisy = reads_of_run(job), job.spec.image_noise
-    names = wanted(prints, job.spec.text_tokens, reads.captions, reads.samples, job.config.seed, noisy)
+    reads, keys = reads_of_run(job), CacheKeys.of(open_models(job.spec, job.base, job.config), job.config.seed)
+    names = entries_of(keys, reads.captions, reads.samples).keys()
     said = len(store.notes)
     pruned = care.prune(store, names, yes=yes)
     _say_notes(store, said)

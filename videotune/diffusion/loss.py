@@ -163,34 +163,28 @@ def noisy(objective: Objective, batch: Batch, t: Tensor, noise: Tensor) -> tuple
 
 
 def prior_target(
-    family: Family,
-    base: nn.Module,
-    objective: Objective,
-    batch: Batch,
-    t: Tensor,
-    noise: Tensor,
-    anchored: Sequence[int],
+    family: Family, base: nn.Module, objective: Objective, batch: Batch, t: Tensor, noise: Tensor, which: Sequence[int]
 ) -> Tensor:
-    """v (B,C,F,H,W), for the samples in ``anchored`` the one that ``base`` predicts: a target for ``denoising_loss``.
+    """v (B,C,F,H,W), for the samples in ``which`` the one that ``base`` predicts: a target for ``denoising_loss``.
 
-    What the base says of the same x_t, t and caption is what a regularization sample must stay at (Li & Hoiem 2016,
+    What the base predicts for the same x_t, t and caption is what a regularization sample must stay at (Li & Hoiem 2016,
     "Learning without forgetting", arXiv 1606.09282). Those samples alone run through ``base``, without a graph.
     """
     x_t, v = noisy(objective, batch, t, noise)
 
     def pick(x: Tensor) -> Tensor:
-        return torch.stack([x[i] for i in anchored])  # by plain numbers: an index tensor would wait for the device
+        return torch.stack([x[i] for i in which])  # by plain numbers: an index tensor would wait for the device
 
     part = replace(
         batch.map(pick),
-        captions=tuple(batch.captions[i] for i in anchored),
-        window_ids=tuple(batch.window_ids[i] for i in anchored),
+        captions=tuple(batch.captions[i] for i in which),
+        window_ids=tuple(batch.window_ids[i] for i in which),
     )
     with torch.no_grad():
-        said = family.predict(base, pick(x_t), pick(t), part).to(v.dtype)
+        predicted = family.predict(base, pick(x_t), pick(t), part).to(v.dtype)
     target = list(v)
-    for i, answer in zip(anchored, said, strict=True):
-        target[i] = answer
+    for i, own in zip(which, predicted, strict=True):
+        target[i] = own
     return torch.stack(target)
 
 
