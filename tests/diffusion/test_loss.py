@@ -50,19 +50,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def batch_of(size: int = 3, frames: int = 5, side: int = 6) -> Batch:
-    no = torch.zeros(size, 1, frames, 1, 1, dtype=torch.bool)
-    return Batch(
-        x0=numbers(size, 4, frames, side, side),
-        given=no,
-        dropped=no.clone(),
-        weight=torch.ones(size, 1, frames, 1, 1),
-        scale=torch.ones(size),
-        anchored=torch.zeros(size, dtype=torch.bool),
-        cond=Condition(torch.zeros(size, 1, 1)),
-        captions=("",) * size,
-        window_ids=("",) * size,
-        fps=torch.full((size,), 16.0),
-    )
+    return Batch.of(numbers(size, 4, frames, side, side), Condition(torch.zeros(size, 1, 1)))
 
 
 def plain(kind: str = "flow", strength: float = 0.0, weighting: str = "none") -> Objective:
@@ -197,7 +185,7 @@ def test_a_sample_counts_as_much_as_its_scale_says() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_anchored_samples_aim_at_what_the_base_says(kind: str) -> None:
+def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
     """The base sees them alone: their own x_t, dropped frames and all; the others keep the data's v."""
     batch, noise, t, how = batch_of(4), numbers(4, 4, 5, 6, 6, seed=1), torch.tensor([0.1, 0.4, 0.6, 0.9]), plain(kind)
     batch = replace(
