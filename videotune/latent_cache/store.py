@@ -29,7 +29,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from videotune import __version__
+from videotune._version import __version__
 from videotune.data.file_checks import refuse_links
 from videotune.errors import VideotuneError
 from videotune.files import Count, checked, system_errors, write_whole
