@@ -175,6 +175,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     from videotune.data.dataset import scan
     from videotune.data.workers import Workers
     from videotune.latent_cache.encode import fill, missing
+    from videotune.latent_cache.keys import CacheKeys
     from videotune.latent_cache.store import Store
     from videotune.models.base_model import of_base, place
     from videotune.models.registry import find
@@ -200,7 +201,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
             for index in range(words.rounds):
                 family = find(spec.name)(folder, torch.device("cpu"), torch.float32)
                 store = Store(Path(name) / f"cache-{count}-{index}")
-                todo = missing(store, family.fingerprints(), spec.text_tokens, (), takes, 0)
+                todo = missing(store, CacheKeys.of(family, 0), (), takes)
                 workers = Workers(count) if count else None
                 report = fill(family, store, todo, library.media, 0, workers, lambda what, done, total: None)
                 if workers is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from videotune.config.resolve import resolve
-from videotune.latent_cache.batches import Prepared
+from videotune.latent_cache.batches import StepBatch
 from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base_model import published, spec_for
@@ -191,7 +191,7 @@ class Rig:
         return statistics.median(found)
 
 
-def _random(prepared: Prepared, seed: int) -> Prepared:
+def _random(prepared: StepBatch, seed: int) -> StepBatch:
     """The batch with random latents, noise and text, and noise levels spread over the path."""
     assert prepared.batch is not None
     makes = torch.Generator().manual_seed(seed)
@@ -204,9 +204,7 @@ def _random(prepared: Prepared, seed: int) -> Prepared:
     batch = replace(batch, x0=noise(batch.x0), cond=replace(batch.cond, text=text))
     t = (torch.arange(len(batch)) + 0.5) / len(batch)
     ids = tuple(f"window {i}" for i in range(len(batch)))
-    return replace(
-        prepared, batch=batch, t=t, noise=noise(prepared.noise), drawn=replace(prepared.drawn, window_ids=ids, t=t)
-    )
+    return replace(prepared, batch=batch, t=t, noise=noise(prepared.noise), window_ids=ids)
 
 
 def wait() -> None:

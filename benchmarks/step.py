@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import save_file
 
 from videotune.config.schema import Optimizer
-from videotune.latent_cache.batches import Prepared, prepare
+from videotune.latent_cache.batches import StepBatch, prepare
 from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
@@ -57,7 +57,7 @@ def open_trainer(data: Path, out: Path, sets: Sequence[str]) -> Trainer:
     return prepare_run(job, out, make_plan(job))
 
 
-def bare_loop(trainer: Trainer, inputs: Sequence[Prepared], optimizer: torch.optim.Optimizer) -> Iterator[float]:
+def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: torch.optim.Optimizer) -> Iterator[float]:
     """Forward, backward, optimizer on inputs made beforehand; yields the seconds of each step."""
     made = []
     for one in inputs:

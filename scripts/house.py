@@ -8,11 +8,15 @@ from __future__ import annotations
 import ast
 import io
 import sys
+import threading
 import tokenize
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "videotune"
@@ -20,6 +24,7 @@ FAMILIES = ("wan", "cogvideox", "hunyuan_video", "ltx_video", "hidream")
 TRAIN_CORE = ("loop", "step", "setup", "optimizers", "ema", "checkpoint")
 CORE = ("config", "types", "diffusion", "latent_cache", *(f"trainer/{name}" for name in TRAIN_CORE))
 STEP_ENTRY, STEP_END = "videotune.trainer.loop", "videotune.trainer.optimizers"
+"""A training step is measured between these modules."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,44 @@ def in_core(path: Path) -> bool:
     return any(name == one or name.startswith(f"{one}/") for one in CORE)
 
 
+def step_modules() -> list[str]:
+    """The modules of ours that execute in two training steps of the toy model (LoRA, one expert), the threads that read
+    batches included, between the loop and the optimizer.
+    """
+    with TemporaryDirectory() as name, redirect_stderr(io.StringIO()):
+        from videotune.planner.plan import make_plan
+        from videotune.toy.dataset import write_dataset
+        from videotune.trainer.loop import step_records
+        from videotune.trainer.resolve_config import Overrides, resolve_config
+        from videotune.trainer.run_spec import open_job
+        from videotune.trainer.setup import prepare
+
+        write_dataset(Path(name) / "clips", concept_clips=2, reminder_clips=0)
+        sets = ("steps=9", "validate_every=0", "sample_after=0", "dataloader_threads=1")
+        job = open_job(*resolve_config(Overrides(preset="toy", data=f"{name}/clips", sets=sets)))
+        trainer = prepare(job, Path(name) / "run", make_plan(job))
+        seen: set[str] = set()
+        measuring = False
+
+        def profile(frame: FrameType, event: str, argument: object) -> None:
+            if measuring and event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+                seen.add(module_of(Path(frame.f_code.co_filename)))
+
+        threading.setprofile(profile)
+        records = step_records(trainer)
+        try:
+            next(records), next(records)  # the first steps import, and draw for many steps
+            measuring = True
+            sys.setprofile(profile)
+            next(records), next(records)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+            records.close()
+            trainer.journal.close()
+    return sorted(seen - {STEP_ENTRY, STEP_END})
+
+
 def figures() -> list[Figure]:
     """Every figure with its bound."""
     package = files(PACKAGE)
@@ -153,6 +196,7 @@ def figures() -> list[Figure]:
         ),
         Figure("files of more than 400 code lines", len(long), 0, tuple(long)),
         Figure("import circles", len(rings), 0, tuple(rings)),
+        Figure("modules of one training step", len(step := step_modules()), 9, tuple(step)),
         Figure("imports inside functions", len(inner), 100, tuple(inner)),
         Figure("code lines of the tests", total(files(ROOT / "tests")), 21_000),
     ]

@@ -14,9 +14,9 @@ from torch import nn
 from videotune.adapters.full import add_full
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora, Optimizer
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.latent_cache.batches import Drawn, Prepared
+from videotune.latent_cache.batches import StepBatch
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
 from videotune.models.registry import find
@@ -67,22 +67,10 @@ def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
     states = family.encode_text(["a red circle", "a blue square moves up"][:count])
     clip = torch.randint(256, (3, shape.frames, shape.height, shape.width), generator=generator) / 127.5 - 1
     extras = family.encode_video(clip).extras if family.spec.given != "none" else {}
-    none = torch.zeros(count, 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    clean = none.clone()
+    clean = torch.zeros(count, 1, x0.shape[2], 1, 1, dtype=torch.bool)
     clean[0, :, 0] = family.spec.given == "replace"
     cond: Condition = family.condition([{**state, **extras} for state in states])
-    return Batch(
-        x0=x0,
-        given=clean,
-        dropped=none,
-        weight=(~clean).float(),
-        scale=torch.ones(count),
-        anchored=torch.zeros(count, dtype=torch.bool),
-        cond=cond,
-        captions=("",) * count,
-        window_ids=("w",) * count,
-        fps=torch.ones(count),
-    )
+    return Batch.of(x0, cond, given=clean, weight=(~clean).float(), window_ids=("w",) * count)
 
 
 @dataclass
@@ -96,9 +84,7 @@ class Rig:
     losses: list[tuple[float, float]] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
-    def steps(
-        self, batch: Batch, count: int = 3, parts: int = 1, anchored: bool = False, micro: int | None = None
-    ) -> Rig:
+    def steps(self, batch: Batch, count: int = 3, parts: int = 1, prior: bool = False, micro: int | None = None) -> Rig:
         """Take real steps; gradients are those that the optimizer is given."""
 
         def keep(*_: Any) -> None:
@@ -113,8 +99,8 @@ class Rig:
             generator = torch.Generator().manual_seed(step)
             t = torch.rand(len(batch), generator=generator)
             noise = torch.randn(batch.x0.shape, generator=generator)
-            shown = replace(batch, anchored=torch.arange(len(batch)) % 2 == 1) if anchored else batch
-            prepared = Prepared(step, Drawn(batch.window_ids, batch.captions, t), 0, shown, t, noise)
+            shown = replace(batch, prior=tuple(i % 2 == 1 for i in range(len(batch)))) if prior else batch
+            prepared = StepBatch(step, batch.window_ids, batch.captions, t, 0, shown, noise)
             settings = StepSettings(parts, 1.0, 7, micro)
             record = train_step(
                 self.family, self.net, self.trainable, loss, prepared, settings, Clock(CPU), DistributedContext(), step

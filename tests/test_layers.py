@@ -1,6 +1,7 @@
 """The architecture: which package imports which, who may name a family, and that starting is light."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -65,3 +66,12 @@ def test_packages_that_start_light_import_no_torch(package: str) -> None:
     code = f"import sys, {', '.join(names)}; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+def test_a_training_step_takes_few_modules() -> None:
+    """In a process of its own: other tests have other threads."""
+    code = "import json; from scripts.house import step_modules; print(json.dumps(step_modules()))"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    found = json.loads(out.stdout.splitlines()[-1])
+    assert {"videotune.trainer.step", "videotune.diffusion.loss", "videotune.latent_cache.batches"} <= set(found)
+    assert len(found) <= 9, found

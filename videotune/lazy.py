@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 else:
 
     class _LazyModule:
-        """A module that is imported when one of its names is asked for."""
+        """A module that is imported when one of its names is asked for; that name is an attribute from then on."""
 
         def __init__(self, name: str) -> None:
             self._name = name
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(import_module(self._name), name)
+            found = self.__dict__[name] = getattr(import_module(self._name), name)
+            return found
 
     av, diffusers, huggingface_hub, torch, transformers = map(
         _LazyModule, ("av", "diffusers", "huggingface_hub", "torch", "transformers")

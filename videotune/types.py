@@ -65,6 +65,11 @@ class Clip:
     target: str = "clip"
     still: bool = False
 
+    @property
+    def prior(self) -> bool:
+        """Whether the target of its samples is the base model's own prediction (prior preservation)."""
+        return self.kind == "regularization" and self.target == "base"
+
 
 @dataclass(frozen=True)
 class Window:
@@ -246,10 +251,10 @@ class Condition:
 class Batch:
     """Samples of one bucket.
 
-    x0 (B,C,F,H,W); given (B,1,F,1,1) bool, frames fed clean; dropped (B,1,F,1,1) bool, frames fed as pure noise;
-    weight (B,1,F,1 or H,1 or W), what the loss counts, 0 where given, dropped or masked; scale (B,) multiplies a sample's
-    loss; anchored (B,) bool, samples whose target is the base model's own prediction; fps (B,). ``any_given`` and
-    ``any_anchored`` False: the host knows that there is none, so nobody has to ask the device.
+    x0 (B,C,F,H,W); given (B,1,F,1,1) bool, conditioning frames, fed clean; dropped (B,1,F,1,1) bool, frames fed as pure
+    noise; weight (B,1,F,1 or H,1 or W), what the loss counts, 0 where given, dropped or masked; scale (B,) multiplies a
+    sample's loss; prior (B), samples whose target is the base model's own prediction; fps (B,). ``any_given`` False: the
+    host knows that there is none, so nobody has to ask the device.
     """
 
     x0: Tensor
@@ -257,23 +262,28 @@ class Batch:
     dropped: Tensor
     weight: Tensor
     scale: Tensor
-    anchored: Tensor
     cond: Condition
     captions: tuple[str, ...]
     window_ids: tuple[str, ...]
     fps: Tensor
+    prior: tuple[bool, ...]
     any_given: bool = True
-    any_anchored: bool = True
+
+    @classmethod
+    def of(cls, x0: Tensor, cond: Condition, **more: Any) -> Batch:
+        """Samples of which every frame is noised and counts the same, but for what ``more`` says."""
+        count, none = len(x0), x0.new_zeros(len(x0), 1, x0.shape[2], 1, 1).bool()
+        plain: dict[str, Any] = {"given": none, "dropped": none, "weight": (~none).float(), "scale": x0.new_ones(count)}
+        plain |= {"captions": ("",) * count, "window_ids": ("",) * count, "prior": (False,) * count}
+        return cls(x0=x0, cond=cond, **({"fps": x0.new_ones(count)} | plain | more))
 
     def __len__(self) -> int:
         return self.x0.shape[0]
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
-        tensors: dict[str, Any] = {
-            name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "scale", "anchored", "fps")
-        }
-        return _replace(self, cond=self.cond.map(fn), **tensors)
+        tensors = {name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "scale", "fps")}
+        return _replace(self, cond=self.cond.map(fn), **tensors)  # type: ignore[arg-type]
 
     def split(self, size: int) -> list[Batch]:
         """Micro-batches of at most ``size`` samples, in order."""
@@ -282,8 +292,8 @@ class Batch:
         parts = []
         for lo in range(0, len(self), size):
             part = slice(lo, lo + size)
-            cut = self.map(lambda x, part=part: x[part])  # type: ignore[misc]
-            parts.append(_replace(cut, captions=self.captions[part], window_ids=self.window_ids[part]))
+            names: dict[str, Any] = {key: getattr(self, key)[part] for key in ("captions", "window_ids", "prior")}
+            parts.append(_replace(self.map(lambda x, part=part: x[part]), **names))  # type: ignore[misc]
         return parts
 
 

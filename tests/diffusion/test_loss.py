@@ -4,9 +4,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from videotune.diffusion.loss import denoising_loss, noisy, prior_target, weighted_mean
-from videotune.diffusion.objective import Objective, objective
-from videotune.diffusion.path import scaled_linear_alphas_cumprod
+from videotune.diffusion.loss import (
+    Objective,
+    denoising_loss,
+    noisy,
+    objective,
+    prior_target,
+    scaled_linear_alphas_cumprod,
+    weighted_mean,
+)
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.types import Batch, Condition
@@ -29,17 +35,6 @@ class Wired:
         return net(x_t) * (1 + t.view(-1, 1, 1, 1, 1))
 
 
-class Constant(nn.Module):
-    """Says the same whatever it sees."""
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__()
-        self.value = nn.Parameter(value)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.value.expand_as(x)
-
-
 class Told:
     """A model that answers with what it is given."""
 
@@ -55,19 +50,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def batch_of(size: int = 3, frames: int = 5, side: int = 6) -> Batch:
-    no = torch.zeros(size, 1, frames, 1, 1, dtype=torch.bool)
-    return Batch(
-        x0=numbers(size, 4, frames, side, side),
-        given=no,
-        dropped=no.clone(),
-        weight=torch.ones(size, 1, frames, 1, 1),
-        scale=torch.ones(size),
-        anchored=torch.zeros(size, dtype=torch.bool),
-        cond=Condition(torch.zeros(size, 1, 1)),
-        captions=("",) * size,
-        window_ids=("",) * size,
-        fps=torch.full((size,), 16.0),
-    )
+    return Batch.of(numbers(size, 4, frames, side, side), Condition(torch.zeros(size, 1, 1)))
 
 
 def plain(kind: str = "flow", strength: float = 0.0, weighting: str = "none") -> Objective:
@@ -108,32 +91,11 @@ def test_loss_is_the_mean_squared_error_of_v(kind: str) -> None:
     assert torch.equal(out.t, t)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_flow_and_readings_are_detached(kind: str) -> None:
-    net = conv()
-    out = denoising_loss(
-        Wired(), net, plain(kind, 1.0), batch_of(), torch.tensor([0.2, 0.5, 0.9]), numbers(3, 4, 5, 6, 6)
-    )
-    assert not out.mse.requires_grad
-    assert not out.per_clip.requires_grad
-    out.loss.backward()
-    for parameter in net.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.isfinite().all()
-        assert parameter.grad.abs().max() > 0
-
-
 def test_low_precision_predictions_are_compared_in_float32() -> None:
     batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.rand(3)
     out = denoising_loss(Told(torch.zeros_like(batch.x0).bfloat16()), conv(), plain(), batch, t, noise)
     assert out.mse.dtype == torch.float32
     torch.testing.assert_close(out.mse, (noise - batch.x0).square().mean((1, 2, 3, 4)))
-
-
-def test_a_prediction_of_another_shape_is_caught() -> None:
-    batch = batch_of()
-    with pytest.raises(AssertionError, match="predicted"):
-        denoising_loss(Told(batch.x0[:, :, :1]), conv(), plain(), batch, torch.rand(3), batch.x0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,7 +185,7 @@ def test_a_sample_counts_as_much_as_its_scale_says() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_anchored_samples_aim_at_what_the_base_says(kind: str) -> None:
+def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
     """The base sees them alone: their own x_t, dropped frames and all; the others keep the data's v."""
     batch, noise, t, how = batch_of(4), numbers(4, 4, 5, 6, 6, seed=1), torch.tensor([0.1, 0.4, 0.6, 0.9]), plain(kind)
     batch = replace(
@@ -274,48 +236,10 @@ def test_temporal_consistency_is_the_published_formula() -> None:
     torch.testing.assert_close(out.per_clip, expected)
 
 
-def test_temporal_consistency_prices_flicker_and_not_drift() -> None:
-    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.rand(3)
-    still = numbers(3, 4, 1, 6, 6, seed=2).expand(3, 4, 5, 6, 6)
-    flicker = still * torch.tensor([1.0, -1, 1, -1, 1]).view(1, 1, 5, 1, 1)
-    off, on = plain(), plain(strength=1.0)
-    losses = {
-        (name, how.temporal_consistency): denoising_loss(with_error(batch, noise, e), conv(), how, batch, t, noise)
-        for name, e in (("still", still), ("flicker", flicker))
-        for how in (off, on)
-    }
-    torch.testing.assert_close(losses["still", 0].loss, losses["flicker", 0].loss)
-    assert losses["flicker", 1].loss > 4 * losses["still", 1].loss
-    torch.testing.assert_close(losses["flicker", 1].mse, losses["flicker", 0].mse)  # plain mse compares across λ
-
-
 def test_temporal_consistency_is_nothing_for_one_frame() -> None:
     batch, noise, t = batch_of(frames=1), numbers(3, 4, 1, 6, 6, seed=1), torch.rand(3)
     off, on = (denoising_loss(Wired(), conv(), plain(strength=s), batch, t, noise) for s in (0.0, 2.0))
     assert torch.equal(off.loss, on.loss)
-
-
-@pytest.mark.parametrize("strength", [0.0, 2.0])
-def test_the_optimum_is_unchanged(strength: float) -> None:
-    # The best constant answer to many noises is their mean target, with and without the price of flicker.
-    batch, noise = batch_of(6), numbers(6, 4, 5, 6, 6, seed=1)
-    batch = replace(batch, x0=batch.x0[:1].expand_as(batch.x0))
-    best = (noise - batch.x0).mean(0, keepdim=True)
-
-    class Constants:
-        def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-            return net(x_t)
-
-    net = Constant(best.clone())
-    out = denoising_loss(Constants(), net, plain(strength=strength), batch, torch.full((6,), 0.5), noise)
-    out.loss.backward()
-    assert net.value.grad.abs().max() < 1e-8
-    for direction in range(3):
-        moved = Constant(best + 0.1 * numbers(*best.shape, seed=direction))
-        assert (
-            denoising_loss(Constants(), moved, plain(strength=strength), batch, torch.full((6,), 0.5), noise).loss
-            > out.loss
-        )
 
 
 def test_min_snr_is_the_published_weight() -> None:
@@ -329,36 +253,9 @@ def test_min_snr_is_the_published_weight() -> None:
     assert torch.equal(plain("v").weight(torch.rand(4)), torch.ones(4))
 
 
-def test_weighting_and_gamma_change_the_loss() -> None:
-    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.tensor([0.05, 0.5, 0.95])
-    objectives = [
-        plain("v"),
-        plain("v", weighting="min_snr"),
-        objective("v", V, Timesteps(), "min_snr", 0.0, gamma=1.0),
-    ]
-    outs = [denoising_loss(Wired(), conv(), how, batch, t, noise) for how in objectives]
-    assert len({out.loss.item() for out in outs}) == 3
-    assert torch.equal(outs[0].mse, outs[1].mse)
-    torch.testing.assert_close(outs[1].per_clip, objectives[1].weight(t) * outs[1].mse)
-    torch.testing.assert_close(outs[1].loss.detach(), outs[1].per_clip.mean())
-
-
-def test_micro_batches_add_up() -> None:
-    batch, noise, t, how, net = batch_of(4), numbers(4, 4, 5, 6, 6, seed=1), torch.rand(4), plain(strength=1.0), conv()
-    whole = denoising_loss(Wired(), net, how, batch, t, noise)
-    parts = [
-        denoising_loss(Wired(), net, how, part, t[i : i + 1], noise[i : i + 1]) for i, part in enumerate(batch.split(1))
-    ]
-    torch.testing.assert_close(sum(part.loss for part in parts) / 4, whole.loss)
-
-
 def test_objective_gives_the_path_its_grid() -> None:
-    v, flow = plain("v"), plain("flow")
-    assert v.num_timesteps == 1000
-    assert flow.num_timesteps is None
-    t = v.timesteps.draw(torch.rand(100, generator=torch.Generator().manual_seed(0)))
+    t = plain("v").timesteps.draw(torch.rand(100, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(t, ((t.double() * 999).round() / 999).float())
-    assert objective("flow", {}, v.timesteps).timesteps == Timesteps()
 
 
 @pytest.mark.parametrize("name", sorted(V))
@@ -379,20 +276,3 @@ def test_v_objective_runs_under_fake_tensors() -> None:
         net, batch = conv(), batch_of()
         out = denoising_loss(Wired(), net, how, batch, torch.rand(3), torch.randn(3, 4, 5, 6, 6))
         assert out.mse.shape == (3,)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        (("flow", {}, Timesteps(), "min_snr", 0.0), "min_snr, which is defined for v-prediction"),
-        (("flow", {}, Timesteps(), "p2", 0.0), "loss_weighting is 'p2'.*none, min_snr"),
-        (("epsilon", {}, Timesteps(), "none", 0.0), "path is 'epsilon'.*flow, v"),
-        (("flow", {}, Timesteps(), "none", 2.1), "temporal_consistency_weight is 2.1.*0 to 2"),
-        (("flow", {}, Timesteps(), "none", -0.1), "temporal_consistency_weight is -0.1"),
-        (("flow", {}, Timesteps(), "none", float("nan")), "temporal_consistency_weight is nan"),
-        (("v", V, Timesteps(), "min_snr", 0.0, 0.0), "gamma of min_snr is 0.0"),
-    ],
-)
-def test_what_does_not_apply_is_refused(wrong: tuple, says: str) -> None:
-    with pytest.raises(VideotuneError, match=says):
-        objective(*wrong)

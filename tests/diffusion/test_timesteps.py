@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from videotune.diffusion.beta import beta_cdf, beta_inverse
 from videotune.diffusion.timesteps import (
     Timesteps,
-    logit_normal,
     mode,
     shift_of_tokens,
     shifted,
-    uniform,
     unshifted,
 )
 from videotune.errors import VideotuneError
@@ -133,13 +131,6 @@ def test_quantiles_split_the_mass_evenly(ts: Timesteps) -> None:
     assert ts.cdf(nine).tolist() == pytest.approx([(i + 0.5) / 9 for i in range(9)], abs=2e-6)
 
 
-def test_quantiles_of_a_symmetric_distribution_are_symmetric() -> None:
-    for ts in (Timesteps("UNIFORM"), Timesteps("LOGIT_NORMAL"), Timesteps("MODE")):
-        nine = ts.quantiles(9)
-        torch.testing.assert_close(nine + nine.flip(0), torch.ones(9), rtol=0, atol=2e-7)
-    assert Timesteps("UNIFORM").quantiles(9).tolist() == pytest.approx([(2 * i + 1) / 18 for i in range(9)])
-
-
 def test_shift_is_the_papers_and_has_an_inverse() -> None:
     assert shifted(torch.tensor(0.5), 3.0).item() == pytest.approx(0.75)
     assert torch.equal(shifted(EVEN, 1.0), EVEN)
@@ -179,66 +170,22 @@ def test_grid_truncation_is_the_conditional_distribution() -> None:
     torch.testing.assert_close(part / part.sum(), share / share.sum(), rtol=0, atol=1e-5)
 
 
-def test_each_setting_changes_what_is_drawn() -> None:
-    base = Timesteps("LOGIT_NORMAL")
-    others = {
-        "distribution": replace(base, distribution="UNIFORM"),
-        "distribution, again": replace(base, distribution="MODE"),
-        "shift": replace(base, shift=3.0),
-        "lo": replace(base, lo=0.875),
-        "hi": replace(base, hi=0.875),
-        "mean": replace(base, mean=0.5),
-        "std": replace(base, std=0.5),
-        "mode_scale": replace(base, distribution="MODE", mode_scale=0.5),
-        "num_timesteps": replace(base, num_timesteps=10),
-        "scale": replace(base, distribution="SIGMOID", scale=2.0),
-        "alpha": replace(base, distribution="BETA", alpha=3.0),
-        "beta": replace(base, distribution="BETA", beta=3.0),
-    }
-    seen = [tuple(ts.quantiles(9).tolist()) for ts in (base, *others.values())]
-    assert len(set(seen)) == len(seen)
-    assert others["shift"].quantiles(9).mean() > base.quantiles(9).mean() + 0.1
-    assert others["distribution"].mass(0.45, 0.55) < others["distribution, again"].mass(0.45, 0.55)
-    assert others["std"].quantiles(9).std() < base.quantiles(9).std()
-
-
-@pytest.mark.parametrize("ts", KINDS, ids=str)
-def test_float32_numbers_are_taken_to_float64_first(ts: Timesteps) -> None:
-    ts = replace(ts, lo=0.9)
-    u = EVEN[:: 20 if ts.distribution == "BETA" else 1].float()
-    assert torch.equal(ts.draw(u), ts.draw(u.double()))
-
-
-def test_plain_functions_agree_with_the_dataclass() -> None:
-    assert torch.equal(Timesteps("UNIFORM").draw(EVEN), uniform(EVEN).float())
-    expected = shifted(logit_normal(EVEN, 0.2, 0.9), 4.0).float()
-    assert torch.equal(Timesteps("LOGIT_NORMAL", mean=0.2, std=0.9, shift=4.0).draw(EVEN), expected)
-
-
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    "wrong",
     [
-        (
-            {"distribution": "LOGITNORMAL"},
-            "timestep_distribution is 'LOGITNORMAL'.*UNIFORM, .*SIGMOID, MODE, BETA",
-        ),
-        ({"shift": 0.0}, "timestep_shift is 0.0"),
-        ({"shift": math.nan}, "shift is nan"),
-        ({"std": 0.0}, "standard deviation"),
-        ({"mode_scale": 1.8}, "scale of MODE"),
-        ({"scale": 0.0}, "scale of SIGMOID"),
-        ({"alpha": 0.0}, "numbers of BETA"),
-        ({"beta": 1e4}, "numbers of BETA"),
-        ({"lo": 0.5, "hi": 0.5}, "range"),
-        ({"lo": -0.1}, "range"),
-        ({"hi": 1.1}, "range"),
-        ({"num_timesteps": 1}, "1 timesteps"),
-        ({"lo": 0.5001, "hi": 0.5002, "num_timesteps": 1000}, "no timestep in"),
-        ({"distribution": "LOGIT_NORMAL", "hi": 1e-300}, "no timestep in"),
+        {"distribution": "MODE", "mode_scale": 1.8},
+        {"distribution": "SIGMOID", "scale": 0.0},
+        {"distribution": "BETA", "beta": 1e4},
+        {"lo": 0.5, "hi": 0.5},
+        {"lo": -0.1},
+        {"hi": 1.1},
+        {"num_timesteps": 1},
+        {"lo": 0.5001, "hi": 0.5002, "num_timesteps": 1000},
+        {"distribution": "LOGIT_NORMAL", "hi": 1e-300},
     ],
 )
-def test_nonsense_is_refused(wrong: dict[str, float], says: str) -> None:
-    with pytest.raises(VideotuneError, match=says):
+def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(VideotuneError):
         Timesteps(**wrong)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from videotune.config.load import parse_sets
 from videotune.config.resolve import resolve
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import Prepared, prepare
+from videotune.latent_cache.batches import StepBatch, prepare
 from videotune.rng import draws
 from videotune.trainer.components import make_objective
 from videotune.trainer.loop import step_records
@@ -73,7 +73,7 @@ def test_accumulation_changes_the_memory_and_not_the_step(lab: Lab) -> None:
 def test_the_seed_names_every_draw(lab: Lab) -> None:
     """Noise, noise levels, order and the adapter's start: the counted draws of this seed, and others for another."""
 
-    def first(seed: int) -> tuple[Prepared, torch.Tensor, list[str]]:
+    def first(seed: int) -> tuple[StepBatch, torch.Tensor, list[str]]:
         trainer = trainer_of(lab, {"seed": seed})
         order = [prepare(trainer.source, step).batch.window_ids[0] for step in range(1, 13)]
         return prepare(trainer.source, 1), weights(trainer)["blocks.0.attn1.to_q.lora_A.weight"], order

@@ -1,6 +1,5 @@
 """Batches are a pure function of the step: threads, order of asking and process do not matter."""
 
-import math
 import threading
 import time
 from collections import Counter
@@ -19,10 +18,10 @@ from videotune.data.buckets import padded_box
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import probe
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.latent_cache.batches import Prepared, Source, prepare, quiet_pool, stream, uniforms
-from videotune.latent_cache.keys import latent_key, text_key
+from videotune.latent_cache.batches import Source, StepBatch, prepare, quiet_pool, stream, uniforms
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import Schedule, picks
 from videotune.latent_cache.store import Store
 from videotune.trainer.components import make_objective, make_source
@@ -48,7 +47,7 @@ def source(small_clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Op
     return make_source(job, family, store, make_objective(job.spec, job.config))
 
 
-def same(a: Prepared, b: Prepared) -> bool:
+def same(a: StepBatch, b: StepBatch) -> bool:
     tensors = [(a.t, b.t), (a.noise, b.noise), (a.batch.x0, b.batch.x0), (a.batch.cond.text, b.batch.cond.text)]
     names = (a.step, a.batch.captions, a.batch.window_ids) == (b.step, b.batch.captions, b.batch.window_ids)
     return names and all(torch.equal(x, y) for x, y in tensors)
@@ -73,9 +72,9 @@ def test_several_processes_share_out_a_step_and_none_has_another_s_samples(proce
         assert max(map(len, own)) - min(map(len, own)) <= 1
         assert [part.first for part in parts] == [sum(map(len, own[:i])) for i in range(processes)]
         held = [part for part in parts if part.batch is not None]
-        for get in (lambda x: x.t, lambda x: x.noise, lambda x: x.batch.x0, lambda x: x.batch.cond.text):
+        for get in (lambda x: x.noise, lambda x: x.batch.x0, lambda x: x.batch.cond.text):
             assert torch.equal(torch.cat([get(part) for part in held]), get(whole))
-        assert all(part.drawn.window_ids == whole.batch.window_ids for part in parts), "each knows what the others have"
+        assert all(part.window_ids == whole.batch.window_ids for part in parts), "each knows what the others have"
 
 
 def test_reading_ahead_takes_no_cores_from_the_training(source: Source) -> None:
@@ -110,40 +109,17 @@ def test_a_step_holds_one_bucket_and_exactly_the_batch(source: Source) -> None:
 
 def test_draws_differ_by_step_sample_and_seed(source: Source) -> None:
     one, two = prepare(source, 1), prepare(source, 2)
-    other = prepare(replace(source, schedule=replace(source.schedule, seed=6)), 1)
+    other = prepare(replace(source, keys=replace(source.keys, seed=6)), 1)
     draws = [*one.t.tolist(), *two.t.tolist(), *other.t.tolist()]
     assert len(set(draws)) == len(draws)
     assert not torch.equal(one.noise[0], one.noise[1])
     assert one.noise.std().item() == pytest.approx(1, abs=0.1)
 
 
-def test_the_batch_size_does_not_change_a_samples_noise(source: Source) -> None:
-    smaller = replace(source, schedule=replace(source.schedule, batches=(2, 2)))
-    assert torch.equal(prepare(source, 3).t[:2], prepare(smaller, 3).t)
-
-
-def test_caption_dropout_empties_its_share(source: Source) -> None:
-    def empty(share: float) -> float:
-        tried = replace(source, caption_dropout=share)
-        captions = [caption for step in range(1, 101) for caption in prepare(tried, step).batch.captions]
-        return captions.count("") / len(captions)
-
-    assert empty(0.0) == 0
-    assert empty(1.0) == 1
-    assert empty(0.3) == pytest.approx(0.3, abs=0.08)
-
-
-def test_caption_variants_take_turns(source: Source) -> None:
-    clips = {name: replace(clip, captions=(*clip.captions, "")) for name, clip in source.clips.items()}
-    tried = replace(source, clips=clips, caption_dropout=0.0)
-    seen = [caption for step in range(1, 41) for caption in prepare(tried, step).batch.captions]
-    assert 0.3 < seen.count("") / len(seen) < 0.7
-
-
 def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
     """x0 = mean + exp(logvar / 2) ε, a new ε for each view, the same one when asked again."""
     window = source.buckets[0][0]
-    key = latent_key(sample_window(window, 0, 5), source.prints["vae"])
+    key = source.keys.latents(sample_window(window, 0, 5))
     mean = source.store.get("latents", key)["mean"]
     source.store.put("latents", key, {"mean": mean, "logvar": torch.full_like(mean, 2 * 0.693147)}, {})
     one, again, other = (source.sample(window, 0, *name).mean for name in ((1, 0), (1, 0), (2, 0)))
@@ -153,32 +129,28 @@ def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
 
 
 SHAPE = ClipShape(9, 32, 48, 16.0)
-STILL = ClipShape(1, 32, 32, 16.0)
 
 
 def made(folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip], **words: Any) -> Source:
     """A source over latents that no encoder made: all cells of a take's are ``number_of`` it."""
-    store = Store(folder)
+    store, keys = Store(folder), CacheKeys("v", "t", 8, 0)
     for window in {window for bucket in buckets for window in bucket}:
         for variant in (PLAIN, *range(3)):
             shown = sample_window(window, variant, 0)
             frames = (window.shape.frames - 1) // 4 + 1
             latents = torch.full((4, frames, window.shape.height // 8, window.shape.width // 8), number_of(shown))
-            store.put("latents", latent_key(shown, "v"), {"mean": latents}, {})
+            store.put("latents", keys.latents(shown), {"mean": latents}, {})
     for caption in {"", *(caption for clip in clips for caption in clip.captions)}:
-        store.put("text", text_key(caption, "t", 8), {"text": torch.zeros(1, 4)}, {})
+        store.put("text", keys.text(caption), {"text": torch.zeros(1, 4)}, {})
     sizes = tuple(len(bucket) for bucket in buckets)
     settings = {
         "schedule": Schedule(0, sizes, (2,) * len(sizes)),
         "variants": 3,
-        "frame_dropout": 0.0,
-        "patch_frames": 1,
         "sizes": dict.fromkeys((clip.id for clip in clips), (64, 64)),
     }
     return Source(
         store=store,
-        prints={"vae": "v", "text_encoder": "t"},
-        tokens=8,
+        keys=keys,
         condition=lambda states: Condition(torch.stack([state["text"] for state in states])),
         clips={clip.id: clip for clip in clips},
         buckets=tuple(tuple(bucket) for bucket in buckets),
@@ -231,21 +203,6 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
             views = range(epoch * clip.repeats, (epoch + 1) * clip.repeats)
             assert sorted(variants) == sorted(view % 3 for view in views)
         assert Counter(seen[clip.id]) == dict.fromkeys(range(3), 4 * clip.repeats)
-
-
-def test_a_window_that_does_not_vary_has_one_take(tmp_path: Path) -> None:
-    clips = some_clips(2, 1)
-    source = made(tmp_path, [entries(clips)], clips)
-    assert {source.variant(0, place, epoch) for place in range(3) for epoch in range(5)} == {0}
-
-
-def test_the_plain_view_draws_nothing(tmp_path: Path) -> None:
-    clips = some_clips(1, 1)
-    source = made(tmp_path, [entries(clips, sampling="start")], clips)
-    for window in source.buckets[0]:
-        assert source.plain(window).mean.unique().item() == number_of(sample_window(window, PLAIN, 0))
-        from_store = replace(source, variants=0).plain(window).mean
-        assert torch.equal(source.plain(window).mean, from_store), "from the store, always"
 
 
 def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path) -> None:
@@ -333,10 +290,9 @@ def test_loss_weight_and_target_reach_the_batch(tmp_path: Path) -> None:
     source = made(tmp_path, [entries(clips)], clips, schedule=Schedule(0, (3,), (3,), shuffle=False))
     batch = prepare(source, 1).batch
     assert batch.scale.tolist() == [0.5, 1.0, 3.0]
-    assert batch.anchored.tolist() == [True, False, False]
-    assert batch.anchored.dtype == torch.bool
+    assert batch.prior == (True, False, False)
     trained = replace(base, kind="train")  # a target is for regularization alone
-    assert not prepare(replace(source, clips={**source.clips, base.id: trained}), 1).batch.anchored.any()
+    assert not any(prepare(replace(source, clips={**source.clips, base.id: trained}), 1).batch.prior)
 
 
 @pytest.mark.parametrize("size", [(1000, 100), (100, 1000), (64, 48), (48, 32), (500, 333), (3, 2), (7, 2000)])
@@ -375,20 +331,6 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     assert 0 < weight.mean() < 1
 
 
-def test_a_step_takes_its_buckets_own_number_of_samples(tmp_path: Path) -> None:
-    """Images eight a step, videos two; still images have nothing to drop."""
-    clips = some_clips(*[1] * 12)
-    videos, images = entries(clips[:6]), [replace(window, shape=STILL) for window in entries(clips[6:])]
-    source = made(tmp_path, [videos, images], clips, schedule=Schedule(0, (6, 6), (2, 8)), frame_dropout=0.3)
-    batches = [prepare(source, step).batch for step in range(1, 31)]
-    assert {(len(batch), batch.x0.shape[2]) for batch in batches} == {(2, 3), (8, 1)}
-    assert not any(batch.dropped.any() for batch in batches if len(batch) == 8)
-    for batch in batches:
-        assert {len(part) for part in (batch.captions, batch.scale, batch.anchored, batch.fps, batch.weight)} == {
-            len(batch)
-        }
-
-
 def test_stratified_levels_are_each_uniform_and_together_even() -> None:
     """The marginal of every sample is exactly uniform; a step's samples are one in each equal part."""
     whole = torch.stack([uniforms(3, step, 4, True) for step in range(1, 4001)])
@@ -399,19 +341,3 @@ def test_stratified_levels_are_each_uniform_and_together_even() -> None:
         assert (share - even).abs().max() < 1.63 / 4000**0.5, "Kolmogorov and Smirnov, at the level of 1 %"
     assert torch.equal(uniforms(3, 7, 4, True), whole[6])
     assert uniforms(3, 7, 1, True).item() == uniforms(3, 7, 1, False).item()
-
-
-def test_stratified_levels_make_the_gradient_steadier() -> None:
-    """On a fixed function of t the variance of the mean over 8 samples falls at least tenfold, and the mean stays."""
-
-    def gradient(t: torch.Tensor) -> torch.Tensor:
-        return torch.sin(3 * t) + t.square()
-
-    means = {}
-    for stratified in (False, True):
-        drawn = torch.stack([uniforms(0, step, 8, stratified) for step in range(1, 1001)])
-        means[stratified] = gradient(drawn).mean(1)
-    assert means[True].var() < means[False].var() / 10
-    exact = (1 - math.cos(3)) / 3 + 1 / 3
-    for mean in means.values():
-        assert mean.mean().item() == pytest.approx(exact, abs=4 * mean.std().item() / 1000**0.5)

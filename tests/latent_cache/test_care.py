@@ -44,13 +44,6 @@ def bytes_of(i: int) -> bytes:
     return value(i)["mean"].numpy().tobytes()
 
 
-def test_a_sound_cache_is_sound(tmp_path: Path) -> None:
-    filled(tmp_path)
-    told: list[tuple[int, int, str]] = []
-    assert verify(Store(tmp_path), lambda *row: told.append(row)) == []
-    assert told[-1] == (len(told) - 1, len(told) - 1, "")
-
-
 def test_a_changed_bit_is_found_and_only_its_entry_is_made_anew(tmp_path: Path) -> None:
     filled(tmp_path)
     store = Store(tmp_path)

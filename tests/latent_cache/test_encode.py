@@ -24,8 +24,8 @@ from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
 from videotune.latent_cache import encode, keys
-from videotune.latent_cache.encode import FillReport, Todo, cut_captions, fill, missing, to_model, wanted
-from videotune.latent_cache.keys import latent_key, text_key
+from videotune.latent_cache.encode import Todo, cut_captions, entries_of, fill, missing, to_model
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.types import PLAIN, ClipShape, Moments, Window
 
@@ -96,7 +96,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 
 def todo_of(family: Any, cache: Store, data: Data) -> Todo:
-    return missing(cache, family.fingerprints(), family.spec.text_tokens, data.captions, data.takes, data.seed)
+    return missing(cache, CacheKeys.of(family, data.seed), data.captions, data.takes)
 
 
 def filled(family: Any, folder: Path, data: Data, workers: Workers | None = None) -> Watched:
@@ -130,7 +130,7 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     for window, variant in data.takes:
         shown = sample_window(window, variant, data.seed)
-        key = latent_key(shown, family.fingerprints()["vae"])
+        key = CacheKeys.of(family, data.seed).latents(shown)
         frames = decode(data.facts[window.clip_id], shown.times, 32, 32, shown.window.resize, shown.place)
         truth = family.encode_video(to_model(frames)).mean
         for cache in (here, there):
@@ -146,7 +146,7 @@ def test_progress_report_and_what_is_freed(
     cache, family = Store(tmp_path), watched
     todo = todo_of(family, cache, data)
     report = fill(family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row))  # type: ignore[arg-type]
-    assert (report.captions, report.takes) == (3, 4)
+    assert (report.captions, report.samples) == (3, 4)
     assert 0 < report.waited < report.seconds
     assert [row[1:] for row in told] == [(1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 4)]
     assert told[0][0].startswith("captions, ")
@@ -169,21 +169,12 @@ def test_what_several_ask_for_is_encoded_once(clips: Path, tiny_family: Callable
     assert (len(watched.pixels), watched.captions) == (1, ["a", "b"])
 
 
-def test_same_names_in_two_folders_do_not_collide(clips: Path, tiny_family: Callable[..., Any], tmp_path: Path) -> None:
-    data = data_of(clips)
-    assert len({Path(known.path).name for known in data.facts.values()}) == 1
-    watched = filled(tiny_family("wan"), tmp_path, data)
-    assert len(watched.pixels) == 4
-    hashes = {entry.hash for entry in Store(tmp_path).entries() if entry.kind == "latents"}
-    assert len(hashes) == 4
-
-
 def test_long_captions_are_counted(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
     family = tiny_family("wan")
     filled(family, tmp_path, Data({}, [], ["short", "long " * 300]))
-    cache, encoder = Store(tmp_path), family.fingerprints()["text_encoder"]
-    assert cut_captions(cache, encoder, 512, ["short", "long " * 300]) == ["long " * 300]
-    assert cache.get("text", text_key("long " * 300, encoder, 512))["text"].shape[0] == 512
+    cache, own = Store(tmp_path), CacheKeys.of(family, 0)
+    assert cut_captions(cache, own, ["short", "long " * 300]) == ["long " * 300]
+    assert cache.get("text", own.text("long " * 300))["text"].shape[0] == 512
 
 
 # ---- nothing stale, nothing in vain
@@ -305,8 +296,6 @@ def test_a_change_makes_exactly_what_it_touches_anew(
             data.captions[1] = "something else"
         case "schema":
             monkeypatch.setattr(keys, "SCHEMA", keys.SCHEMA + 1)
-            monkeypatch.setattr(keys, "text_key", keys.text_key.__wrapped__)
-            monkeypatch.setattr(encode, "text_key", keys.text_key)
     family = find("wan")(base, torch.device("cpu"), dtype)
     if change.name == "token limit":
         family.spec = replace(family.spec, text_tokens=256)
@@ -316,8 +305,7 @@ def test_a_change_makes_exactly_what_it_touches_anew(
     after = {entry.name: entry.hash for entry in Store(cache).entries()}
     assert before.items() <= after.items(), "what was there stays as it was"
     assert len(after) - len(before) == change.latents + change.texts
-    tokens = family.spec.text_tokens
-    assert wanted(family.fingerprints(), tokens, data.captions, data.takes, data.seed) <= after.keys()
+    assert entries_of(CacheKeys.of(family, data.seed), data.captions, data.takes).keys() <= after.keys()
     assert not todo_of(family, Store(cache), data)
 
 
@@ -335,7 +323,6 @@ from videotune.latent_cache import store
 from videotune.latent_cache.encode import fill
 from videotune.models.registry import find
 
-store.SHARD_ENTRIES = 2
 data = data_of(Path(sys.argv[1]))
 family = Watched(find("wan")(Path(sys.argv[2]), torch.device("cpu"), torch.float32))
 cache = store.Store(Path(sys.argv[3]))
@@ -384,7 +371,7 @@ def test_two_fills_at_once_do_not_disturb_each_other(
         fill(watched, late, todo, data.facts, data.seed, None, quiet)  # type: ignore[arg-type]
     filled(family, tmp_path, data)
     report = fill(watched, late, todo, data.facts, data.seed, None, quiet)  # type: ignore[arg-type]
-    assert (report.captions, report.takes, watched.captions, watched.pixels) == (0, 0, [], [])
+    assert (report.captions, report.samples, watched.captions, watched.pixels) == (0, 0, [], [])
 
 
 # ---- failures
@@ -407,7 +394,7 @@ def test_a_clip_that_cannot_be_decoded_is_named_and_the_others_are_kept(
         filled(family, tmp_path / "cache", data, workers if in_workers else None)
     cache = Store(tmp_path / "cache")
     assert sum(entry.kind == "latents" for entry in cache.entries()) == 2
-    assert len(todo_of(family, cache, data).takes) == 2
+    assert len(todo_of(family, cache, data).samples) == 2
     with cache.filling():
         pass  # the lock is free
 
@@ -445,7 +432,7 @@ def test_a_vae_that_fails_names_the_clip_and_the_window(
         fill(family, cache, todo, data.facts, data.seed, None, quiet)  # type: ignore[arg-type]
     assert str(caught.value).startswith(f"{data.facts[window.clip_id].path}: window {window.id}: ")
     assert said in str(caught.value)
-    assert len(todo_of(family, Store(tmp_path), data).takes) == 2
+    assert len(todo_of(family, Store(tmp_path), data).samples) == 2
     assert family.freed == ["text_encoder", "vae"]
 
 
@@ -514,23 +501,3 @@ def test_takes_of_one_clip_are_decoded_in_one_pass(clips: Path, monkeypatch: pyt
         assert pool.asked == passes
         assert [shown for shown, _, _ in got] == [*takes, *others]
         assert {frames.shape for _, frames, _ in got} == {(9, 32, 32, 3)}
-
-
-def test_the_time_without_frames_is_what_is_reported(
-    clips: Path, tiny_family: Callable[..., Any], tmp_path: Path
-) -> None:
-    """The first frames come after 0.3 s."""
-    family, data = tiny_family("wan"), data_of(clips)
-    data.captions = []
-    cache, pool = Store(tmp_path), Slow(0.3)
-    todo = todo_of(family, cache, data)
-    report: FillReport = fill(family, cache, todo, data.facts, data.seed, pool, quiet)  # type: ignore[arg-type]
-    assert 0.25 < report.waited <= report.seconds
-
-
-def test_what_was_asked_ahead_is_given_up_when_the_vae_fails(clips: Path) -> None:
-    pool: Any = Slow(0.05)
-    frames = encode._decoded(many(20), facts_of_one(clips), pool)
-    next(frames)
-    frames.close()  # type: ignore[attr-defined]
-    assert sum(future.cancelled() for future in pool.futures) >= pool.asked - 2

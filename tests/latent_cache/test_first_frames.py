@@ -12,8 +12,7 @@ import torch
 from tests.runs import fill as fill_cache
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import Source, prepare
-from videotune.latent_cache.encode import encode_take, fill, missing, wanted
-from videotune.latent_cache.keys import moments_of, sample_key, sample_of, tensors_of
+from videotune.latent_cache.encode import encode_sample, entries_of, missing, tensors_of
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.trainer.components import make_objective, make_source, plain_batch
@@ -57,7 +56,7 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
     for step in (1, 2):
         batch = prepare(source, step).batch
         for row, name in enumerate(batch.window_ids):
-            moments = encode_take(family, sample_of(windows[name], 0, 5, False), job.library.media, 5)
+            moments = encode_sample(family, source.keys, source.keys.sample(windows[name], 0), job.library.media)
             for key in ("image", "clip"):
                 assert torch.equal(batch.cond.extras[key][row], moments.extras[key])
             assert torch.equal(batch.x0[row], moments.mean)
@@ -72,12 +71,10 @@ def test_the_share_that_is_told_is_counted_and_does_not_hang_on_the_batch(varian
     assert sum(found) / len(found) == pytest.approx(0.3, abs=0.08)
     assert found == told(source, 60)
     smaller = replace(source, schedule=replace(source.schedule, batches=tuple(2 for _ in source.schedule.batches)))
-    firsts = [prepare(smaller, step).batch for step in range(1, 61)]
     again = told(replace(source, schedule=smaller.schedule), 60)
     assert [step[0] for step in zip(*[iter(again)] * 2, strict=True)] == [
         step[0] for step in zip(*[iter(found)] * 4, strict=True)
     ]
-    assert len(firsts) == 60
     assert set(told(replace(source, first_frame=0.0), 20)) == {False}
     assert set(told(replace(source, first_frame=1.0), 20)) == {True}
 
@@ -131,17 +128,6 @@ def test_an_image_models_latents_have_names_of_their_own(make: Make, tiny_family
     assert tiny_family("wan", torch.bfloat16, "t2v").fingerprints()["vae"] == prints["t2v"]
 
 
-def test_an_entry_is_read_as_it_was_encoded() -> None:
-    mean, extra = torch.rand(1, 2), torch.rand(3)
-    for moments in (Moments(mean), Moments(mean, mean + 1), Moments(mean, None, {"image": extra})):
-        again = moments_of(tensors_of(moments))
-        assert torch.equal(again.mean, mean)
-        assert (again.logvar is None) == (moments.logvar is None)
-        assert set(again.extras) == set(moments.extras)
-    with pytest.raises(AssertionError, match="named as the moments"):
-        tensors_of(Moments(mean, None, {"mean": extra}))
-
-
 class Noisy:
     """A family that draws noise onto the image before it is encoded, as some do."""
 
@@ -183,20 +169,24 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     bucket = source.buckets[0]
     assert [source.variant(0, 0, epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
     assert [in_the_loop.variant(0, 0, epoch) for epoch in range(6)] == list(range(6))
-    keys = {sample_key(sample_of(bucket[0], v, 5, True), "vae", 5, True) for v in (PLAIN, 0, 1, 2, 3)}
-    assert len(keys) == 5
-    other_seed = sample_key(sample_of(bucket[0], 0, 6, True), "vae", 6, True)
-    assert other_seed not in keys
+    names = {source.keys.latents(source.keys.sample(bucket[0], v)) for v in (PLAIN, 0, 1, 2, 3)}
+    assert len(names) == 5
+    other = replace(source.keys, seed=6)
+    assert other.latents(other.sample(bucket[0], 0)) not in names
+    pairs, few = [(bucket[0], variant) for variant in (PLAIN, 0, 1)], Store(tmp_path / "few")
+    assert len(missing(few, source.keys, (), pairs).samples) == len(entries_of(source.keys, (), pairs)) == 3
+    assert len(missing(few, replace(source.keys, image_noise=False), (), pairs).samples) == 1
 
 
-def test_what_is_missing_and_wanted_counts_the_noise(make: Make, tmp_path: Path) -> None:
-    job, own, _ = make("i2v-a14b")
-    family: Any = Noisy(own)
-    store, prints = Store(tmp_path / "few"), family.fingerprints()
-    pairs = [(job.library.windows[0], variant) for variant in (PLAIN, 0, 1)]
-    todo = missing(store, prints, 512, (), pairs, 5, True)
-    assert len(todo.takes) == 3
-    assert len(missing(store, prints, 512, (), pairs, 5).takes) == 1
-    fill(family, store, todo, job.library.media, 5, None, lambda what, done, total: None)
-    assert not missing(store, prints, 512, (), pairs, 5, True)
-    assert wanted(prints, 512, (), pairs, 5, True) == {(entry.kind, entry.key) for entry in store.entries()}
+@pytest.mark.parametrize("wide", [False, True])
+def test_an_entry_is_read_as_it_was_encoded(wide: bool, make: Make) -> None:
+    _, _, source = make("t2v")
+    window, mean, extra = source.buckets[0][0], torch.rand(1, 2), torch.rand(3)
+    moments = Moments(mean, mean + 1 if wide else None, {"image": extra})
+    source.store.put("latents", source.names[window, 0], tensors_of(moments), {})
+    again = source._moments(window, 0)
+    assert torch.equal(again.mean, mean)
+    assert (again.logvar is None) == (not wide)
+    assert torch.equal(again.extras["image"], extra)
+    with pytest.raises(AssertionError, match="named as the moments"):
+        tensors_of(Moments(mean, None, {"mean": extra}))

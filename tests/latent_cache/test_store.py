@@ -17,7 +17,7 @@ import torch
 from tests.kills import kill_points, killed_at
 from videotune.data.frame_sampling import sample_window
 from videotune.errors import VideotuneError
-from videotune.latent_cache.keys import latent_key, text_key
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.types import PLAIN, ClipShape, Take, Window
 
@@ -60,6 +60,10 @@ def is_sound(folder: Path, count: int) -> None:
 # ---- names
 
 
+def latent_key(shown: Take, vae: str) -> str:
+    return CacheKeys(vae, "", 0, 0).latents(shown)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -90,16 +94,9 @@ def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> N
     assert len({latent_key(sample_window(WINDOW, variant, 7), "vae") for variant in (PLAIN, 0, 1, 5)}) == 1
 
 
-def test_where_nothing_is_cropped_the_place_does_not_matter() -> None:
-    padded = replace(WINDOW, resize="pad")
-    times = sample_window(padded, 0, 0).times
-    assert latent_key(Take(padded, 0, times, (0.1, 0.2)), "v") == latent_key(Take(padded, 0, times), "v")
-    assert latent_key(Take(WINDOW, 0, times, (0.1, 0.2)), "v") != latent_key(Take(WINDOW, 0, times), "v")
-
-
 def test_whatever_decides_the_text_states_is_in_their_name() -> None:
-    keys = {text_key("a", "e", 512), text_key("b", "e", 512), text_key("a", "f", 512), text_key("a", "e", 256)}
-    assert len(keys) == 4
+    keys = [CacheKeys("", encoder, tokens, 0) for encoder, tokens in (("e", 512), ("f", 512), ("e", 256))]
+    assert len({*(one.text("a") for one in keys), keys[0].text("b")}) == 4
 
 
 # ---- entries

@@ -19,10 +19,10 @@ from videotune.data.media_index import Examined, MediaIndex
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.latent_cache.encode import cut_captions, fits_of
-from videotune.latent_cache.entry import describe
+from videotune.latent_cache.encode import cut_captions, fits_of, tensors_of
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import listing, prune, verify
-from videotune.latent_cache.store import Store
+from videotune.latent_cache.store import Store, describe
 from videotune.models.registry import find, names
 from videotune.planner import memory_plan
 from videotune.planner.measure import Reading
@@ -51,7 +51,7 @@ def everything_done_to(folder: Path) -> None:
     """All that opens, reads, cleans and deletes; a sentence is as good as an end."""
     for do in (
         lambda: listing(Store(folder)),
-        lambda: cut_captions(Store(folder), "e", 1, []),
+        lambda: cut_captions(Store(folder), CacheKeys("", "e", 1, 0), []),
         lambda: verify(Store(folder), silent),
         lambda: prune(Store(folder), set(), yes=True),
     ):
@@ -181,8 +181,6 @@ def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
     high, wide = rules.size or (side, 2 * side)
     shape = ClipShape(frames, high, wide, rules.fps)
     fits = fits_of(family, shape)
-    from videotune.latent_cache.keys import tensors_of
-
     video = tensors_of(family.encode_video(torch.zeros(3, frames, high, wide)))
     text = family.encode_text(["a red circle"])[0]
     latents, states = (describe(kind, "k", own, {}) for kind, own in (("latents", video), ("text", text)))

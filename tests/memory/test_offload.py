@@ -104,12 +104,12 @@ def test_in_bf16_too(method: str, deep: Deep) -> None:
 
 
 @pytest.mark.parametrize("name", ["wan", "cogvideox"])
-def test_anchored_samples_and_isolated_frames(name: str, deep: Deep) -> None:
+def test_prior_samples_and_isolated_frames(name: str, deep: Deep) -> None:
     """The base model is asked first, without the adapter and without a graph, over the same ring."""
     family = deep(name, find(name).variants[0])
     batch = batch_of(family)
-    plain = rig(family, None, dropout=0.3, isolate=True).steps(batch, parts=2, anchored=True)
-    same(plain, rig(family, poisoned(0.5), dropout=0.3, isolate=True).steps(batch, parts=2, anchored=True))
+    plain = rig(family, None, dropout=0.3, isolate=True).steps(batch, parts=2, prior=True)
+    same(plain, rig(family, poisoned(0.5), dropout=0.3, isolate=True).steps(batch, parts=2, prior=True))
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])

@@ -50,22 +50,12 @@ def batch_of(
     moments = [family.encode_video(clip_of(family, shape, seed + i)) for i in range(len(captions))]
     generator = torch.Generator().manual_seed(seed)
     x0 = torch.randn(len(captions), *moments[0].mean.shape, generator=generator)
-    none = torch.zeros(len(captions), 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    clean = none.clone()
+    clean = torch.zeros(len(captions), 1, x0.shape[2], 1, 1, dtype=torch.bool)
     clean[:, :, 0] = given and family.spec.given == "replace"
     texts = family.encode_text(captions)
-    return Batch(
-        x0=x0,
-        given=clean,
-        dropped=none,
-        weight=(~clean).float(),
-        scale=torch.ones(len(captions)),
-        anchored=torch.zeros(len(captions), dtype=torch.bool),
-        cond=family.condition([text | one.extras for text, one in zip(texts, moments, strict=True)]),
-        captions=tuple(captions),
-        window_ids=(),
-        fps=torch.full((len(captions),), shape.fps),
-    )
+    cond = family.condition([text | one.extras for text, one in zip(texts, moments, strict=True)])
+    fps = torch.full((len(captions),), shape.fps)
+    return Batch.of(x0, cond, given=clean, weight=(~clean).float(), captions=tuple(captions), fps=fps)
 
 
 def denoisers(family: Any) -> dict[str, nn.Module]:

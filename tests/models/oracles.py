@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.types import ModelSpec
 

@@ -15,8 +15,7 @@ from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, DiffusionPi
 from tests.models.cogvideox_kit import SHAPES, batch_for, opened
 from tests.models.models_kit import edit, noisy_lora
 from tests.models.oracles import v_oracle
-from videotune.diffusion.loss import denoising_loss
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.exporter.lora import export_lora

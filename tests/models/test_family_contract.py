@@ -16,7 +16,7 @@ from tests.models.models_kit import FAMILIES, KINDS, Open, batch_of, denoisers, 
 from tests.models.oracles import oracle
 from videotune.adapters.lora import add_lora, matching, updates
 from videotune.config.schema import Embedding, Lora
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.exporter.lora import export_lora

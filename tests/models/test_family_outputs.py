@@ -16,8 +16,7 @@ from tests.models.models_kit import KINDS, Open, batch_of, clip_of, denoisers, f
 from tests.models.oracles import unpacked
 from videotune.adapters.lora import add_lora, matching
 from videotune.config.schema import Lora
-from videotune.diffusion.loss import denoising_loss
-from videotune.diffusion.objective import Objective, objective
+from videotune.diffusion.loss import Objective, denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.exporter.lora import export_lora
 from videotune.models.registry import find

@@ -15,11 +15,10 @@ import torch
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora, Optimizer
-from videotune.data.frame_sampling import sample_window
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import Source, stream
-from videotune.latent_cache.keys import latent_key, text_key
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import Schedule
 from videotune.latent_cache.store import Store
 from videotune.models.registry import find
@@ -37,7 +36,7 @@ def losses(base: Path, folder: Path) -> list[float]:
     """20 steps of batch 3 in micro-batches of 2, two buckets, over latents that no encoder made."""
     torch.set_num_threads(1)
     family = find("wan")(base, torch.device("cpu"), torch.float32)
-    store, prints = Store(folder), {"vae": "none", "text_encoder": "none"}
+    store, keys = Store(folder), CacheKeys("none", "none", 512, 7)
     shapes = (ClipShape(9, 32, 32, 16.0), ClipShape(5, 32, 48, 16.0))
     buckets, clips = [], {}
     for shape in shapes:
@@ -47,20 +46,17 @@ def losses(base: Path, folder: Path) -> list[float]:
             latents = draws(0, "golden", window.id).standard_normal(
                 (4, *family.spec.rules.latent_size(shape)), "float32"
             )
-            store.put(
-                "latents", latent_key(sample_window(window, 0, 7), "none"), {"mean": torch.from_numpy(latents)}, {}
-            )
+            store.put("latents", keys.latents(keys.sample(window, 0)), {"mean": torch.from_numpy(latents)}, {})
             clips[window.clip_id] = Clip(window.clip_id, "", "", (f"clip {i}", f"the same clip {i}"))
             bucket.append(window)
         buckets.append(tuple(bucket))
     captions = ["", *(caption for clip in clips.values() for caption in clip.captions)]
     for caption, states in zip(captions, family.encode_text(captions), strict=True):
-        store.put("text", text_key(caption, "none", 512), states, {})
+        store.put("text", keys.text(caption), states, {})
     loss = objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.3)
     source = Source(
         store=store,
-        prints=prints,
-        tokens=512,
+        keys=keys,
         condition=family.condition,
         clips=clips,
         buckets=tuple(buckets),
@@ -68,8 +64,6 @@ def losses(base: Path, folder: Path) -> list[float]:
         objective=loss,
         caption_dropout=0.1,
         variants=4,
-        frame_dropout=0.0,
-        patch_frames=1,
         sizes={},
     )
     net = family.denoiser()

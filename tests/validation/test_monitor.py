@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.journal_lines import step_line
-from videotune.diffusion.objective import objective
+from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.latent_cache.sampler import Schedule, times_seen
@@ -121,20 +121,8 @@ def test_a_torn_line_is_dropped_and_what_came_after_the_checkpoint_is_cut(tmp_pa
 
 def batch_of(window: Window) -> Batch:
     generator = torch.Generator().manual_seed(int(window.clip_id[:12], 16))
-    none = torch.zeros(1, 1, 2, 1, 1, dtype=torch.bool)
     x0, text = torch.randn(1, 4, 2, 4, 4, generator=generator), torch.randn(1, 4, 16, generator=generator)
-    return Batch(
-        x0=x0,
-        given=none,
-        dropped=none,
-        weight=torch.ones(none.shape),
-        scale=torch.ones(1),
-        anchored=torch.zeros(1, dtype=torch.bool),
-        cond=Condition(text),
-        captions=("",),
-        window_ids=(window.id,),
-        fps=torch.ones(1),
-    )
+    return Batch.of(x0, Condition(text), window_ids=(window.id,))
 
 
 def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[..., Any]) -> None:

@@ -10,7 +10,8 @@ from videotune.console import bar, echo
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import VideotuneError
 from videotune.latent_cache import maintenance
-from videotune.latent_cache.encode import wanted
+from videotune.latent_cache.encode import entries_of
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import EARLIER, LOCK, Store
 from videotune.trainer.cache_filling import fill_distributed
 from videotune.trainer.components import open_models
@@ -94,11 +95,9 @@ def prune_cache(
     store = open_store(job.cache)
     if job.library.skipped:
         echo(f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed")
-    prints = open_models(job.spec, job.base, job.config).fingerprints()
-    reads, noisy = reads_of_run(job), job.spec.image_noise
-    names = wanted(prints, job.spec.text_tokens, reads.captions, reads.samples, job.config.seed, noisy)
+    reads, keys = reads_of_run(job), CacheKeys.of(open_models(job.spec, job.base, job.config), job.config.seed)
     printed = len(store.notes)
-    pruned = maintenance.prune(store, names, yes=yes)
+    pruned = maintenance.prune(store, entries_of(keys, reads.captions, reads.samples).keys(), yes=yes)
     print_notes(store, printed)
     return store, pruned
 

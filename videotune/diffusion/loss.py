@@ -1,15 +1,128 @@
-"""The denoising loss, given (t, noise): the heart of the trainer, shared by training and validation."""
+"""What is minimised, given (t, noise): noising path, weight of each t, and the loss that training and validation share.
+
+Noising paths: x_t = alpha·x0 + sigma·noise and v = d_alpha·x0 + d_sigma·noise, one object for two kinds of model. On both
+alpha·d_sigma - sigma·d_alpha = 1, so (x_t, v) and (x0, noise) are a rotation or a shear of one another, and either pair
+gives the other back without a division.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
-from videotune.diffusion.objective import Objective
-from videotune.types import Batch, Family, StepOut
+from videotune.diffusion.timesteps import Timesteps
+from videotune.errors import VideotuneError
+from videotune.types import Batch, Family, Path, StepOut
+
+V_CONSTANTS = ("beta_start", "beta_end", "num_train_timesteps", "snr_shift_scale", "rescale_betas_zero_snr")
+"""What v-prediction needs of a checkpoint's scheduler; a scheduler's own defaults are wrong for most checkpoints."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """E over t of w(t)·(‖e‖² + λ‖Δe‖²), e the error of v, λ ``temporal_consistency``; built by ``objective``."""
+
+    path: Callable[[Tensor], Path]
+    timesteps: Timesteps
+    weighting: str = "none"
+    temporal_consistency: float = 0.0
+    gamma: float = 5.0
+
+    def weight(self, t: Tensor) -> Tensor:
+        """w(t), (B,) float32.
+
+        min_snr is min(snr, γ)/(snr + 1) on the error of v; with snr = ᾱ/(1 - ᾱ) that is min(ᾱ, γ(1 - ᾱ)), which is 0
+        at zero terminal SNR. Source: Hang et al. 2023, "Efficient diffusion training via min-SNR weighting".
+        """
+        if self.weighting == "none":
+            return torch.ones_like(t, dtype=torch.float32)
+        path = self.path(t)
+        return torch.minimum(path.alpha.square(), self.gamma * path.sigma.square()).flatten()
+
+
+def objective(
+    spec_path: str,
+    constants: Mapping[str, float],
+    timesteps: Timesteps,
+    weighting: str = "none",
+    temporal_consistency: float = 0.0,
+    gamma: float = 5.0,
+) -> Objective:
+    """The objective of a model whose path is "flow" or "v"; ``constants`` of "v" are V_CONSTANTS, "flow" needs none.
+
+    ``weighting`` and ``gamma`` are for "v". Raises VideotuneError where a constant is missing.
+    """
+    if spec_path == "flow":
+        return Objective(flow_path, timesteps, temporal_consistency=temporal_consistency)
+    missing = [name for name in V_CONSTANTS if name not in constants]
+    if missing:
+        raise VideotuneError(
+            f"The scheduler of this checkpoint does not say {', '.join(missing)}, which v-prediction needs; "
+            "look into its scheduler/scheduler_config.json."
+        )
+    start, end, num, shift, zero_snr = (constants[name] for name in V_CONSTANTS)
+    timesteps = replace(timesteps, num_timesteps=int(num))
+    path = v_path(lambda: scaled_linear_alphas_cumprod(start, end, int(num), shift, bool(zero_snr)))
+    return Objective(path, timesteps, weighting, temporal_consistency, gamma)
+
+
+def flow_path(t: Tensor) -> Path:
+    """The straight path of flow matching: x_t = (1 - t)·x0 + t·noise, v = noise - x0.
+
+    t (B,) in [0, 1]. Source: Liu et al. 2022; Esser et al. 2024, eq. 13.
+    """
+    t = _column(t.float())
+    one = torch.ones_like(t)
+    return Path(alpha=1 - t, sigma=t, d_alpha=-one, d_sigma=one)
+
+
+def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], Path]:
+    """The variance-preserving path of v-prediction: alpha = √ᾱ, sigma = √(1 - ᾱ), v = alpha·noise - sigma·x0.
+
+    t (B,) in [0, 1] stands for ``timestep_index``; ``alphas_cumprod`` gives ᾱ (K,) float64. The roots are copied to each
+    device once: a copy at every step would make the host wait for a CUDA device. Source: Salimans & Ho 2022, appendix D.
+    """
+    tables: dict[torch.device, Tensor] = {}
+
+    def path(t: Tensor) -> Path:
+        roots = tables.get(t.device)
+        if roots is None or isinstance(t, FakeTensor):
+            # Roots are taken in float64: 1 - ᾱ cancels at low noise, and some devices have no float64.
+            bar = alphas_cumprod().double()
+            roots = torch.stack([bar.sqrt(), (1 - bar).sqrt()]).float().to(t.device)
+            if not isinstance(roots, FakeTensor):
+                tables[t.device] = roots
+        alpha, sigma = map(_column, roots[:, timestep_index(t, roots.shape[1])])
+        return Path(alpha=alpha, sigma=sigma, d_alpha=-sigma, d_sigma=alpha)
+
+    return path
+
+
+def timestep_index(t: Tensor, num_timesteps: int) -> Tensor:
+    """The integer timestep k = t·(K - 1), rounded, (B,) int64, for which t (B,) in [0, 1] stands."""
+    return (t.float() * (num_timesteps - 1)).round().long()
+
+
+def scaled_linear_alphas_cumprod(
+    beta_start: float, beta_end: float, steps: int, snr_shift: float = 1.0, zero_terminal_snr: bool = False
+) -> Tensor:
+    """ᾱ of each integer timestep: betas linear in their roots, the SNR divided by ``snr_shift``, √ᾱ brought to 0 at the end.
+
+    Returns (steps,) float64, bit for bit what the diffusers schedulers of this kind hold. Source: Rombach et al. 2022
+    (betas); Esser et al. 2024, section 5.3.2 (shift); Lin et al. 2023, algorithm 1 (zero terminal SNR).
+    """
+    betas = torch.linspace(beta_start**0.5, beta_end**0.5, steps, dtype=torch.float64) ** 2
+    alphas_cumprod = torch.cumprod(1.0 - betas, dim=0)
+    alphas_cumprod = alphas_cumprod / (snr_shift + (1 - snr_shift) * alphas_cumprod)
+    if zero_terminal_snr:
+        root = alphas_cumprod.sqrt()
+        first, last = root[0], root[-1]
+        alphas_cumprod = ((root - last) * (first / (first - last))) ** 2
+    return alphas_cumprod
 
 
 def denoising_loss(
@@ -50,34 +163,28 @@ def noisy(objective: Objective, batch: Batch, t: Tensor, noise: Tensor) -> tuple
 
 
 def prior_target(
-    family: Family,
-    base: nn.Module,
-    objective: Objective,
-    batch: Batch,
-    t: Tensor,
-    noise: Tensor,
-    anchored: Sequence[int],
+    family: Family, base: nn.Module, objective: Objective, batch: Batch, t: Tensor, noise: Tensor, which: Sequence[int]
 ) -> Tensor:
-    """v (B,C,F,H,W), for the samples in ``anchored`` the one that ``base`` predicts: a target for ``denoising_loss``.
+    """v (B,C,F,H,W), for the samples in ``which`` the one that ``base`` predicts: a target for ``denoising_loss``.
 
-    What the base says of the same x_t, t and caption is what a regularization sample must stay at (Li & Hoiem 2016,
+    What the base predicts for the same x_t, t and caption is what a regularization sample must stay at (Li & Hoiem 2016,
     "Learning without forgetting", arXiv 1606.09282). Those samples alone run through ``base``, without a graph.
     """
     x_t, v = noisy(objective, batch, t, noise)
 
     def pick(x: Tensor) -> Tensor:
-        return torch.stack([x[i] for i in anchored])  # by plain numbers: an index tensor would wait for the device
+        return torch.stack([x[i] for i in which])  # by plain numbers: an index tensor would wait for the device
 
     part = replace(
         batch.map(pick),
-        captions=tuple(batch.captions[i] for i in anchored),
-        window_ids=tuple(batch.window_ids[i] for i in anchored),
+        captions=tuple(batch.captions[i] for i in which),
+        window_ids=tuple(batch.window_ids[i] for i in which),
     )
     with torch.no_grad():
-        said = family.predict(base, pick(x_t), pick(t), part).to(v.dtype)
+        predicted = family.predict(base, pick(x_t), pick(t), part).to(v.dtype)
     target = list(v)
-    for i, answer in zip(anchored, said, strict=True):
-        target[i] = answer
+    for i, own in zip(which, predicted, strict=True):
+        target[i] = own
     return torch.stack(target)
 
 
@@ -105,3 +212,8 @@ def _ratio(total: Tensor, count: Tensor) -> Tensor:
     """total / count, and 0 where nothing was counted."""
     nothing = count <= 0
     return torch.where(nothing, torch.zeros_like(total), total / torch.where(nothing, torch.ones_like(count), count))
+
+
+def _column(x: Tensor) -> Tensor:
+    """(B,) -> (B,1,1,1,1), which broadcasts over latents."""
+    return x.view(-1, 1, 1, 1, 1)

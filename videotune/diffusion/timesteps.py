@@ -7,8 +7,7 @@ randomness made elsewhere on the CPU. Everything is computed in float64 and cast
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -16,8 +15,6 @@ from torch import Tensor
 
 from videotune.diffusion.beta import beta_cdf, beta_inverse
 from videotune.errors import VideotuneError
-
-DISTRIBUTIONS = ("UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA")
 
 MODE_SCALE = 1.29  # the scale that Esser et al. 2024 report in table 1
 
@@ -66,14 +63,6 @@ def unshifted(t: Tensor, shift: float) -> Tensor:
     return t / (shift - (shift - 1) * t)
 
 
-def truncate(inverse: Callable[[Tensor], Tensor], u: Tensor, below: float, upto: float) -> Tensor:
-    """Draw from the part of a distribution between the probabilities F(lo) = below and F(hi) = upto.
-
-    t = F⁻¹(F(lo) + u·(F(hi) - F(lo))): exact, one u a draw, nothing rejected.
-    """
-    return inverse(below + u * (upto - below))
-
-
 @dataclass(frozen=True)
 class Timesteps:
     """A distribution of t, then the shift, then cut to [lo, hi).
@@ -82,7 +71,7 @@ class Timesteps:
     (mode_scale); BETA (alpha, beta).
 
     ``num_timesteps`` K, where the path is a table, brings each draw to k/(K - 1): [0, 1] is cut into K equal cells, so
-    that UNIFORM gives every k alike, the ends too. Raises VideotuneError for values that define no distribution.
+    that UNIFORM gives every k alike, the ends too.
     """
 
     distribution: str = "UNIFORM"
@@ -98,17 +87,38 @@ class Timesteps:
     num_timesteps: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self)
+        """Raise VideotuneError for numbers that define no distribution and that no bound in the config's schema refuses."""
+        top = 2 / (math.pi - 2)
+        inside = _float32_inside(self.lo, self.hi)
+        if self.num_timesteps is not None:
+            inside = _grid_inside(self.lo, self.hi, self.num_timesteps)
+        if not self.scale > 0:
+            problem = f"the scale of SIGMOID is {self.scale}; give a number above 0"
+        elif not -1 <= self.mode_scale <= top:
+            problem = f"the scale of MODE is {self.mode_scale}; it must lie between -1 and {top:.4f}"
+        elif not (0 < self.alpha <= 1000 and 0 < self.beta <= 1000):
+            problem = f"the numbers of BETA are {self.alpha} and {self.beta}; give two above 0, at most 1000"
+        elif self.num_timesteps is not None and self.num_timesteps < 2:
+            problem = f"a schedule of {self.num_timesteps} timesteps cannot be trained; it needs at least 2"
+        elif not 0 <= self.lo < self.hi <= 1 or inside[0] > inside[1] or _cut(self)[0] >= _cut(self)[1]:
+            problem = (
+                f"with shift {self.shift} it has no timestep in [{self.lo}, {self.hi}); widen the range, which lies in "
+                "[0, 1], or change the shift"
+            )
+        else:
+            return
+        raise VideotuneError(f"timestep_distribution {self.distribution}: {problem}")
 
     def draw(self, u: Tensor) -> Tensor:
-        """t (B,) float32 for uniform numbers u (B,); always inside [lo, hi), also after rounding to float32."""
+        """t (B,) float32 for uniform numbers u (B,); always inside [lo, hi), also after rounding to float32.
+
+        t = F⁻¹(F(lo) + u·(F(hi) - F(lo))): exact, one u a draw, nothing rejected.
+        """
         below, upto = _cut(self)
-        t = truncate(lambda p: _inverse(self, p), u.double(), below, upto)
+        t = shifted(_inverse(self, below + u.double() * (upto - below)), self.shift)
         if self.num_timesteps is None:
-            least, most = _float32_inside(self.lo, self.hi)
-            return t.float().clamp(least, most)
-        first, last = _grid_inside(self.lo, self.hi, self.num_timesteps)
-        k = (t * self.num_timesteps).floor().clamp(first, last)
+            return t.float().clamp(*_float32_inside(self.lo, self.hi))
+        k = (t * self.num_timesteps).floor().clamp(*_grid_inside(self.lo, self.hi, self.num_timesteps))
         return (k / (self.num_timesteps - 1)).float()
 
     def cdf(self, t: Tensor) -> Tensor:
@@ -127,11 +137,7 @@ class Timesteps:
 
 
 def _inverse(ts: Timesteps, p: Tensor) -> Tensor:
-    """t with probability p below it, before truncation."""
-    return shifted(_base_inverse(ts, p), ts.shift)
-
-
-def _base_inverse(ts: Timesteps, p: Tensor) -> Tensor:
+    """t with probability p below it, before the shift and truncation."""
     match ts.distribution:
         case "LOGIT_NORMAL":
             return logit_normal(p, ts.mean, ts.std)
@@ -197,36 +203,3 @@ def _float32_inside(lo: float, hi: float) -> tuple[float, float]:
     if most.item() >= hi:
         most = torch.nextafter(most, torch.tensor(-math.inf))
     return least.item(), most.item()
-
-
-def _check(ts: Timesteps) -> None:
-    if ts.distribution not in DISTRIBUTIONS:
-        raise VideotuneError(f"timestep_distribution is {ts.distribution!r}; choose one of {', '.join(DISTRIBUTIONS)}.")
-    numbers = {f.name: getattr(ts, f.name) for f in fields(ts) if f.name not in ("distribution", "num_timesteps")}
-    for name, value in numbers.items():
-        if not math.isfinite(value):
-            raise VideotuneError(f"The timestep distribution's {name} is {value}; give a finite number.")
-    if ts.shift <= 0:
-        raise VideotuneError(f"timestep_shift is {ts.shift}; give a number above 0 (1 leaves the timesteps alone).")
-    if ts.std <= 0:
-        raise VideotuneError(f"The standard deviation of LOGIT_NORMAL is {ts.std}; give a number above 0.")
-    if ts.scale <= 0:
-        raise VideotuneError(f"The scale of SIGMOID is {ts.scale}; give a number above 0.")
-    if not (0 < ts.alpha <= 1000 and 0 < ts.beta <= 1000):
-        raise VideotuneError(f"The numbers of BETA are {ts.alpha} and {ts.beta}; give two above 0, at most 1000.")
-    top = 2 / (math.pi - 2)
-    if not -1 <= ts.mode_scale <= top:
-        raise VideotuneError(f"The scale of MODE is {ts.mode_scale}; it must lie between -1 and {top:.4f}.")
-    if not 0 <= ts.lo < ts.hi <= 1:
-        raise VideotuneError(f"The timestep range [{ts.lo}, {ts.hi}) is not a part of [0, 1]; give 0 <= lo < hi <= 1.")
-    if ts.num_timesteps is not None and ts.num_timesteps < 2:
-        raise VideotuneError(f"A schedule of {ts.num_timesteps} timesteps cannot be trained; it needs at least 2.")
-    inside: tuple[float, float] = _float32_inside(ts.lo, ts.hi)
-    if ts.num_timesteps is not None:
-        inside = _grid_inside(ts.lo, ts.hi, ts.num_timesteps)
-    below, upto = _cut(ts)
-    if inside[0] > inside[1] or upto <= below:
-        raise VideotuneError(
-            f"{ts.distribution} with shift {ts.shift} has no timestep in [{ts.lo}, {ts.hi}); "
-            "widen the range or change the shift."
-        )

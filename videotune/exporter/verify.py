@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole
-from videotune.latent_cache.entry import alone, hash_of
+from videotune.latent_cache.store import alone, hash_of
 
 if TYPE_CHECKING:
     from torch import Tensor

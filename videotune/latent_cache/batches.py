@@ -14,43 +14,36 @@ import torch
 from torch import Tensor
 
 from videotune.data.buckets import padded_box
-from videotune.diffusion.objective import Objective
+from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.expert_schedule import ExpertSchedule
-from videotune.latent_cache.keys import moments_of, sample_key, sample_of, text_key
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import Schedule, bucket_of, picks
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.types import PLAIN, Batch, Clip, ClipShape, Condition, Moments, Window
 
-
-@dataclass(frozen=True)
-class Drawn:
-    """What a step shows, of all its samples in order: windows, captions, noise levels t (B,).
-
-    ``anchored``: the numbers of the samples whose target is the base model's own prediction.
-    """
-
-    window_ids: tuple[str, ...]
-    captions: tuple[str, ...]
-    t: Tensor
-    anchored: tuple[int, ...] = ()
+BLOCK = 64
+"""Steps whose windows, captions and noise levels are drawn together."""
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A process's samples of a step with what was drawn for them: t (b,), noise (b,C,F,H,W); and what the whole step shows.
+class StepBatch:
+    """A process's samples of a step, and of all the step's samples, in order, the windows, captions and noise levels t (B,).
 
-    Of several processes each has the samples from number ``first`` on; one that has none has no ``batch``, or where all of
-    them must run the network together a ``spare`` one, of another's sample, which counts nothing.
+    Of several processes each has the samples from number ``first`` on, with their noise (b,C,F,H,W); one that has none has
+    no ``batch``, or where all of them must run the network together a ``spare`` one, of another's sample, which counts
+    nothing. ``prior``: the numbers of the step's samples whose target is the base model's own prediction.
     """
 
     step: int
-    drawn: Drawn
+    window_ids: tuple[str, ...]
+    captions: tuple[str, ...]
+    t: Tensor
     first: int
     batch: Batch | None
-    t: Tensor
     noise: Tensor
+    prior: tuple[int, ...] = ()
     spare: bool = False
 
 
@@ -59,13 +52,13 @@ class Source:
     """Where batches come from. ``buckets`` are the schedule's, dearest first; ``condition`` is the family's.
 
     A window of a clip with ``repeats`` r stands r times in its bucket. ``sizes``: each clip's (width, height) in pixels.
-    ``variants`` of a window that varies are in the store; 0: none is, and ``encode`` makes the latents of each view, one
+    ``variants`` of a window that varies are in the store; 0: none is, and ``encode`` makes the latents of each sample, one
     at a time. A token covers ``patch_frames`` latent frames; each such group but the first is dropped with probability
     ``frame_dropout``.
 
-    A sample is told its clip's first frame with probability ``first_frame``, in the way that ``given`` names: "replace",
-    the frame is fed clean and counts nothing; "concat", the extras that were encoded with the clip are what they are,
-    else all zeros. ``image_noise``: every window has variants, of other noise on that frame.
+    A sample is conditioned on its clip's first frame with probability ``first_frame``, in the way that ``given`` names:
+    "replace", the frame is fed clean and counts nothing; "concat", the extras that were encoded with the clip are what they
+    are, else all zeros.
 
     ``text_in_step``: no text is in the store; a batch has its captions and an empty ``cond.text`` until they are encoded.
     ``stratified``: the samples of a step draw their noise levels from equal parts of the distribution, one each.
@@ -73,8 +66,7 @@ class Source:
     """
 
     store: Store
-    prints: Mapping[str, str]
-    tokens: int
+    keys: CacheKeys
     condition: Callable[[Sequence[Mapping[str, Tensor]]], Condition]
     clips: Mapping[str, Clip]
     buckets: tuple[tuple[Window, ...], ...]
@@ -82,19 +74,19 @@ class Source:
     objective: Objective
     caption_dropout: float
     variants: int
-    frame_dropout: float
-    patch_frames: int
     sizes: Mapping[str, tuple[int, int]]
+    frame_dropout: float = 0.0
+    patch_frames: int = 1
     encode: Callable[[Window, int], Moments] | None = None
     expert_schedule: ExpertSchedule | None = None
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     given: str = "none"
     first_frame: float = 0.0
-    image_noise: bool = False
     text_in_step: bool = False
     stratified: bool = False
     shift_of: Callable[[ClipShape], float] | None = None
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+    _blocks: dict[int, list[StepDraws]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def timesteps_of(self, step: int) -> Timesteps:
         """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
@@ -107,14 +99,14 @@ class Source:
 
     def text(self, caption: str) -> dict[str, Tensor]:
         """A caption's cached states."""
-        return self.store.get("text", text_key(caption, self.prints["text_encoder"], self.tokens))
+        return self.store.get("text", self.names.get(caption) or self.keys.text(caption))
 
     def sample(self, window: Window, variant: int, *name: str | int) -> Moments:
         """A window's latents as a mean without a variance: drawn for ``name`` where the family keeps one; and the extras."""
         moments = self._moments(window, variant)
         if moments.logvar is None:
             return moments
-        noise = draws(self.schedule.seed, "posterior", *name).standard_normal(moments.mean.shape, "float32")
+        noise = draws(self.keys.seed, "posterior", *name).standard_normal(moments.mean.shape, "float32")
         drawn = moments.mean + torch.exp(0.5 * moments.logvar) * torch.from_numpy(noise)
         return replace(moments, mean=drawn, logvar=None)
 
@@ -124,28 +116,30 @@ class Source:
 
     @property
     def conditions_on_first_frame(self) -> bool:
-        """Whether the run is rather told first frames than not: so are then validation, the ruler and previews."""
+        """Whether most samples of the run are conditioned on first frames: so are then validation and previews."""
         return self.given != "none" and self.first_frame >= 0.5
 
     def variant(self, bucket: int, place: int, epoch: int) -> int:
         """The variant of its window that a bucket's entry gives in the bucket's epoch ``epoch``."""
         window = self.buckets[bucket][place]
-        if not (window.varies or self.image_noise):
+        if not (window.varies or self.keys.image_noise):
             return 0
         repeats = self.clips[window.clip_id].repeats
         number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
         return number % self.variants if self.variants else number
 
     @cached_property
-    def keys(self) -> dict[tuple[Window, int], str]:
-        """The names of the entries that steps read, by window and variant: settled before the first step."""
-        count, seed, noisy = self.variants, self.schedule.seed, self.image_noise
-        return {
-            (window, variant): sample_key(sample_of(window, variant, seed, noisy), self.prints["vae"], seed, noisy)
+    def names(self) -> dict[tuple[Window, int] | str, str]:
+        """The names of the entries that steps read, by window and variant, and by caption: made before the first step."""
+        found: dict[tuple[Window, int] | str, str] = {
+            (window, variant): self.keys.latents(self.keys.sample(window, variant))
             for bucket in self.buckets
             for window in dict.fromkeys(bucket)
-            for variant in (range(count) if window.varies or noisy else (0,))
+            for variant in (range(self.variants) if window.varies or self.keys.image_noise else (0,))
         }
+        texts = () if self.text_in_step else self.clips.values()
+        captions = {"", *(caption for clip in texts for caption in clip.captions)}
+        return found | {caption: self.keys.text(caption) for caption in captions}
 
     @cached_property
     def _copies(self) -> tuple[Sequence[int], ...]:
@@ -161,57 +155,87 @@ class Source:
         return tuple(numbers)
 
     def _moments(self, window: Window, variant: int) -> Moments:
-        if self.variants == 0 and variant != PLAIN and (window.varies or self.image_noise):
+        if self.variants == 0 and variant != PLAIN and (window.varies or self.keys.image_noise):
             assert self.encode is not None, "without variants in the store, somebody must encode"
             with self._one_at_a_time:
                 return self.encode(window, variant)
-        key = self.keys.get((window, variant))
-        if key is None:
-            seed, noisy = self.schedule.seed, self.image_noise
-            key = sample_key(sample_of(window, variant, seed, noisy), self.prints["vae"], seed, noisy)
-        return moments_of(self.store.get("latents", key))
+        key = self.names.get((window, variant)) or self.keys.latents(self.keys.sample(window, variant))
+        own = dict(self.store.get("latents", key))
+        return Moments(own.pop("mean"), own.pop("logvar", None), own)
+
+    def step_draws(self, step: int) -> StepDraws:
+        """What is drawn for a step; a block of steps is drawn together, and the latest blocks are kept."""
+        number, place = divmod(step - 1, BLOCK)
+        block = self._blocks.get(number)
+        if block is None:
+            steps = range(number * BLOCK + 1, (number + 1) * BLOCK + 1)
+            block = self._blocks[number] = [draws_of(self, each) for each in steps]
+            for old in list(self._blocks)[:-3]:
+                self._blocks.pop(old, None)
+        return block[place]
+
+
+@dataclass(frozen=True)
+class StepDraws:
+    """What is drawn for a step but noise: each sample's window, variant and caption, whether it is conditioned on its first
+    frame, and t (B,).
+    """
+
+    samples: tuple[tuple[Window, int], ...]
+    captions: tuple[str, ...]
+    first_frame: tuple[bool, ...]
+    t: Tensor
+
+
+def draws_of(source: Source, step: int) -> StepDraws:
+    """The draws of step ``step`` (from 1). Each belongs to (seed, purpose, step, index of the sample)."""
+    seed = source.keys.seed
+    bucket, places = picks(source.schedule, step)
+    samples = tuple((source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places)
+    count = range(len(samples))
+    captions = tuple(_caption(source, window, step, i) for i, (window, _) in enumerate(samples))
+    t = source.timesteps_of(step).draw(uniforms(seed, step, len(samples), source.stratified))
+    return StepDraws(
+        samples, captions, tuple(draws(seed, "first frame", step, i).random() < source.first_frame for i in count), t
+    )
 
 
 def assemble(
-    source: Source, windows: Sequence[Window], captions: Sequence[str], clips: Sequence[Moments], told: Sequence[bool]
+    source: Source,
+    windows: Sequence[Window],
+    captions: Sequence[str],
+    clips: Sequence[Moments],
+    first_frame: Sequence[bool],
 ) -> Batch:
     """Windows of one bucket with their captions and encoded clips -> a Batch on the CPU, nothing dropped.
 
-    ``told``: which samples are told their first frame.
+    ``first_frame``: which samples are conditioned on their first frame.
     """
     x0 = torch.stack([moments.mean for moments in clips])
     given = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
     if source.given == "replace" and x0.shape[2] > 1:  # of a still nothing would be left to learn
-        given[:, :, 0, 0, 0] = torch.tensor(told)[:, None]
+        given[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
     own = [source.clips[window.clip_id] for window in windows]
     extras = [
-        {name: value * tells for name, value in moments.extras.items()}
-        for moments, tells in zip(clips, told, strict=True)
+        {name: value * shown for name, value in moments.extras.items()}
+        for moments, shown in zip(clips, first_frame, strict=True)
     ]
-    anchored = [_is_anchored(clip) for clip in own]
-    return Batch(
-        x0=x0,
+    return Batch.of(
+        x0,
+        _condition(source, captions, extras),
         given=given,
-        dropped=torch.zeros_like(given),
         weight=_picture_weight(source, windows, x0) * ~given,
         scale=torch.tensor([clip.loss_weight for clip in own], dtype=torch.float32),
-        anchored=torch.tensor(anchored),
-        cond=_condition(source, captions, extras),
         captions=tuple(captions),
         window_ids=tuple(window.id for window in windows),
         fps=torch.tensor([window.shape.fps for window in windows]),
+        prior=tuple(clip.prior for clip in own),
         any_given=bool(given.any()),
-        any_anchored=any(anchored),
     )
 
 
-def _is_anchored(clip: Clip) -> bool:
-    """Whether its samples' target is the base model's own prediction."""
-    return clip.kind == "regularization" and clip.target == "base"
-
-
 def _condition(source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]) -> Condition:
-    """What is told of the samples: cached text and their clips' extras, or where text is encoded in the step these alone."""
+    """What samples are conditioned on: cached text and their clips' extras; extras alone where text is encoded in step."""
     if source.text_in_step:
         names = extras[0] if extras else ()
         return Condition(torch.empty(len(extras), 0, 0), None, {n: torch.stack([e[n] for e in extras]) for n in names})
@@ -248,34 +272,27 @@ def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
     return i * samples // n, (i + 1) * samples // n
 
 
-def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: bool = False) -> Prepared:
-    """What step ``step`` (from 1) trains on. Each draw belongs to (seed, purpose, step, index of the sample).
+def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: bool = False) -> StepBatch:
+    """What step ``step`` (from 1) trains on.
 
     ``part`` (i, n) as in ``share_of``; ``spares``: where it is empty, another's sample is there, to run along with.
     """
-    seed = source.schedule.seed
-    bucket, places = picks(source.schedule, step)
-    windows = [source.buckets[bucket][place] for place, _ in places]
-    variants = [source.variant(bucket, place, epoch) for place, epoch in places]
-    captions = [_caption(source, window, step, i) for i, window in enumerate(windows)]
-    t = source.timesteps_of(step).draw(uniforms(seed, step, len(windows), source.stratified))
-    clips = [source.clips[window.clip_id] for window in windows]
-    anchored = tuple(i for i, clip in enumerate(clips) if _is_anchored(clip))
-    drawn = Drawn(tuple(window.id for window in windows), tuple(captions), t, anchored)
+    seed, drawn = source.keys.seed, source.step_draws(step)
+    windows, captions = [window for window, _ in drawn.samples], drawn.captions
+    prior = tuple(i for i, window in enumerate(windows) if source.clips[window.clip_id].prior)
     lo, hi = share_of(part, len(windows))
     spare = spares and lo == hi
     if spare:
         lo = min(lo, len(windows) - 1)
         hi = lo + 1
-    if lo == hi:
-        return Prepared(step, drawn, lo, None, t[:0], torch.empty(0))
-    encoded = [source.sample(windows[i], variants[i], step, i) for i in range(lo, hi)]
-    told = [draws(seed, "first frame", step, i).random() < source.first_frame for i in range(lo, hi)]
-    batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, told)
-    shape = tuple(batch.x0.shape[1:])
-    noise = [torch.from_numpy(draws(seed, "noise", step, i).standard_normal(shape, "float32")) for i in range(lo, hi)]
-    batch = _with_dropped_frames(source, batch, step, lo)
-    return Prepared(step, drawn, lo, batch, t[lo:hi], torch.stack(noise), spare)
+    batch, noise = None, torch.empty(0)
+    if lo < hi:
+        encoded = [source.sample(*drawn.samples[i], step, i) for i in range(lo, hi)]
+        batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, drawn.first_frame[lo:hi])
+        shape = tuple(batch.x0.shape[1:])
+        made = [draws(seed, "noise", step, i).standard_normal(shape, "float32") for i in range(lo, hi)]
+        batch, noise = _with_dropped_frames(source, batch, step, lo), torch.stack([*map(torch.from_numpy, made)])
+    return StepBatch(step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare)
 
 
 def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
@@ -299,7 +316,7 @@ def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) ->
     group = (torch.arange(frames) + -frames % source.patch_frames) // source.patch_frames  # padding stands in front
     dropped = torch.zeros_like(batch.given)
     for i in range(len(batch)):
-        u = draws(source.schedule.seed, "frame dropout", step, first + i).random(frames)  # one for each group is enough
+        u = draws(source.keys.seed, "frame dropout", step, first + i).random(frames)  # one for each group is enough
         dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < source.frame_dropout) & (group > 0)
     dropped &= ~batch.given
     return replace(batch, dropped=dropped, weight=batch.weight * ~dropped)
@@ -307,7 +324,7 @@ def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) ->
 
 def _caption(source: Source, window: Window, step: int, index: int) -> str:
     captions = source.clips[window.clip_id].captions
-    random = draws(source.schedule.seed, "caption", step, index)
+    random = draws(source.keys.seed, "caption", step, index)
     if random.random() < source.caption_dropout:
         return ""
     return captions[int(random.integers(len(captions)))]
@@ -337,7 +354,7 @@ def quiet_pool(threads: int) -> ThreadPoolExecutor:
 
 def stream(
     source: Source, first: int, last: int, threads: int, part: tuple[int, int] = (0, 1), spares: bool = False
-) -> Iterator[Prepared]:
+) -> Iterator[StepBatch]:
     """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them.
 
     ``part`` and ``spares`` as in ``prepare``.
@@ -347,7 +364,7 @@ def stream(
         yield from (prepare(source, step, part, spares) for step in steps)
         return
     pool = quiet_pool(threads)
-    ahead: deque[Future[Prepared]] = deque()
+    ahead: deque[Future[StepBatch]] = deque()
     try:
         for step in steps:
             ahead.append(pool.submit(prepare, source, step, part, spares))

@@ -23,9 +23,8 @@ from videotune.data.media_index import SLOWEST_DECODER
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import DecoderCrash
 from videotune.errors import VideotuneError
-from videotune.latent_cache.entry import Entry, Name
-from videotune.latent_cache.keys import noise_of, sample_key, sample_of, tensors_of, text_key
-from videotune.latent_cache.store import Store
+from videotune.latent_cache.keys import CacheKeys
+from videotune.latent_cache.store import Entry, Name, Store
 from videotune.types import ClipShape, Family, Moments, Take, Window
 
 if TYPE_CHECKING:
@@ -40,60 +39,65 @@ Progress = Callable[[str, int, int], None]
 Fits = Callable[[Entry, ClipShape | None], bool]
 
 AHEAD_BYTES = 512 * 2**20
-"""Frames that may be decoded and wait for the encoder; one group of takes may always."""
+"""Frames that may be decoded and wait for the encoder; one group of samples may always."""
 
 GROUP_BYTES = 96 * 2**20
 """Frames that are decoded in one pass."""
 
 
+Samples = tuple[tuple[Window, int], ...]
+"""(window, variant) pairs."""
+
+
 @dataclass(frozen=True)
 class Todo:
-    """What is not in the cache yet: captions, and takes as (window, variant)."""
+    """What is not in the cache yet: captions, and samples."""
 
     captions: tuple[str, ...]
-    takes: tuple[tuple[Window, int], ...]
+    samples: Samples
 
     def __bool__(self) -> bool:
-        return bool(self.captions or self.takes)
+        return bool(self.captions or self.samples)
 
 
 @dataclass(frozen=True)
 class FillReport:
-    """How many captions and takes were encoded, in how many seconds, and for how many of these the VAE had no frames."""
+    """How many captions and samples were encoded, in how many seconds, and for how many of these the VAE had no frames."""
 
     captions: int
-    takes: int
+    samples: int
     seconds: float
     waited: float
 
 
+def entries_of(
+    keys: CacheKeys, captions: Iterable[str], samples: Iterable[tuple[Window, int]]
+) -> dict[Name, str | tuple[Window, int]]:
+    """The names of all entries that these captions and samples are read from, each with the first that asks for it."""
+    found: dict[Name, str | tuple[Window, int]] = {("text", keys.text(caption)): caption for caption in captions}
+    for pair in samples:
+        found.setdefault(("latents", keys.latents(keys.sample(*pair))), pair)
+    return found
+
+
 def missing(
     store: Store,
-    prints: Mapping[str, str],
-    tokens: int,
+    keys: CacheKeys,
     captions: Iterable[str],
-    takes: Iterable[tuple[Window, int]],
-    seed: int,
-    image_noise: bool = False,
+    samples: Iterable[tuple[Window, int]],
     fits: Fits = lambda entry, shape: True,
 ) -> Todo:
-    """Which captions and takes have no entry, in order; each entry once, whatever asks for it.
+    """Which captions and samples have no entry, in order; each entry once, whatever asks for it.
 
     An entry that is not ``fits`` to stand for its window or caption counts as missing; so does one that is damaged, among
     those that stay in memory and are therefore read now.
     """
-    texts: dict[str, str] = {}
-    views: dict[str, tuple[Window, int]] = {}
-    for caption in captions:
-        texts[text_key(caption, prints["text_encoder"], tokens)] = caption
-    for window, variant in takes:
-        shown = sample_of(window, variant, seed, image_noise)
-        views.setdefault(sample_key(shown, prints["vae"], seed, image_noise), (window, variant))
-    asked: dict[Name, ClipShape | None] = {("text", key): None for key in texts}
-    store.examine(asked | {("latents", key): window.shape for key, (window, _) in views.items()}, fits)
+    found = entries_of(keys, captions, samples)
+    store.examine({name: None if isinstance(one, str) else one[0].shape for name, one in found.items()}, fits)
+    lacking = [one for name, one in found.items() if not store.has(*name)]
     return Todo(
-        tuple(text for key, text in texts.items() if not store.has("text", key)),
-        tuple(pair for key, pair in views.items() if not store.has("latents", key)),
+        tuple(one for one in lacking if isinstance(one, str)),
+        tuple(one for one in lacking if not isinstance(one, str)),
     )
 
 
@@ -129,25 +133,11 @@ def _is_of_form(whole: tuple[str, tuple[int, ...]], one: tuple[str, tuple[int, .
     return own == dtype and len(rows) == len(size) and short and (len(rows) < 2 or rows[-1] == size[-1])
 
 
-def wanted(
-    prints: Mapping[str, str],
-    tokens: int,
-    captions: Iterable[str],
-    takes: Iterable[tuple[Window, int]],
-    seed: int,
-    image_noise: bool = False,
-) -> set[Name]:
-    """The names of all entries that these captions and takes are read from."""
-    texts = {("text", text_key(caption, prints["text_encoder"], tokens)) for caption in captions}
-    views = (sample_of(window, variant, seed, image_noise) for window, variant in takes)
-    return texts | {("latents", sample_key(shown, prints["vae"], seed, image_noise)) for shown in views}
-
-
 def fill(
     family: Family,
     store: Store,
     todo: Todo,
-    facts: Mapping[str, MediaInfo],
+    media: Mapping[str, MediaInfo],
     seed: int,
     workers: Workers | None,
     progress: Progress,
@@ -156,23 +146,23 @@ def fill(
     """Encode what is missing, with frames decoded ahead by ``workers`` (None: by this process, in turn).
 
     Each entry is on the disk when the next one begins. ``helps``: another process holds the folder's lock for this one.
-    Raises VideotuneError that names the clip where one cannot be
-    decoded or encoded, and where another process fills the same cache.
+    Raises VideotuneError that names the clip where one cannot be decoded or encoded, and where another process fills the
+    same cache.
     """
-    begun = time.monotonic()
+    begun, keys = time.monotonic(), CacheKeys.of(family, seed)
     with nullcontext() if helps else store.filling():
-        captions = _fill_captions(family, store, todo.captions, progress)
-        takes, waited = _fill_takes(family, store, todo.takes, facts, seed, workers, progress)
-    return FillReport(captions, takes, time.monotonic() - begun, waited)
+        captions = _fill_captions(family, store, keys, todo.captions, progress)
+        samples, waited = _fill_samples(family, store, keys, todo.samples, media, workers, progress)
+    return FillReport(captions, samples, time.monotonic() - begun, waited)
 
 
 def dealt(todo: Todo, part: int, of: int) -> Todo:
     """What one of several processes encodes of it: every so-manieth caption, and whole clips, nearly as many pixels each.
 
-    Takes of one clip stay together, since they are decoded in one pass.
+    Samples of one clip stay together, since they are decoded in one pass.
     """
     clips: dict[str, list[tuple[Window, int]]] = {}
-    for pair in todo.takes:
+    for pair in todo.samples:
         clips.setdefault(pair[0].clip_id, []).append(pair)
     loads, own = [0] * of, []
     for pairs in sorted(clips.values(), key=_pixels, reverse=True):
@@ -187,47 +177,43 @@ def _pixels(pairs: Sequence[tuple[Window, int]]) -> int:
     return sum(window.shape.frames * window.shape.height * window.shape.width for window, _ in pairs)
 
 
-def _fill_captions(family: Family, store: Store, captions: Sequence[str], progress: Progress) -> int:
+def _fill_captions(family: Family, store: Store, keys: CacheKeys, captions: Sequence[str], progress: Progress) -> int:
     """How many were encoded; another process may have made some since ``missing`` looked."""
-    encoder, tokens = family.fingerprints()["text_encoder"], family.spec.text_tokens
-    left = [text for text in captions if not store.has("text", text_key(text, encoder, tokens))]
+    left = [(text, key) for text in captions if not store.has("text", key := keys.text(text))]
     begun = time.monotonic()
     try:
-        for done, caption in enumerate(left, 1):
+        for done, (caption, key) in enumerate(left, 1):
             length = family.text_length(caption)
-            about = {"caption": caption, "length": length, "cut": max(0, length - tokens), "encoder": encoder}
+            cut = max(0, length - keys.tokens)
+            about = {"caption": caption, "length": length, "cut": cut, "encoder": keys.text_encoder}
             with _named(f"the caption {caption[:60]!r}", "Shorten it, or free memory."):
                 states = _finite(family.encode_text([caption])[0])
-            store.put("text", text_key(caption, encoder, tokens), states, about)
+            store.put("text", key, states, about)
             progress(_rate("captions", done, begun), done, len(left))
     finally:
         family.free("text_encoder")
     return len(left)
 
 
-def _fill_takes(
+def _fill_samples(
     family: Family,
     store: Store,
-    takes: Sequence[tuple[Window, int]],
-    facts: Mapping[str, MediaInfo],
-    seed: int,
+    keys: CacheKeys,
+    samples: Samples,
+    media: Mapping[str, MediaInfo],
     workers: Workers | None,
     progress: Progress,
 ) -> tuple[int, float]:
     """How many were encoded, and the seconds for which the VAE waited for frames."""
-    vae, waited = family.fingerprints()["vae"], 0.0
-    noisy = family.spec.image_noise
-    left = [
-        pair for pair in takes if not store.has("latents", sample_key(sample_of(*pair, seed, noisy), vae, seed, noisy))
-    ]
-    views = (sample_of(*pair, seed, noisy) for pair in left)
-    begun = time.monotonic()
+    left = [pair for pair in samples if not store.has("latents", keys.latents(keys.sample(*pair)))]
+    begun, waited = time.monotonic(), 0.0
     try:
-        for done, (shown, frames, wait) in enumerate(_decoded(views, facts, workers), 1):
-            clip, window = facts[shown.window.clip_id], shown.window
-            tensors = tensors_of(_encoded(family, shown, frames, clip, seed))
-            about = {"clip": _printable(clip.path), "window": window.id, "variant": shown.variant, "encoder": vae}
-            store.put("latents", sample_key(shown, vae, seed, noisy), tensors, about)
+        lazily = (keys.sample(*pair) for pair in left)  # all of them would take much memory
+        for done, (sample, frames, wait) in enumerate(_decoded(lazily, media, workers), 1):
+            clip, window = media[sample.window.clip_id], sample.window
+            tensors = tensors_of(_encoded(family, keys, sample, frames, clip))
+            about = {"clip": _printable(clip.path), "window": window.id, "variant": sample.variant, "encoder": keys.vae}
+            store.put("latents", keys.latents(sample), tensors, about)
             waited += wait
             progress(_rate("windows", done, begun), done, len(left))
     finally:
@@ -235,21 +221,28 @@ def _fill_takes(
     return len(left), waited
 
 
-def encode_take(family: Family, shown: Take, facts: Mapping[str, MediaInfo], seed: int) -> Moments:
-    """A take's latents, decoded in this process and encoded now.
+def encode_sample(family: Family, keys: CacheKeys, sample: Take, media: Mapping[str, MediaInfo]) -> Moments:
+    """A sample's latents, decoded in this process and encoded now.
 
     Raises VideotuneError that names the clip.
     """
-    return _encoded(family, shown, frames_of(shown, facts), facts[shown.window.clip_id], seed)
+    return _encoded(family, keys, sample, frames_of(sample, media), media[sample.window.clip_id])
 
 
-def _encoded(family: Family, shown: Take, frames: np.ndarray, clip: MediaInfo, seed: int) -> Moments:
-    noise = noise_of(shown, seed, family.spec.image_noise)
-    with _named(f"{clip.path}: window {shown.window.id}", "Fewer frames or a lower resolution need less memory."):
+def _encoded(family: Family, keys: CacheKeys, sample: Take, frames: np.ndarray, clip: MediaInfo) -> Moments:
+    noise = keys.noise(sample)
+    with _named(f"{clip.path}: window {sample.window.id}", "Fewer frames or a lower resolution need less memory."):
         pixels = to_model(frames)
         moments = family.encode_video(pixels) if noise is None else family.encode_video(pixels, noise)
         _finite(tensors_of(moments))
     return moments
+
+
+def tensors_of(moments: Moments) -> dict[str, Tensor]:
+    """What an entry of the cache holds of a sample: its moments, and beside them what else its pixels tell."""
+    own = {"mean": moments.mean} | ({} if moments.logvar is None else {"logvar": moments.logvar})
+    assert not own.keys() & moments.extras.keys(), "an extra is named as the moments are"
+    return own | dict(moments.extras)
 
 
 def _rate(what: str, made: int, begun: float) -> str:
@@ -281,13 +274,10 @@ def _printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def cut_captions(store: Store, encoder: str, tokens: int, captions: Sequence[str]) -> list[str]:
+def cut_captions(store: Store, keys: CacheKeys, captions: Sequence[str]) -> list[str]:
     """The captions that are longer than the model reads."""
-    return [
-        text
-        for text in captions
-        if (entry := store.entry("text", text_key(text, encoder, tokens))) and entry.about.get("cut")
-    ]
+    found = ((text, store.entry("text", keys.text(text))) for text in captions)
+    return [text for text, entry in found if entry is not None and entry.about.get("cut")]
 
 
 def to_model(frames: np.ndarray) -> Tensor:
@@ -295,19 +285,19 @@ def to_model(frames: np.ndarray) -> Tensor:
     return torch.from_numpy(frames).permute(3, 0, 1, 2).float().div_(127.5).sub_(1.0)
 
 
-def decode_words(group: Sequence[Take], facts: MediaInfo) -> dict[str, Any]:
-    """What the decoder is told of takes that share a picture: the words of a worker's task "decode"."""
-    first, times = group[0], tuple(time for shown in group for time in shown.times)
+def decode_arguments(group: Sequence[Take], media: MediaInfo) -> dict[str, Any]:
+    """Arguments of a worker's task "decode" for samples that share a picture."""
+    first, times = group[0], tuple(time for sample in group for time in sample.times)
     size = {"height": first.window.shape.height, "width": first.window.shape.width}
-    return {"info": facts, "times": times, **size, "resize": first.window.resize, "place": first.place}
+    return {"info": media, "times": times, **size, "resize": first.window.resize, "place": first.place}
 
 
-def frames_of(shown: Take, facts: Mapping[str, MediaInfo]) -> np.ndarray:
+def frames_of(sample: Take, media: Mapping[str, MediaInfo]) -> np.ndarray:
     """A take's frames, decoded in this process, uint8 (T,H,W,3).
 
     Raises VideotuneError that names the clip.
     """
-    return _frames_to_come([shown], facts, None)
+    return _frames_to_come([sample], media, None)
 
 
 @contextmanager
@@ -324,29 +314,29 @@ def _clip_named(clip: MediaInfo) -> Iterator[None]:
 
 
 def _decoded(
-    takes: Iterable[Take], facts: Mapping[str, MediaInfo], workers: Workers | None
+    samples: Iterable[Take], media: Mapping[str, MediaInfo], workers: Workers | None
 ) -> Iterator[tuple[Take, np.ndarray, float]]:
     """Each take, in order, its frames, and the seconds waited for them; workers decode ahead, within AHEAD_BYTES.
 
-    Takes of one clip are decoded together, in one pass over the file: clips of a few seconds mostly have one keyframe, and
+    Samples of one clip are decoded together, in one pass over the file: clips of a few seconds mostly have one keyframe, and
     each window by itself would decode all that comes before it.
     """
-    rest, held = _groups(takes), 0
+    rest, held = _groups(samples), 0
     ahead: deque[tuple[list[Take], Future[Any]]] = deque()
     following = next(rest, None)
     try:
         while ahead or following is not None:
             while following is not None and (not ahead or _room(held, len(ahead), following, workers)):
-                ahead.append((following, _asked(following, facts[following[0].window.clip_id], workers)))
+                ahead.append((following, _asked(following, media[following[0].window.clip_id], workers)))
                 held += _frame_bytes(following)
                 following = next(rest, None)
             group, future = ahead.popleft()
             begun = time.monotonic()
-            frames = _frames_to_come(group, facts, future if workers else None)
+            frames = _frames_to_come(group, media, future if workers else None)
             waited = time.monotonic() - begun
-            for shown in group:
-                yield shown, frames[: len(shown.times)], waited
-                frames, waited = frames[len(shown.times) :], 0.0
+            for sample in group:
+                yield sample, frames[: len(sample.times)], waited
+                frames, waited = frames[len(sample.times) :], 0.0
             held -= _frame_bytes(group)
             del future, frames  # before more are asked for
     finally:
@@ -354,23 +344,23 @@ def _decoded(
             future.cancel()
 
 
-def _groups(takes: Iterable[Take]) -> Iterator[list[Take]]:
-    """Neighbouring takes of one clip that are cropped alike, together within GROUP_BYTES; one take may always."""
+def _groups(samples: Iterable[Take]) -> Iterator[list[Take]]:
+    """Neighbouring samples of one clip that are cropped alike, together within GROUP_BYTES; one take may always."""
     group: list[Take] = []
-    for shown in takes:
-        alike = group and _picture(group[0]) == _picture(shown)
-        if group and not (alike and _frame_bytes([*group, shown]) <= GROUP_BYTES):
+    for sample in samples:
+        alike = group and _picture(group[0]) == _picture(sample)
+        if group and not (alike and _frame_bytes([*group, sample]) <= GROUP_BYTES):
             yield group
             group = []
-        group.append(shown)
+        group.append(sample)
     if group:
         yield group
 
 
-def _picture(shown: Take) -> tuple[Any, ...]:
-    """What the frames of two takes must share to be decoded together."""
-    window = shown.window
-    return window.clip_id, window.shape.height, window.shape.width, window.resize, shown.place
+def _picture(sample: Take) -> tuple[Any, ...]:
+    """What the frames of two samples must share to be decoded together."""
+    window = sample.window
+    return window.clip_id, window.shape.height, window.shape.width, window.resize, sample.place
 
 
 def _room(held: int, waiting: int, following: Sequence[Take], workers: Workers | None) -> bool:
@@ -382,16 +372,18 @@ def _asked(group: Sequence[Take], clip: MediaInfo, workers: Workers | None) -> F
     """The frames to come; without workers they are decoded when they are waited for."""
     if workers is None:
         return Future()
-    last = max(max(shown.times) for shown in group)
-    return workers.submit("decode", decode_words(group, clip), workers.limit + SLOWEST_DECODER * last)
+    last = max(max(sample.times) for sample in group)
+    return workers.submit("decode", decode_arguments(group, clip), workers.limit + SLOWEST_DECODER * last)
 
 
-def _frames_to_come(group: Sequence[Take], facts: Mapping[str, MediaInfo], future: Future[Any] | None) -> np.ndarray:
-    """The frames of all takes of a group, uint8 (T,H,W,3), one take after the other."""
-    clip = facts[group[0].window.clip_id]
+def _frames_to_come(group: Sequence[Take], media: Mapping[str, MediaInfo], future: Future[Any] | None) -> np.ndarray:
+    """The frames of all samples of a group, uint8 (T,H,W,3), one take after the other."""
+    clip = media[group[0].window.clip_id]
     with _clip_named(clip):
-        return decode(**decode_words(group, clip)) if future is None else future.result()
+        return decode(**decode_arguments(group, clip)) if future is None else future.result()
 
 
 def _frame_bytes(group: Sequence[Take]) -> int:
-    return sum(3 * shown.window.shape.frames * shown.window.shape.height * shown.window.shape.width for shown in group)
+    return sum(
+        3 * sample.window.shape.frames * sample.window.shape.height * sample.window.shape.width for sample in group
+    )

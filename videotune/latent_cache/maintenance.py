@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import asdict, dataclass
 
-from videotune.latent_cache.entry import UNREADABLE, Entry, Name, file_of, read_entry, read_tensors
-from videotune.latent_cache.store import Store
+from videotune.latent_cache.store import UNREADABLE, Entry, Name, Store, file_of, read_entry, read_tensors
 
 Progress = Callable[[int, int, str], None]
 """Called with how many are done, how many there are, and which is next."""

@@ -1,4 +1,4 @@
-"""The cache on disk: one safetensors file an entry.
+"""The cache on disk: one safetensors file an entry, which says itself what it holds (in its safetensors metadata).
 
 An entry's name is a hash of what decides its content (clip, times, size, encoder, dtype; not library versions): what changes
 gets another name, so no entry is ever stale. A file is there whole or not at all; its hash is checked when it is first read.
@@ -6,35 +6,166 @@ gets another name, so no entry is ever stale. A file is there whole or not at al
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Annotated, Any, cast
 
+import torch
 from filelock import FileLock, Timeout
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save_file
 from torch import Tensor
+from typing_extensions import TypedDict
 
+from videotune._version import __version__
 from videotune.data.file_checks import refuse_links
 from videotune.errors import VideotuneError
-from videotune.latent_cache.entry import (
-    KINDS,
-    SUFFIX,
-    UNREADABLE,
-    Entry,
-    Name,
-    alone,
-    describe,
-    file_of,
-    read_entry,
-    read_tensors,
-    write_entry,
-)
-from videotune.types import ClipShape
+from videotune.files import Count, checked, system_errors, write_whole
+from videotune.types import PLAIN, ClipShape
+
+KINDS = ("latents", "text")
+SUFFIX = ".safetensors"
+LABEL = "videotune"
+"""The one key of our metadata; with a single key the order in the file is settled, and so are its bytes."""
+
+UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+"""What reading a damaged file can raise: safetensors and torch each have their own; deep JSON is a RuntimeError."""
+
+Name = tuple[str, str]
+"""(kind, key)."""
+
+
+class About(TypedDict, total=False):
+    """What an entry was made of."""
+
+    clip: str
+    window: str
+    caption: str
+    encoder: str
+    variant: int
+    length: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One encoded thing. ``tensors`` maps its names to (dtype, shape); ``bytes`` counts their data, ``hash`` names it.
+
+    ``about`` says what it was made of, ``versions`` by what.
+    """
+
+    kind: Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
+    key: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,200}$")]
+    tensors: Mapping[str, tuple[str, tuple[Count, ...]]]
+    bytes: Count
+    hash: str
+    about: About
+    made: str
+    versions: Mapping[str, str]
+
+    @property
+    def name(self) -> Name:
+        """(kind, key)."""
+        return self.kind, self.key
+
+    @property
+    def file(self) -> str:
+        """Its file, below the cache folder."""
+        return file_of(*self.name)
+
+    @property
+    def of(self) -> str:
+        """What it was made of, in a few words: the caption, or the clip, the window and its variant."""
+        if self.kind == "text":
+            return str(self.about.get("caption", ""))
+        variant = self.about.get("variant", 0)
+        drawn = "" if variant == 0 else " plain" if variant == PLAIN else f" variant {variant}"
+        clip = str(self.about.get("clip", "")).replace("\\", "/").rpartition("/")[2]
+        return f"{clip} {self.about.get('window', '')}{drawn}".strip()
+
+
+def file_of(kind: str, key: str) -> str:
+    """The file of an entry, below the cache folder."""
+    return f"{kind}/{key}{SUFFIX}"
+
+
+def describe(kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Entry:
+    """The entry of these tensors (on the CPU, contiguous), not yet in a file."""
+    size, made = sum(x.nbytes for x in tensors.values()), datetime.now().astimezone().isoformat(timespec="seconds")
+    return Entry(kind, key, form_of(tensors), size, hash_of(tensors), cast(About, dict(about)), made, versions())
+
+
+def form_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (dtype, shape)."""
+    return {name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in tensors.items()}
+
+
+def hash_of(tensors: Mapping[str, Tensor]) -> str:
+    """16 hex digits that name the tensors: names, dtypes, shapes and every byte."""
+    mark = hashlib.blake2b(digest_size=8)
+    for name in sorted(tensors):
+        x = tensors[name]
+        mark.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        mark.update(x.reshape(-1).view(torch.uint8).numpy().data)
+    return mark.hexdigest()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What makes an entry: the libraries whose versions may change its bits."""
+    libraries = {name: version(name) for name in ("torch", "diffusers", "transformers", "av")}
+    return {"videotune": __version__} | libraries
+
+
+def read_entry(folder: Path, kind: str, key: str) -> Entry:
+    """What a file of the cache says that it holds, without its data.
+
+    Raises one of UNREADABLE where it is missing, cut short or none of ours. A dataset may bring a cache that others made.
+    """
+    with safe_open(folder / file_of(kind, key), framework="np") as file:
+        entry: Entry = checked(Entry, (file.metadata() or {})[LABEL])
+    if entry.name != (kind, key):
+        raise ValueError(f"it says that it is {entry.file}")
+    return entry
+
+
+def read_tensors(folder: Path, entry: Entry, *, check: bool = True) -> dict[str, Tensor]:
+    """An entry's tensors by plain reading, since a memory map of a bad disk would kill the process.
+
+    Raises one of UNREADABLE; with ``check`` also where they are not those that were written. Of what somebody else wrote
+    the hash may be right: dtypes and shapes must be those that were promised, numbers finite.
+    """
+    own = load((folder / entry.file).read_bytes())
+    if not check:
+        return own
+    if hash_of(own) != entry.hash:
+        raise ValueError("holds other bytes than were written")
+    if form_of(own) != entry.tensors:
+        raise ValueError("holds tensors of another kind than it says")
+    if not all(
+        x.sum(dtype=torch.float32).isfinite() for x in own.values()
+    ):  # a third of the time of asking each number
+        raise ValueError("holds infinite or undefined numbers")
+    return own
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """On the CPU, contiguous, and sharing memory with no other, as a file needs it."""
+    whole = tensor.detach().cpu().contiguous()
+    return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
+
 
 LOCK, OWNER = "lock", "lock.owner"
 PART = ".part-"
@@ -122,11 +253,17 @@ class Store:
         return there and self.entry(kind, key) is not None
 
     def put(self, kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Write an entry. Raises VideotuneError where the folder cannot be written."""
+        """Write an entry, whole or not at all. Raises VideotuneError where the folder cannot be written."""
         own = {name: alone(tensor) for name, tensor in tensors.items()}
         entry = describe(kind, key, own, about)
+        path, label = self.path(kind, key), json.dumps(vars(entry), ensure_ascii=False)
+
+        def write(aside: Path) -> None:
+            with system_errors(path):
+                save_file(own, aside, metadata={LABEL: label})
+
         with self._writing():
-            write_entry(self.folder, entry, own)
+            write_whole(path, write, durable=False)
         with self._lock:
             self._forget(entry.name)
             self._entries[entry.name] = entry
@@ -188,28 +325,24 @@ class Store:
     def examine(self, asked: Mapping[Name, ClipShape | None], fits: Callable[[Entry, ClipShape | None], bool]) -> None:
         """Entries that are damaged, or not ``fits`` their shape, count as missing from now on.
 
-        Those that stay in memory are read now.
+        Those that stay in memory are read now; one that would not is read in its step.
         """
         lost = 0
         for name, shape in asked.items():
-            entry = self.entry(*name) if self.path(*name).is_file() else None
-            if entry is None:
-                lost += self.path(*name).is_file()
-            elif not fits(entry, shape) or not self._can_be_read(entry):
+            if not self.path(*name).is_file():
+                continue
+            entry = self.entry(*name)
+            whole = entry is not None and fits(entry, shape)
+            if whole and entry is not None and self._kept_bytes + entry.bytes <= self._keep:
+                try:
+                    self.get(*name)
+                except VideotuneError:
+                    whole = False
+            if not whole:
                 lost += 1
                 self._damaged.add(name)
         if lost:
             self.notes.append(f"{lost} entries of the cache are damaged or not of this model, and are made anew")
-
-    def _can_be_read(self, entry: Entry) -> bool:
-        """Whether an entry that would stay in memory can be read; one that would not is read in its step."""
-        if self._kept_bytes + entry.bytes > self._keep:
-            return True
-        try:
-            self.get(*entry.name)
-        except VideotuneError:
-            return False
-        return True
 
     def get(self, kind: str, key: str) -> dict[str, Tensor]:
         """Read an entry; its tensors are shared with whoever asks again and must not be written to.

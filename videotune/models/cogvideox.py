@@ -174,7 +174,7 @@ class CogVideoX(DiffusersModel):
 
         Where a token covers two frames, a noisy copy of the first clean frame stands in front and is taken off again.
         """
-        from videotune.diffusion.path import timestep_index  # imports torch
+        from videotune.diffusion.loss import timestep_index  # imports torch
 
         rules, front = self.spec.rules, self._front(x_t.shape[2])
         frames, rows, columns = x_t.shape[2:]
@@ -204,7 +204,7 @@ class CogVideoX(DiffusersModel):
     @cached_property
     def _path(self) -> Any:
         """The noising path."""
-        from videotune.diffusion.objective import objective  # imports torch
+        from videotune.diffusion.loss import objective  # imports torch
         from videotune.diffusion.timesteps import Timesteps
 
         return objective("v", self.spec.path_constants, Timesteps()).path

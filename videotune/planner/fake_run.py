@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from videotune.config.schema import Config
-from videotune.diffusion.objective import Objective
-from videotune.latent_cache.batches import Drawn, Prepared
+from videotune.diffusion.loss import Objective
+from videotune.latent_cache.batches import StepBatch
 from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
@@ -109,7 +109,7 @@ class FakeRun:
         """``step`` of the whole network, calculated from shallow ones."""
         return deep(lambda depths: self.step(shape, samples, checkpointing, depths), self.depths)
 
-    def _train(self, net: FakeNetwork, prepared: Prepared, ledger: Ledger) -> None:
+    def _train(self, net: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
         assert prepared.batch is not None
         trainable = net.trainable
         own = {id(p): p for p in [*trainable.parameters.values(), *net.held.values()]}
@@ -141,28 +141,18 @@ class FakeRun:
         trainable = make_trainable(held, {}, self.family, planned, name, ExpertSchedule((name,)), 1)
         return replace(trainable, text=None)  # text encoders are read apart
 
-    def prepared(self, shape: ClipShape, samples: int) -> Prepared:
+    def prepared(self, shape: ClipShape, samples: int) -> StepBatch:
         """A batch of zeros of the right shapes."""
         spec = self.family.spec
         frames, rows, columns = spec.rules.latent_size(shape)
         x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
-        none = torch.zeros(samples, 1, frames, 1, 1, dtype=torch.bool)
-        t, ids = torch.zeros(samples), ("",) * samples
-        batch = Batch(
-            x0=x0,
-            given=none,
-            dropped=none,
-            weight=torch.ones(samples, 1, frames, 1, 1),
-            scale=torch.ones(samples),
-            anchored=none,
-            cond=self._condition(shape, samples),
-            captions=ids,
-            window_ids=ids,
+        batch = Batch.of(
+            x0,
+            self._condition(shape, samples),
             fps=torch.full((samples,), shape.fps),
             any_given=spec.given == "replace" and bool(self.config.first_frame_probability),
-            any_anchored=False,
         )
-        return Prepared(1, Drawn(ids, ids, t), 0, batch, t, torch.zeros_like(x0))
+        return StepBatch(1, batch.window_ids, batch.captions, torch.zeros(samples), 0, batch, torch.zeros_like(x0))
 
     def _condition(self, shape: ClipShape, samples: int) -> Condition:
         """What the denoiser is conditioned on; where text is encoded in the step, gradients go into it."""

@@ -14,6 +14,7 @@ from videotune.console import bar, clock, echo
 from videotune.data.workers import Workers
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.latent_cache.encode import FillReport, Todo, cut_captions, dealt, fill, fits_of, missing
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.run_spec import Job
@@ -87,7 +88,7 @@ def fill_distributed(
             work(store, own=own)
             dist.barrier()
         store = Store(job.cache, keep_bytes)
-        what = f"{len(todo.captions)} captions and {len(todo.takes)} windows into {job.cache}"
+        what = f"{len(todo.captions)} captions and {len(todo.samples)} windows into {job.cache}"
         echo(f"encoded {what} by {len(members)} processes in {clock(time.monotonic() - begun)}")
         work(store)
         dist.barrier()
@@ -135,9 +136,8 @@ def fill_cache(
 
 def lacks(job: Job, family: Family, store: Store, reads: Reads) -> Todo:
     """What the cache does not have of what a run reads."""
-    prints, tokens, seed = family.fingerprints(), job.spec.text_tokens, job.config.seed
-    fits = fits_of(family, job.shapes[0])
-    return missing(store, prints, tokens, reads.captions, reads.samples, seed, job.spec.image_noise, fits)
+    keys = CacheKeys.of(family, job.config.seed)
+    return missing(store, keys, reads.captions, reads.samples, fits_of(family, job.shapes[0]))
 
 
 def fill_once(
@@ -158,13 +158,14 @@ def fill_once(
                 family, store, todo, job.library.media, job.config.seed, workers, report_progress, own is not None
             )
         if own is None:
-            echo(f"encoded {report.captions} captions and {report.takes} windows into {store.folder} {waiting(report)}")
+            echo(
+                f"encoded {report.captions} captions and {report.samples} windows into {store.folder} {waiting(report)}"
+            )
     if own is not None:
         return
     for note in store.notes:
         echo(f"note: {note}")
-    prints, tokens = family.fingerprints(), job.spec.text_tokens
-    echo_truncated(job, [text for text in cut_captions(store, prints["text_encoder"], tokens, reads.captions) if text])
+    echo_truncated(job, cut_captions(store, CacheKeys.of(family, job.config.seed), [t for t in reads.captions if t]))
 
 
 def echo_truncated_live(job: Job, family: Family, reads: Reads) -> None:

@@ -13,13 +13,13 @@ from torch import nn
 from videotune.adapters.full import add_full
 from videotune.adapters.lora import inject
 from videotune.config.schema import Config
-from videotune.diffusion.objective import Objective, objective
+from videotune.diffusion.loss import Objective, objective
 from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import Source, assemble
-from videotune.latent_cache.encode import encode_take
+from videotune.latent_cache.encode import encode_sample
 from videotune.latent_cache.expert_schedule import ExpertSchedule
-from videotune.latent_cache.keys import sample_of
+from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.models.base_model import part_files, place
 from videotune.models.registry import find
@@ -112,43 +112,36 @@ def make_source(
     job: Job, family: Family, store: Store, loss: Objective, expert_schedule: ExpertSchedule | None = None
 ) -> Source:
     """Where the run's batches come from."""
+    config, spec, library = job.config, job.spec, job.library
+    keys = CacheKeys.of(family, config.seed)
     source = Source(
         store=store,
-        prints=family.fingerprints(),
-        tokens=job.spec.text_tokens,
+        keys=keys,
         condition=family.condition,
-        clips={clip.id: clip for clip in job.library.clips},
+        clips={clip.id: clip for clip in library.clips},
         buckets=job.buckets,
         schedule=job.schedule,
         objective=loss,
-        caption_dropout=job.config.caption_dropout,
-        variants=job.config.video_config.variants,
-        frame_dropout=job.config.video_config.frame_dropout_probability,
-        patch_frames=job.spec.patch[0],
-        sizes={name: (facts.width, facts.height) for name, facts in job.library.media.items()},
-        encode=lambda window, variant: encode_take(
-            family,
-            sample_of(window, variant, job.config.seed, job.spec.image_noise),
-            job.library.media,
-            job.config.seed,
-        ),
-        given=job.spec.given,
-        first_frame=job.config.first_frame_probability or 0.0,
-        image_noise=job.spec.image_noise,
-        text_in_step=job.config.text_in_step,
+        caption_dropout=config.caption_dropout,
+        variants=config.video_config.variants,
+        sizes={name: (media.width, media.height) for name, media in library.media.items()},
+        frame_dropout=config.video_config.frame_dropout_probability,
+        patch_frames=spec.patch[0],
+        encode=lambda window, variant: encode_sample(family, keys, keys.sample(window, variant), library.media),
         expert_schedule=expert_schedule,
-        stratified=job.config.timestep_stratified,
-        shift_of=shift_of(job.spec, job.config),
-        ranges={expert.name: (expert.t_lo, expert.t_hi) for expert in job.spec.experts}
-        if len(job.spec.experts) > 1
-        else {},
+        ranges={one.name: (one.t_lo, one.t_hi) for one in spec.experts} if len(spec.experts) > 1 else {},
+        given=spec.given,
+        first_frame=config.first_frame_probability or 0.0,
+        text_in_step=config.text_in_step,
+        stratified=config.timestep_stratified,
+        shift_of=shift_of(spec, config),
     )
-    _ = source.keys  # settled now, not in the first step
+    _ = source.names  # made now, not in the first step
     return source
 
 
 def plain_batch(source: Source, window: Window) -> Batch:
-    """A window alone with its first caption, nothing drawn or dropped: what the ruler reads."""
+    """A window alone with its first caption, nothing drawn or dropped: what validation reads."""
     caption = source.clips[window.clip_id].captions[0]
     return assemble(source, [window], [caption], [source.plain(window)], [source.conditions_on_first_frame])
 

@@ -15,7 +15,7 @@ from videotune.adapters.lora import add_lora, load_lora
 from videotune.adapters.share import share
 from videotune.config.schema import Config
 from videotune.console import echo, size
-from videotune.diffusion.objective import Objective
+from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
 from videotune.latent_cache.expert_schedule import ExpertSchedule, exact
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
@@ -49,15 +49,15 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         self.beside: frozenset[str] = frozenset()  # what trains and is of no network here, by name
         self.streams: Streams | None = None
         self.shards: dict[str, Shards] = {}  # of networks that are cut into rows: what trains of them, by expert
-        self._held: tuple[str, nn.Module] | None = None
+        self.loaded: tuple[str, nn.Module] | None = None
 
     def __getitem__(self, name: str) -> nn.Module:
         if name not in self._names:
             raise KeyError(name)
-        if self._held is None or self._held[0] != name:
+        if self.loaded is None or self.loaded[0] != name:
             self.drop()
-            self._held = (name, self._open(name))
-        return self._held[1]
+            self.loaded = (name, self._open(name))
+        return self.loaded[1]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -68,16 +68,16 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
     @property
     def net(self) -> nn.Module:
         """The denoiser that is in memory."""
-        assert self._held is not None, "none was looked up yet"
-        return self._held[1]
+        assert self.loaded is not None, "none was looked up yet"
+        return self.loaded[1]
 
     @property
     def current(self) -> str:
         """The name of the expert that is in memory."""
-        assert self._held is not None, "none was looked up yet"
-        return self._held[0]
+        assert self.loaded is not None, "none was looked up yet"
+        return self.loaded[0]
 
-    def turn(self, step: int) -> tuple[nn.Module, Trainable, int]:
+    def switch(self, step: int) -> tuple[nn.Module, Trainable, int]:
         """(network, what trains of it, how many steps that has had with this one)."""
         name = self.expert_schedule.at(step)
         if TEXT in self.trainables:  # it learns from every step, whichever expert that is
@@ -92,7 +92,7 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
 
     def drop(self) -> None:
         """Nothing is in memory but what trains."""
-        self._held = self.streams = None
+        self.loaded = self.streams = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

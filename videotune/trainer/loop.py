@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from videotune.console import bar
-from videotune.diffusion.objective import Objective
+from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import Prepared, stream
+from videotune.latent_cache.batches import StepBatch, stream
 from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.progress import status_of, write_step
 from videotune.trainer.run_dir import poll_control
@@ -99,7 +99,7 @@ def run_callbacks(trainer: Trainer, step: int, wanted: list[bool], stop: bool, e
 
 def step_records(trainer: Trainer) -> Iterator[StepRecord]:
     """The steps of a trainer from its first one on."""
-    job, config = trainer.job, trainer.job.config
+    job, config, pool = trainer.job, trainer.job.config, trainer.pool
     settings = StepSettings(
         config.gradient_accumulation_steps * job.processes,
         config.max_grad_norm,
@@ -107,21 +107,28 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
         config.micro_batch_size,
     )
     device, objective = next(trainer.net.parameters()).device, trainer.source.objective
-    return run_steps(trainer.family, trainer.pool.turn, objective, batches(trainer), settings, device, trainer.dist)
+    only = pool.trainable if len(pool) == 1 else None
+
+    def trainable_of(step: int) -> tuple[nn.Module, Trainable, int]:
+        if only is not None and pool.loaded is not None:
+            return pool.loaded[1], only, step
+        return pool.switch(step)
+
+    return run_steps(trainer.family, trainable_of, objective, batches(trainer), settings, device, trainer.dist)
 
 
 def run_steps(
     family: Family,
-    turn_of: Callable[[int], tuple[nn.Module, Trainable, int]],
+    trainable_of: Callable[[int], tuple[nn.Module, Trainable, int]],
     objective: Objective,
-    stream: Iterable[Prepared],
+    stream: Iterable[StepBatch],
     settings: StepSettings,
     device: torch.device,
     dist: DistributedContext,
 ) -> Iterator[StepRecord]:
     """One update for each batch; a step's record comes when its weights are in place.
 
-    ``turn_of``: step -> (its network, what of it trains, how many steps that has had with this one).
+    ``trainable_of``: step -> (its network, what of it trains, how many steps that has had with this one).
     """
     batches, before = iter(stream), None
     while True:
@@ -130,7 +137,7 @@ def run_steps(
         if batch is None:
             return
         clock.mark("data")
-        net, trainable, own_step = turn_of(batch.step)
+        net, trainable, own_step = trainable_of(batch.step)
         if trainable.expert and trainable.expert != before:
             clock.mark("experts")  # the other one had to be loaded
             before = trainable.expert
@@ -139,7 +146,7 @@ def run_steps(
         yield train_step(family, net, trainable, objective, batch, settings, clock, dist, own_step)
 
 
-def batches(trainer: Trainer) -> Iterator[Prepared]:
+def batches(trainer: Trainer) -> Iterator[StepBatch]:
     """The batches of the steps that are not done. Raises NoBatch."""
     config, dist = trainer.job.config, trainer.dist
     share = (dist.rank, dist.size)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.errors import VideotuneError
@@ -115,6 +116,28 @@ def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
     if waiting and bool(good):
         for part in waiting:
             part.step()
+
+
+def clip(parameters: Sequence[nn.Parameter], most: float, norm: Tensor | None = None) -> Tensor:
+    """The gradient's norm (), float32, with the gradient scaled down to ``most`` where it is longer.
+
+    On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.
+    """
+    norm = norm_of(parameters) if norm is None else norm
+    if norm.is_cuda or isinstance(norm, FakeTensor) or norm > most:
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+    return norm
+
+
+def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The norm () of the gradients that are there, float32."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients and parameters:
+        return torch.zeros((), device=parameters[0].device)
+    if all(gradient.dtype != torch.bfloat16 for gradient in gradients):
+        return nn.utils.get_total_norm(gradients)
+    # a norm that is summed up in bf16 is a few percent off
+    return torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm()
 
 
 def _waits(part: torch.optim.Optimizer, good: Tensor) -> bool:

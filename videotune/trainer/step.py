@@ -13,16 +13,15 @@ from torch import Tensor, nn
 
 from videotune.adapters.lora import adapter_off
 from videotune.adapters.text import LiveText
-from videotune.diffusion.loss import denoising_loss, prior_target
-from videotune.diffusion.objective import Objective
-from videotune.latent_cache.batches import Prepared, share_of
+from videotune.diffusion.loss import Objective, denoising_loss, prior_target
+from videotune.latent_cache.batches import StepBatch, share_of
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
 from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.ema import Ema
 from videotune.trainer.master_weights import MasterWeights
-from videotune.trainer.optimizers import AnyOptimizer, RateSettings, rate
-from videotune.trainer.updates import InBackward, clip, update
+from videotune.trainer.optimizers import AnyOptimizer, RateSettings, apply, clip, norm_of, rate
+from videotune.trainer.updates import InBackward, update_each_rounded
 from videotune.types import Batch, Family
 
 
@@ -74,19 +73,19 @@ class StepRecord:
 class Clock:
     """Seconds by phase: ``mark(phase)`` ends a phase. On CUDA the marks are events, read when the step is long over.
 
-    ``told`` hears of each phase that has ended.
+    ``on_phase`` is called with each phase that has ended.
     """
 
-    def __init__(self, device: torch.device, told: Callable[[str], None] | None = None) -> None:
-        self._cuda, self._told = device.type == "cuda", told
+    def __init__(self, device: torch.device, on_phase: Callable[[str], None] | None = None) -> None:
+        self._cuda, self._on_phase = device.type == "cuda", on_phase
         self._marks: list[tuple[str, float, torch.cuda.Event | None]] = []
         self.mark("start")
 
     def mark(self, phase: str) -> None:
         """The time since the last mark was ``phase``."""
         event = None
-        if self._told is not None:
-            self._told(phase)
+        if self._on_phase is not None:
+            self._on_phase(phase)
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -171,103 +170,97 @@ def train_step(
     net: nn.Module,
     trainable: Trainable,
     objective: Objective,
-    prepared: Prepared,
+    prepared: StepBatch,
     settings: StepSettings,
     clock: Clock,
     dist: DistributedContext,
     own_step: int | None = None,
 ) -> StepRecord:
-    """One update of ``net``. ``own_step``: the number of the step among the learner's own (None: it has them all).
+    """One update of ``net``. ``own_step``: the number of the step among the expert's own (None: it has them all).
 
     Each micro-batch adds its sum over the step's sample count, so any split is the same step to rounding.
 
-    Anchored samples first run through the network without its adapter. A non-finite gradient leaves weights, optimizer and
-    average as they were. Raises OutOfMemory.
+    Prior-preservation samples first run through the network without its adapter. A non-finite gradient leaves weights,
+    optimizer and average as they were. Raises OutOfMemory.
     """
-    parameters, optimizer = list(trainable.parameters.values()), trainable.optimizer
+    optimizer, updates = trainable.optimizer, trainable.in_backward
     own = prepared.step if own_step is None else own_step
     lr = {group["name"]: rate(trainable.rates[group["name"]], own) for group in optimizer.param_groups}
-    values, intact = torch.zeros(2 + len(prepared.drawn.window_ids), device=next(net.parameters()).device), True
+    values = torch.zeros(2 + len(prepared.window_ids), device=next(net.parameters()).device)
+    intact = updates is None
     for group in optimizer.param_groups:
         group["lr"] = lr[group["name"]]
     try:
-        if trainable.in_backward is not None:
-            intact = False
-            good = _in_backward(family, net, trainable, objective, prepared, settings, clock, values, own)
-        else:
-            together = dist.size if trainable.shards is not None else 1
-            accumulate(family, net, objective, prepared, settings, clock, values, trainable.text, together=together)
-            cut = _collected(trainable)
-            if trainable.masters is not None:
-                trainable.masters.gather()
-            if all(parameter.grad is None for parameter in parameters):  # nothing that trains was used in this step
-                for parameter in parameters:
-                    parameter.grad = torch.zeros_like(parameter)  # as where other processes have used it
-            apart = {id(parameter) for parameter in cut}
-            dist.all_reduce_gradients([parameter for parameter in parameters if id(parameter) not in apart])
-            dist.all_reduce(values)
-            total = dist.all_reduce if trainable.shards is not None and trainable.shards.rows else None
-            among = () if total is None else (cut, total)
-            values[1] = norm = clip(parameters, settings.max_grad_norm, *among)
-            good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
-            intact = False
-            first_rows = (
-                {name: rows.first for name, rows in trainable.shards.rows.items()} if trainable.shards else None
+        if updates is not None:
+            assert settings.size(len(prepared.window_ids)) >= len(prepared.window_ids), (
+                "its gradients cannot be summed up"
             )
-            update(optimizer, trainable.parameters, trainable.masters, good, trainable.rounding, own, first_rows)
+            updates.begin(own)
+        accumulate(family, net, trainable, objective, prepared, settings, clock, values, dist.size)
+        norm = _gradient_norm(trainable, settings.max_grad_norm, values, dist) if updates is None else updates.norm()
+        values[1] = norm
+        good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
+        if updates is None:
+            intact = False
+            _update(trainable, good, own)
         if trainable.ema is not None:
             trainable.ema.update(own, good)
     except (MemoryError, RuntimeError) as error:
         if not of_memory(error):
             raise
         optimizer.zero_grad(set_to_none=True)
-        tokens = _tokens(family, prepared.batch)
-        raise OutOfMemory(prepared.step, prepared.drawn.window_ids, tokens, intact) from error
+        tokens = 0 if prepared.batch is None else _tokens(family, prepared.batch)
+        raise OutOfMemory(prepared.step, prepared.window_ids, tokens, intact) from error
     optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
     host, arrived = _send(values)
-    drawn = prepared.drawn
     return StepRecord(
-        prepared.step, host, arrived, drawn.t, lr, drawn.window_ids, drawn.captions, clock, trainable.expert
+        prepared.step, host, arrived, prepared.t, lr, prepared.window_ids, prepared.captions, clock, trainable.expert
     )
 
 
-def _collected(trainable: Trainable) -> list[nn.Parameter]:
-    """What the optimizer holds of a network that is cut, its gradients handed over; nothing of one that is whole."""
-    if trainable.shards is None:
-        return []
-    trainable.shards.collect()
-    return [trainable.parameters[name] for name in trainable.shards.local]
+def _gradient_norm(trainable: Trainable, most: float, values: Tensor, dist: DistributedContext) -> Tensor:
+    """The norm () of the whole gradient, which is summed over processes, as ``values`` is, and clipped to ``most``."""
+    parameters, shards, cut = list(trainable.parameters.values()), trainable.shards, list[nn.Parameter]()
+    if shards is not None:
+        shards.collect()
+        cut = [trainable.parameters[name] for name in shards.local]
+    if trainable.masters is not None:
+        trainable.masters.gather()
+    if all(parameter.grad is None for parameter in parameters):  # nothing that trains was used in this step
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)  # as where other processes have used it
+    if dist.size == 1:
+        return clip(parameters, most)
+    apart = {id(parameter) for parameter in cut}
+    whole = [parameter for parameter in parameters if id(parameter) not in apart]
+    dist.all_reduce_gradients(whole)
+    dist.all_reduce(values)
+    if shards is None or not shards.rows:
+        return clip(parameters, most)
+    device = parameters[0].device  # of a process without a row the sum must go the same way as the others'
+    squares = dist.all_reduce(norm_of(cut).float().to(device) ** 2) + norm_of(whole).to(device) ** 2
+    return clip(parameters, most, squares.sqrt())
 
 
-def _in_backward(
-    family: Family,
-    net: nn.Module,
-    trainable: Trainable,
-    objective: Objective,
-    prepared: Prepared,
-    settings: StepSettings,
-    clock: Clock,
-    values: Tensor,
-    own: int,
-) -> Tensor:
-    """A step whose updates come with its gradients, in one process and one forward pass; () whether all of it was finite."""
-    total = len(prepared.drawn.window_ids)
-    assert settings.size(total) >= total, "a gradient that is updated at once cannot be summed up"
-    updates = trainable.in_backward
-    assert updates is not None
-    updates.begin(own)
-    accumulate(family, net, objective, prepared, settings, clock, values, trainable.text, updates)
-    values[1], finite_all = updates.end()
-    return finite_all & torch.isfinite(values[0])
+def _update(trainable: Trainable, good: Tensor, step: int) -> None:
+    """The optimizer's step where ``good`` () is true."""
+    if trainable.rounding is not None:
+        rows = trainable.shards.rows if trainable.shards is not None else {}
+        first = {name: shard.first for name, shard in rows.items()}
+        update_each_rounded(trainable.optimizer, trainable.parameters, good, trainable.rounding, step, first)
+        return
+    apply(trainable.optimizer, good)
+    if trainable.masters is not None:
+        trainable.masters.spread()
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """Samples that go through the network together, from number ``first`` of the step's on.
 
-    ``counts``: they are this process's own, else they only run along. ``anchors``: some process has samples here that ask
-    the base model first.
+    ``counts``: they are this process's own, else they only run along. ``prior``: some process has samples here that need
+    the base model's prediction first.
     """
 
     batch: Batch
@@ -275,73 +268,72 @@ class MicroBatch:
     noise: Tensor
     first: int
     counts: bool = True
-    anchors: bool = False
+    prior: bool = False
 
 
-def passes(prepared: Prepared, size: int, together: int = 1) -> list[MicroBatch]:
+def passes(prepared: StepBatch, size: int, processes: int = 1) -> list[MicroBatch]:
     """The passes of a process, of at most ``size`` samples each.
 
-    ``together``: so many processes run the network together, and each makes as many passes as the one with most samples.
+    ``processes``: so many run the network together, and each makes as many passes as the one with most samples.
     """
     out: list[MicroBatch] = []
-    first, total, anchored = prepared.first, len(prepared.drawn.window_ids), set(prepared.drawn.anchored)
+    start, first = prepared.first, prepared.first
     for part in prepared.batch.split(size) if prepared.batch is not None else ():
-        rows = slice(first - prepared.first, first - prepared.first + len(part))
-        out.append(MicroBatch(part, prepared.t[rows], prepared.noise[rows], first, not prepared.spare))
-        first += len(part)
-    if together == 1:
+        end = first + len(part)
+        t, noise = prepared.t[first:end], prepared.noise[first - start : end - start]
+        out.append(MicroBatch(part, t, noise, first, not prepared.spare, any(part.prior)))
+        first = end
+    if processes == 1:
         return out
-    shares = [share_of((rank, together), total) for rank in range(together)]
-    count = max(-(-(hi - lo) // size) for lo, hi in shares)
-    asked = [
-        any(not anchored.isdisjoint(range(lo + k * size, min(lo + (k + 1) * size, hi))) for lo, hi in shares)
-        for k in range(count)
-    ]
-    last = out[-1]
-    along = replace(last, batch=last.batch.split(1)[0], t=last.t[:1], noise=last.noise[:1], counts=False)
-    return [replace(out[k] if k < len(out) else along, anchors=asked[k]) for k in range(count)]
+    shares = [share_of((rank, processes), len(prepared.window_ids)) for rank in range(processes)]
+    along = replace(out[-1], batch=out[-1].batch.split(1)[0], t=out[-1].t[:1], noise=out[-1].noise[:1], counts=False)
+    made = []
+    for k in range(max(-(-(hi - lo) // size) for lo, hi in shares)):
+        rows = {i for lo, hi in shares for i in range(lo + k * size, min(lo + (k + 1) * size, hi))}
+        made.append(replace(out[k] if k < len(out) else along, prior=not rows.isdisjoint(prepared.prior)))
+    return made
 
 
 def accumulate(
     family: Family,
     net: nn.Module,
+    trainable: Trainable,
     objective: Objective,
-    prepared: Prepared,
+    prepared: StepBatch,
     settings: StepSettings,
     clock: Clock,
     values: Tensor,
-    text: LiveText | None = None,
-    in_backward: InBackward | None = None,
-    together: int = 1,
+    processes: int = 1,
 ) -> None:
     """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets.
 
-    ``together``: so many processes gather the network's weights from each other, so all must go through it equally often.
+    Of a sharded network all ``processes`` gather the weights from each other, so all go through it equally often.
     """
-    device, total = values.device, len(prepared.drawn.window_ids)
+    device, total, text = values.device, len(prepared.window_ids), trainable.text
+    together = processes if trainable.shards is not None else 1
     for one in passes(prepared, settings.size(total), together):
-        part, first = one.batch, one.first
-        t, noise = _to(one.t, device), _to(one.noise, device)
-        anchored = [i for i, yes in enumerate(part.anchored.tolist()) if yes] if part.any_anchored else []
-        batch, target = condition(family, text, part.map(lambda x: _to(x, device))), None
-        if anchored or one.anchors:
+        t, noise, target = _to(one.t, device), _to(one.noise, device), None
+        batch = condition(family, text, one.batch.map(lambda x: _to(x, device)))
+        if one.prior:
+            which = [i for i, wanted in enumerate(batch.prior) if wanted]
             with adapter_off(net):
-                said = prior_target(family, net, objective, batch, t, noise, anchored or [0])
-            target = said if anchored else None
+                target = prior_target(family, net, objective, batch, t, noise, which or [0])
+            target = target if which else None
         if settings.network_seed is not None:
-            torch.manual_seed(seed32(settings.network_seed, "network", prepared.step, first))
-        sent = _with_graph(batch) if together > 1 and text is not None else batch
-        out = denoising_loss(family, net, objective, sent, t, noise, target)
+            torch.manual_seed(seed32(settings.network_seed, "network", prepared.step, one.first))
+        if together > 1 and text is not None:
+            batch = _with_graph(batch)
+        out = denoising_loss(family, net, objective, batch, t, noise, target)
         clock.mark("forward")
         share = out.loss * (len(batch) / total if one.counts else 0.0)
-        if in_backward is not None:
-            in_backward.loss(share)
+        if trainable.in_backward is not None:
+            trainable.in_backward.loss(share)
         if share.requires_grad:  # no caption of these may hold a new token
             share.backward()
         clock.mark("backward")
         if one.counts:
             values[0] += share.detach()
-            values[2 + first : 2 + first + len(batch)] = out.mse
+            values[2 + one.first : 2 + one.first + len(batch)] = out.mse
 
 
 def _with_graph(batch: Batch) -> Batch:
@@ -352,14 +344,14 @@ def _with_graph(batch: Batch) -> Batch:
 
 
 def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:
-    """The batch as the denoiser is to be told of it: as it is where text is cached (None), else its captions encoded now.
+    """The batch with what the denoiser is conditioned on: itself where text is cached (None), else captions encoded now.
 
-    What else a clip tells stays what it was. Ruler and training call this alike.
+    Extras of a clip stay what they were. Validation and training call this alike.
     """
     if text is None:
         return batch
-    told = family.encode_in_loop([text.spell(caption) for caption in batch.captions])
-    return replace(batch, cond=replace(told, extras={**batch.cond.extras, **told.extras}))
+    cond = family.encode_in_loop([text.spell(caption) for caption in batch.captions])
+    return replace(batch, cond=replace(cond, extras={**batch.cond.extras, **cond.extras}))
 
 
 def of_memory(error: BaseException) -> bool:
@@ -368,14 +360,12 @@ def of_memory(error: BaseException) -> bool:
         return True
     from accelerate.utils.memory import should_reduce_batch_size  # knows the ways in which torch says so
 
-    told = isinstance(error, Exception) and all(isinstance(word, str) for word in error.args)  # it reads no other
-    return isinstance(error, Exception) and told and should_reduce_batch_size(error)
+    readable = isinstance(error, Exception) and all(isinstance(word, str) for word in error.args)  # it reads no other
+    return isinstance(error, Exception) and readable and should_reduce_batch_size(error)
 
 
-def _tokens(family: Family, batch: Batch | None) -> int:
+def _tokens(family: Family, batch: Batch) -> int:
     """Tokens of one sample, by its latents."""
-    if batch is None:
-        return 0
     sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
     return math.prod(-(-side // step) for side, step in sides)
 

@@ -1,76 +1,78 @@
-"""How gradients reach the weights: all after backward, tensor by tensor after it, or each while backward still runs."""
+"""Updates that are not one optimizer step after backward: bf16 weights rounded by chance, and updates during backward.
+
+Rounding to nearest loses every update below half of bf16's step, 1/256 of a weight; by chance such an update moves the
+weight rarely and then a whole step, and the mean is right (Gupta et al. 2015, arXiv 1502.02551; Zamirai et al. 2020, arXiv
+2010.06192). The price is noise of that size in the weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from videotune.rng import seed32
 from videotune.trainer.master_weights import MasterWeights
-from videotune.trainer.optimizers import AnyOptimizer, Several, apply, parts_of
-from videotune.trainer.stochastic_rounding import update_rounded
+from videotune.trainer.optimizers import AnyOptimizer, Several, apply, clip, parts_of
+
+DROPPED = 16
+"""Bits of a float32 that a bf16 has not."""
 
 
-def clip(
-    parameters: Sequence[nn.Parameter],
-    most: float,
-    cut: Sequence[nn.Parameter] = (),
-    total: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """The gradient's norm (), float32, with the gradient scaled down to ``most`` where it is longer.
+def round_by_chance(x: Tensor, seed: int, *name: str | int) -> Tensor:
+    """bf16 neighbours of float32 numbers, the nearer the likelier: the mean is x; what bf16 holds exactly stays.
 
-    On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.
-    ``cut``: those of the parameters of which other processes have the other rows; ``total`` sums over processes.
+    The draw belongs to (seed, name) on one kind of device: a number below 2^16 is added to the bits of each float32, and
+    the lower half of them is cut off.
     """
-    norm = norm_of(parameters)
-    if total is not None:
-        apart = {id(parameter) for parameter in cut}
-        rows, whole = norm_of(cut), norm_of([p for p in parameters if id(p) not in apart])
-        device = parameters[0].device  # of a process without a row the sum must go the same way as the others'
-        norm = (total(rows.float().to(device) ** 2) + whole.to(device) ** 2).sqrt()
-    if norm.is_cuda or isinstance(norm, FakeTensor) or norm > most:
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
-    return norm
+    random = torch.Generator(x.device).manual_seed(seed32(seed, "rounding", *name))
+    chance = torch.randint(0, 1 << DROPPED, x.shape, generator=random, device=x.device, dtype=torch.int32)
+    bits = (x.view(torch.int32) + chance).bitwise_right_shift(DROPPED).bitwise_left_shift(DROPPED)
+    return torch.where(x.isfinite(), bits.view(torch.float32), x).bfloat16()
 
 
-def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The norm () of the gradients that are there, float32."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients and parameters:
-        return torch.zeros((), device=parameters[0].device)
-    if all(gradient.dtype != torch.bfloat16 for gradient in gradients):
-        return nn.utils.get_total_norm(gradients)
-    # a norm that is summed up in bf16 is a few percent off
-    return torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm()
+@torch.no_grad()
+def update_rounded(part: AnyOptimizer, parameter: nn.Parameter, good: Tensor, seed: int, step: int, name: str) -> None:
+    """One parameter's update where it is held in bf16: float32 while it lasts, then rounded by chance; its gradient goes.
+
+    A parameter of another dtype is updated as it is.
+    """
+    if parameter.grad is None:
+        return
+    if parameter.dtype != torch.bfloat16:
+        apply(part, good)
+        parameter.grad = None
+        return
+    held, gradient = parameter.data, parameter.grad
+    parameter.grad = None
+    try:
+        parameter.data = held.float()
+        parameter.grad = gradient.float()
+        apply(part, good)
+        held.copy_(round_by_chance(parameter.data, seed, step, name))
+    finally:
+        parameter.grad = None
+        parameter.data = held
 
 
-def update(
+def update_each_rounded(
     optimizer: AnyOptimizer,
     parameters: Mapping[str, nn.Parameter],
-    masters: MasterWeights | None,
     good: Tensor,
-    rounding: int | None,
+    seed: int,
     step: int,
-    first_rows: Mapping[str, int] | None = None,
+    first_rows: Mapping[str, int],
 ) -> None:
-    """Take a step where ``good`` () is true. ``rounding``: the seed of draws by which bf16 weights are rounded, or None.
+    """``update_rounded`` of one parameter after the other, so that one tensor at a time is float32.
 
-    With it each parameter has an optimizer of its own, and one tensor at a time is float32. ``first_rows``: of those that
-    are cut the row with which this process's part begins, so that no two processes draw the same.
+    ``first_rows``: the row with which this process's shard begins, so that no two processes draw the same.
     """
-    if rounding is None:
-        apply(optimizer, good)
-        if masters is not None:
-            masters.spread()
-        return
     owners = owners_of(optimizer)
     for name, parameter in parameters.items():
-        first = (first_rows or {}).get(name)
-        drawn = name if not first else f"{name}[{first}:]"
-        update_rounded(owners[id(parameter)], parameter, good, rounding, step, drawn)
+        first = first_rows.get(name)
+        update_rounded(owners[id(parameter)], parameter, good, seed, step, f"{name}[{first}:]" if first else name)
 
 
 def owners_of(optimizer: AnyOptimizer) -> dict[int, torch.optim.Optimizer]:
@@ -115,10 +117,9 @@ class InBackward:
         """The loss () whose backward comes next."""
         self._good = torch.isfinite(loss.detach())
 
-    def end(self) -> tuple[Tensor, Tensor]:
-        """(norm of the whole gradient (), whether every part of it was finite ())."""
-        norm = torch.stack(self._norms).norm()
-        return norm, torch.isfinite(norm)
+    def norm(self) -> Tensor:
+        """The norm () of the whole gradient."""
+        return torch.stack(self._norms).norm()
 
     @torch.no_grad()
     def _ready(self, name: str, held: Tensor, master: nn.Parameter, part: AnyOptimizer) -> None:

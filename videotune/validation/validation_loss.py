@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from videotune.diffusion.loss import denoising_loss
-from videotune.diffusion.objective import Objective
+from videotune.diffusion.loss import Objective, denoising_loss
 from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.rng import draws
 from videotune.types import Batch, Expert, Family, Window
