@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.commands.safety_kit import QUIET, equal, facts_of, of_kind, state, steps_of
-from videotune.adapters.text import LiveText
+from videotune.adapters.layers import LiveText
 from videotune.adapters.textual_inversion import add_rows
 from videotune.commands.export import export
 from videotune.commands.sample import SampleOptions, sample
