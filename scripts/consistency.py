@@ -24,7 +24,6 @@ from toymaking.motion import motion
 from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.diffusion.loss import denoising_loss
-from videotune.errors import DONE
 from videotune.files import read_json, write_json
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
@@ -161,7 +160,7 @@ def one_run(plan: Plan, weight: float, seed: int, states: Mapping[str, Any]) -> 
     """Train, or go on with, the run of a weight and a seed, and measure it."""
     run, begun = plan.folder(weight, seed), time.perf_counter()
     words = overrides_from(plan, weight, seed)
-    if train_or_resume(words, run) != DONE:
+    if not train_or_resume(words, run):
         raise SystemExit("stopped; the same command goes on")
     took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
     validation = [line for line in read_journal(run) if line["kind"] == "ruler"][-1]["held_out"]

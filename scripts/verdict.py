@@ -28,7 +28,6 @@ import torch
 
 from videotune.commands.demo import train_or_resume
 from videotune.diffusion.loss import denoising_loss
-from videotune.errors import DONE
 from videotune.files import hash_file, read_json, write_json
 from videotune.latent_cache.batches import Source, assemble
 from videotune.latent_cache.store import Store
@@ -166,7 +165,7 @@ def dense_of(plan: Plan) -> Dense:
 def one_run(plan: Plan, case: str, seed: int) -> dict[str, Any]:
     """Train, or go on with, a run; its readings, and those of the dense ruler."""
     run, begun = plan.folder(case, seed), time.perf_counter()
-    if train_or_resume(overrides_from(plan, case, seed), run) != DONE:
+    if not train_or_resume(overrides_from(plan, case, seed), run):
         raise SystemExit("stopped; the same command goes on")
     kept = ("step", "ruler", "kind", "held_out", "train")
     readings = [{key: line[key] for key in kept} for line in read_journal(run) if line["kind"] == "ruler"]

@@ -10,16 +10,16 @@ from types import FrameType
 from typing import Any
 
 OURS = (
-    "cache/store.py",
-    "cache/entry.py",
-    "cache/maintenance.py",
+    "latent_cache/store.py",
+    "latent_cache/entry.py",
+    "latent_cache/maintenance.py",
     "videotune/files.py",
 )
 SAVING = (
-    "train/checkpoint.py",
-    "train/rollback.py",
-    "commands/open_run.py",
-    "train/logging/journal.py",
+    "trainer/checkpoint.py",
+    "trainer/rollback.py",
+    "trainer/resume.py",
+    "trainer/logging/journal.py",
     "videotune/files.py",
     "/shutil.py",
 )

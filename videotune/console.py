@@ -181,3 +181,8 @@ def clock(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def exactly(error: float) -> str:
+    """How near two values are, in words."""
+    return f"within {error:.0e}" if error else "the same to the bit"

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from videotune import BEGUN
+from videotune._version import BEGUN
 
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the person's share of it is, or a file may not grow further."""

@@ -1,4 +1,4 @@
-"""torch, diffusers, transformers and huggingface_hub as objects that are imported at their first use.
+"""torch, diffusers, transformers, huggingface_hub and av as objects that are imported at their first use.
 
 A family's file has its spec, which is read without torch, and its networks: with these names it needs no import inside a
 function. Type checkers see the modules themselves.
@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import av as av
+    import av.stream
+    import av.video.reformatter as av_reformatter
     import diffusers as diffusers
     import huggingface_hub as huggingface_hub
     import torch as torch
@@ -25,6 +28,7 @@ else:
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module(self._name), name)
 
-    diffusers, huggingface_hub, torch, transformers = map(
-        _LazyModule, ("diffusers", "huggingface_hub", "torch", "transformers")
+    av, diffusers, huggingface_hub, torch, transformers = map(
+        _LazyModule, ("av", "diffusers", "huggingface_hub", "torch", "transformers")
     )
+    av_reformatter = _LazyModule("av.video.reformatter")

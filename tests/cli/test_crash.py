@@ -14,8 +14,8 @@ import sys
 import videotune.cli.main as command_line
 def fail(*words, **options):
     raise {error}
-import videotune.commands.presets
-videotune.commands.presets.list_keys = fail
+import videotune.cli.presets
+videotune.cli.presets.leaves = fail
 command_line.main()
 """
 

@@ -36,7 +36,7 @@ def end(process: ForkServerProcess) -> int:
 def _train(words: Any, run: Path, resume: Any, moment: str | None, call: int) -> None:
     import torch
 
-    from videotune.commands.train import train
+    from tests.shell import train
     from videotune.errors import VideotuneError
 
     torch.set_num_threads(1)

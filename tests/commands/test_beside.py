@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runs import callback, measure, open_run, prepare, preview
+from videotune.cli.plan import overhead_text
 from videotune.latent_cache.exposure import band, most
 from videotune.planner.plan import make_plan
 from videotune.trainer.logging.journal import read_journal
@@ -22,7 +23,7 @@ from videotune.trainer.progress import progress_parts, seconds_left, steps_left,
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.setup import announce
 from videotune.trainer.trainer import Trainer, due, times
-from videotune.validation.overhead import in_words, share_of_all, share_of_run
+from videotune.validation.overhead import share_of_all, share_of_run
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.sample_plan import sample_metrics_plan
 
@@ -93,13 +94,13 @@ def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
     assert facts["readings"]["share"] == pytest.approx(4 * 9 * windows / (3 * 2 * 5), rel=0.01)
     assert facts["previews"]["share"] == pytest.approx(3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01)
     assert share_of_all(facts) == facts["readings"]["share"] + facts["previews"]["share"]
-    told = in_words(facts)
+    told = overhead_text(facts)
     assert f"4 readings of {windows} windows" in told
     assert "3 × 1 previews" in told
     quiet = said("validate_every=0", "sample_after=0", "sample_metrics.budget=0")
     nothing = make_plan(open_run(quiet, tmp_path / "other").job)["beside"]
     assert nothing == {"readings": None, "previews": None, "probes": None}
-    assert in_words(nothing) == ""
+    assert overhead_text(nothing) == ""
 
 
 def test_processes_share_the_steps_and_not_what_is_done_between(said: Say, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from videotune.commands.cache import cache, cache_at, list_cache, prune_cache, verify_cache
+from tests.shell import cache, list_cache, prune_cache, verify_cache
+from videotune.commands.cache import cache_at
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.latent_cache.store import Store
 from videotune.trainer.resolve_config import Overrides

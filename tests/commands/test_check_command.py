@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.clips import noise, numbered, read_numbers, write_clip
-from videotune.commands.check import check
+from tests.shell import check
 from videotune.errors import VideotuneError
 from videotune.models.registry import find
 from videotune.reporter import contact_sheet as sheet_module

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from videotune.commands.compare import compare
-from videotune.commands.sample import SampleOptions, sample
-from videotune.commands.train import train
+from tests.shell import compare, sample, train
+from videotune.commands.sample import SampleOptions
 from videotune.data.video_writer import read_video
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json

@@ -17,7 +17,7 @@ import pytest
 
 from tests.commands import small_disk
 from tests.commands.safety_kit import Running, equal, facts_of, start, state
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE
 from videotune.trainer.resolve_config import Overrides
 

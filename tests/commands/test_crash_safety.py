@@ -12,7 +12,7 @@ import pytest
 
 from tests.commands import moments
 from tests.commands.safety_kit import Running, equal, facts_of, of_kind, start, state, steps_of
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, FAILED, INTERRUPTED
 from videotune.files import LATE, life, read_json
 from videotune.reporter.build import page

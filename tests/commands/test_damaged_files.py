@@ -9,10 +9,9 @@ import pytest
 
 from tests.commands.safety_kit import equal, facts_of, start, state
 from tests.journal_lines import step_line
-from videotune.commands.compare import compare
-from videotune.commands.export import export, exported
+from tests.shell import compare, export, train
+from videotune.commands.export import exported
 from videotune.commands.sample import SampleOptions, open_sampler
-from videotune.commands.train import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest
 from videotune.reporter.build import write_report

@@ -7,12 +7,12 @@ from PIL import Image
 
 from tests.clips import noise, write_clip
 from tests.scenery import shots
-from videotune.commands.dataset import split_dataset
+from tests.shell import run as shell
 from videotune.errors import DONE, SKIPPED, VideotuneError
 
 
 def run(source: Path, out: Path, min_seconds: float = 1.0) -> int:
-    return split_dataset(source, out, min_seconds=min_seconds, threshold=None, overwrite=False)
+    return shell("dataset", "split", source, out=out, min_seconds=min_seconds)
 
 
 def test_the_table_says_what_became_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from videotune.cli.demo import show_demo
 from videotune.commands.demo import (
     BATCH,
     CLIPS,
@@ -16,7 +17,6 @@ from videotune.commands.demo import (
     picture,
     refuse_other,
     settings_of,
-    show,
 )
 from videotune.errors import VideotuneError
 from videotune.files import write_json
@@ -74,7 +74,7 @@ def test_the_result_is_a_short_table_and_the_place_of_the_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    show(Path("demo"), RESULT)
+    show_demo(Path("demo"), RESULT)
     said = capsys.readouterr().out
     for words in ('"zorble" is drawn as an orange diamond', "0%", "96%", "100%", "0.240", "0.200"):
         assert words in said

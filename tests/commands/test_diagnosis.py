@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.shell import train
 from videotune.cli.main import main
-from videotune.commands.train import train
 from videotune.config.load import merge
 from videotune.config.resolve import parse
 from videotune.reporter.diagnosis import findings

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.runs import open_run, prepare
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import VideotuneError
 from videotune.planner.plan import bytes_a_parameter
 from videotune.trainer.checkpoint import complete_checkpoints

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from tests.commands.processes import KILLED, end, start
 from tests.runs import open_run, prepare
-from videotune.commands.sample import SampleOptions, sample
-from videotune.commands.train import train
+from tests.shell import sample, train
+from videotune.commands.sample import SampleOptions
 from videotune.errors import DONE, VideotuneError
 from videotune.latent_cache.batches import prepare as prepare_batch
 from videotune.latent_cache.expert_schedule import ExpertSchedule, exact

@@ -22,7 +22,7 @@ from tests.commands.small_disk import (
     in_the_middle_of_the_second_save,
     make_room,
 )
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import life, read_json
 from videotune.trainer import saving as keeping

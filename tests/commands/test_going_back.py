@@ -12,7 +12,7 @@ from tests.commands.safety_kit import equal, facts_of, of_kind, state, steps_of
 from tests.faults import Disk, each_fault
 from tests.journal_lines import step_line
 from tests.kills import SAVING, kill_points, killed_at
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.trainer.checkpoint import complete_checkpoints, save_checkpoint

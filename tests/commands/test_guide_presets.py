@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.commands.safety_kit import equal, state, steps_of
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.planner.memory import Choice, need

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.safety_kit import QUIET, of_kind, state, steps_of
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.trainer.resolve_config import Overrides

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from videotune.commands.sample import SampleOptions, sample
-from videotune.commands.train import train
+from tests.shell import sample, train
+from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Lora
 from videotune.data.decode import decode
 from videotune.data.media_info import probe

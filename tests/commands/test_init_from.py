@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 from tests.commands import moments
 from tests.commands.safety_kit import equal, facts_of, of_kind, start, state, steps_of
 from tests.runs import open_run, prepare
+from tests.shell import export, train
 from videotune.adapters.lora import updates
-from videotune.commands.export import export
-from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.lora import read_back
 from videotune.trainer.checkpoint import complete_checkpoints, entry_of

@@ -13,12 +13,10 @@ from safetensors.torch import load_file
 
 from tests.commands.safety_kit import equal, facts_of, state
 from tests.runs import open_run, prepare
+from tests.shell import export, plan, sample, train
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import PARTS, by_module
-from videotune.commands.export import export
-from videotune.commands.plan import plan
-from videotune.commands.sample import SampleOptions, open_sampler, render, sample
-from videotune.commands.train import train
+from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.trainer.resolve_config import Overrides

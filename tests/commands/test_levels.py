@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from videotune.commands.noise_levels import COLUMNS, ROWS, curve, levels, plot_noise_levels
+from tests.shell import plan
+from videotune.cli.plan import ROWS, curve
+from videotune.commands.noise_levels import COLUMNS, levels, noise_levels
 from videotune.diffusion.timesteps import Timesteps
-from videotune.errors import DONE
 from videotune.trainer.resolve_config import Overrides, resolve_config
 
 
-def test_bands_density_and_ruler_are_those_of_the_draws(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bands_density_and_ruler_are_those_of_the_draws() -> None:
     words = Overrides(family="wan", sets=("timestep_distribution=BETA", "timestep_alpha=3", "timestep_shift=2"))
-    assert plot_noise_levels(words, as_json=True) == DONE
-    facts = json.loads(capsys.readouterr().out)
+    facts = noise_levels(words)
     (one,) = facts["distributions"]
     ts = Timesteps("BETA", 2.0, alpha=3.0)
     drawn = ts.draw((torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000)
@@ -34,8 +33,9 @@ def test_of_two_experts_each_has_its_share(
 ) -> None:
     """37 % at shift 5 for the one above 0.875."""
     base = tiny_bases("wan", "t2v-a14b")
-    plot_noise_levels(
-        Overrides(sets=(f"base_model_name={base}", "timestep_distribution=LOGIT_NORMAL", "timestep_shift=5"))
+    plan(
+        Overrides(sets=(f"base_model_name={base}", "timestep_distribution=LOGIT_NORMAL", "timestep_shift=5")),
+        timesteps=True,
     )
     out = capsys.readouterr().out
     assert "noise levels: LOGIT_NORMAL, shift 5" in out

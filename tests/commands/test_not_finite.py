@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.commands.safety_kit import equal, facts_of, of_kind, state, steps_of, warnings_of
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json
 from videotune.latent_cache.batches import Source
@@ -43,15 +43,15 @@ def complete(run: Path) -> list[int]:
 
 def spoil_clip(monkeypatch: pytest.MonkeyPatch, stem: str, when: Callable[[int], bool] = lambda _: True) -> None:
     """The latents of a clip are NaN at these steps, as a VAE in half precision leaves them."""
-    drawn = Source.drawn
+    sample = Source.sample
 
-    def spoilt(self: Source, shown: Any, *name: Any) -> Moments:
-        moments = drawn(self, shown, *name)
-        clip = self.clips[shown.window.clip_id]
+    def spoilt(self: Source, window: Any, variant: int, *name: Any) -> Moments:
+        moments = sample(self, window, variant, *name)
+        clip = self.clips[window.clip_id]
         bad = Path(clip.path).stem == stem and isinstance(name[0], int) and when(name[0])
         return replace(moments, mean=torch.full_like(moments.mean, float("nan"))) if bad else moments
 
-    monkeypatch.setattr(Source, "drawn", spoilt)
+    monkeypatch.setattr(Source, "sample", spoilt)
 
 
 def spoil_gradient(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float) -> None:

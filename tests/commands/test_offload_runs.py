@@ -11,7 +11,7 @@ import torch
 
 from tests.commands.safety_kit import equal, facts_of, of_kind, state
 from tests.offload_kit import deepen
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume

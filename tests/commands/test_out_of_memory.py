@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.commands.safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_of, warnings_of
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.config.resolve import parse
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json

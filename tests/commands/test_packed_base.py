@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.commands.safety_kit import equal, facts_of, state
-from videotune.commands.export import export
+from tests.shell import export, train
 from videotune.commands.sample import SampleOptions, open_sampler
-from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.checkpoint import last_checkpoint
 from videotune.trainer.logging.journal import read_journal

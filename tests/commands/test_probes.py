@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.commands.safety_kit import equal, facts_of, of_kind, state, warnings_of
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, INTERRUPTED
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Resume

@@ -10,7 +10,7 @@ import pytest
 
 from tests.commands.safety_kit import equal, facts_of, furthest, of_kind, start, state, steps_of, warnings_of
 from tests.runs import open_run
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json, write_json
 from videotune.trainer.checkpoint import complete_checkpoints

@@ -9,12 +9,11 @@ import pytest
 
 from tests.kills import kill_points, killed_at
 from tests.runs import open_run
-from videotune.commands.check import check
-from videotune.commands.train import train
+from tests.shell import check, train
 from videotune.errors import DONE, VideotuneError
 from videotune.planner.plan import make_plan
 from videotune.records import read_record
-from videotune.reporter.thumbnails import keep_pictures
+from videotune.reporter.thumbnails import copy_pictures, keep_pictures
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume
@@ -64,8 +63,9 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(said: 
     def work(run: Path) -> None:
         with only_process(run):
             begin(run, job, {}, make_plan(job), "FLOAT_32")
+            copy_pictures(job, run)
 
-    ours = ("train/run_dir.py", "report/thumbnails.py", "videotune/files.py")
+    ours = ("trainer/run_dir.py", "reporter/thumbnails.py", "videotune/files.py")
     points = kill_points(work, tmp_path / "dry", ours)
     assert len(points) > 10
     for point in points:
@@ -74,6 +74,7 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(said: 
         if killed and not (run / "config.json").is_file():
             work(run)
             assert not list(run.glob(".part-*"))
+        copy_pictures(job, run)  # as a resume does
         assert all(read_record(run / f"{name}.json") for name in FACTS)
         assert len(list((run / "pictures").iterdir())) == len(job.library.clips)
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from videotune.commands.export import export
-from videotune.commands.sample import SampleOptions, named_by, sample
-from videotune.commands.train import train
+from tests.shell import export, sample, train
+from videotune.commands.sample import SampleOptions, named_by
 from videotune.data.decode import decode
 from videotune.data.media_info import probe
 from videotune.errors import DONE, VideotuneError

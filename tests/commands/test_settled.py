@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.commands.safety_kit import equal, facts_of, of_kind, state
-from videotune.commands.plan import plan
-from videotune.commands.train import train
+from tests.shell import plan, train
 from videotune.console import size
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
@@ -23,15 +22,16 @@ from videotune.planner.memory_plan import step_spec
 from videotune.trainer import cache_filling
 from videotune.trainer.components import open_models
 from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.resume import Resume, scanned
+from videotune.trainer.resume import Resume
 from videotune.trainer.run_dir import read_run_config
+from videotune.trainer.run_spec import open_job
 from videotune.validation import decoding
 
 Say = Callable[..., Overrides]
 
 
 def opened(words: Overrides) -> Any:
-    return scanned(*resolve_config(words), 1)
+    return open_job(*resolve_config(words))
 
 
 def test_on_a_cpu_all_stays_where_it_is_and_that_is_written_down(said: Say, tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from videotune.commands.check import check
-from videotune.commands.train import train
+from tests.shell import check, train
 from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.trainer.checkpoint import complete_checkpoints, entry_of

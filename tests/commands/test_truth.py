@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.commands.safety_kit import of_kind, warnings_of
-from videotune.commands.plan import plan
-from videotune.commands.train import train
+from tests.shell import plan, train
 from videotune.errors import DONE
 from videotune.files import digest, read_json, write_json
 from videotune.trainer.resolve_config import Overrides

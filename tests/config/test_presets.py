@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from videotune.commands.presets import show_preset
+from tests.shell import run
 from videotune.config.load import (
     flatten,
     memory_class,
@@ -51,7 +51,7 @@ def test_the_class_may_be_left_out() -> None:
 
 def test_a_preset_is_shown_with_its_reasons_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     """The config alone on standard output, so that it can be saved."""
-    assert show_preset("cogvideox 5B LoRA") == 0
+    assert run("presets", "show", "cogvideox 5B LoRA") == 0
     out, beside = capsys.readouterr()
     assert json.loads(out) == read_preset("cogvideox 5B LoRA 24GB")
     for key, reason in preset_reasons("cogvideox 5B LoRA 24GB").items():

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from videotune.commands.check import check
-from videotune.commands.plan import plan
-from videotune.commands.train import train
+from tests.shell import check, plan, train
 from videotune.config.resolve import Resolved
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.effects.effects_kit import BASE, Lab
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer import loop
 from videotune.trainer.resolve_config import Overrides

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.effects.effects_kit import BASE, Lab
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, DoesNotFit
 from videotune.trainer import loop
 from videotune.trainer.logging.journal import read_journal

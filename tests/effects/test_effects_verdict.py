@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.effects.effects_kit import BASE, Lab, trainer_of
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.trainer.logging.journal import read_journal

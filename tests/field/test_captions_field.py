@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 

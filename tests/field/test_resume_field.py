@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.logging.journal import read_journal

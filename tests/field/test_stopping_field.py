@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.toy.dataset import write_dataset

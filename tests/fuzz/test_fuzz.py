@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from tests.fuzz.mutate import COUNT, try_each
 from tests.runs import open_run
+from tests.shell import train
 from videotune.commands.sample import SampleOptions, open_sampler
-from videotune.commands.train import train
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
 from videotune.exporter.lora import read_file, read_parts

@@ -28,7 +28,7 @@ class Acme(DiffusersModel):
 
     spec = ModelSpec(
         name="acme_video",
-        known_as=("WanVideoToVideoPipeline", "acme"),
+        aliases=("WanVideoToVideoPipeline", "acme"),
         title="Acme Video",
         path="flow",
         rules=VideoRules(4, 1, 16, 16.0, 8, 4),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.distributed import DistributedContext, launched

@@ -11,7 +11,7 @@ import torch
 
 from tests.cuda_kit import no_host_sync
 from tests.runs import open_run, prepare
-from videotune.commands.train import train
+from tests.shell import train
 from videotune.errors import DONE
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import step_records

@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.crew_kit import Ended, processes
-from videotune.commands.export import export
-from videotune.commands.train import train
+from tests.shell import export, train
 from videotune.errors import DONE, VideotuneError
 from videotune.latent_cache.store import Store
 from videotune.trainer.checkpoint import complete_checkpoints, incomplete_checkpoints, pick

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from videotune import commands
-from videotune.cli.overrides import (
+from videotune.cli.options import (
     AsJson,
     Base,
     CachePlace,
@@ -20,7 +23,12 @@ from videotune.cli.overrides import (
     Skips,
     overrides_from,
 )
-from videotune.errors import VideotuneError
+from videotune.console import out, print_table, quiet, size
+from videotune.errors import SKIPPED, VideotuneError
+from videotune.text import counted
+
+if TYPE_CHECKING:
+    from videotune.latent_cache.maintenance import Row
 
 cache_app = typer.Typer(help="Encode clips and captions ahead of a training; list, verify, prune what is encoded.")
 
@@ -42,10 +50,9 @@ def cache(
         if preset or config or family or base or data or sets or allow_skips or offline:
             raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
         return
-
-    raise typer.Exit(
-        commands.cache.cache(overrides_from(preset, config, family, data, sets, base), allow_skips=allow_skips)
-    )
+    result = commands.cache.cache(overrides_from(preset, config, family, data, sets, base), allow_skips=allow_skips)
+    if not quiet():
+        out(f"{result.windows} windows are cached in {result.folder}")
 
 
 @cache_app.command("ls")
@@ -55,13 +62,30 @@ def cache_ls(
     every: Annotated[bool, typer.Option("--all", help="a row for each entry")] = False,
 ) -> None:
     """List what a cache holds: clips, captions, sizes, and what made them."""
-    raise typer.Exit(commands.cache.list_cache(place, as_json=as_json, every=every))
+    store, rows = commands.cache.list_cache(place)
+    total = f"{len(rows)} entries, {size(sum(row.bytes for row in rows))}"
+    if as_json:
+        print(json.dumps({"folder": str(store.folder), "entries": [row.to_json() for row in rows]}, indent=2))
+    elif every:
+        columns = ["kind", "of", "clip", "holds", "bytes", "encoder", "made", "key"]
+        print_table(str(store.folder), columns, [cells(row) for row in rows], right=(4,))
+        out(total)
+    else:
+        for line in by_encoder(rows):
+            out(line)
+        out(f"{total} in {store.folder} (--all lists them)")
 
 
 @cache_app.command("verify")
 def cache_verify(place: CachePlace) -> None:
     """Read every entry again; damaged ones are dropped, and the next run makes them anew (exit code 2)."""
-    raise typer.Exit(commands.cache.verify_cache(place))
+    store, count, damaged = commands.cache.verify_cache(place)
+    for row in damaged:
+        out(f"{row.file}: {row.kind} of {row.of[:80]!r} {row.why}")
+    if damaged:
+        out(f"{len(damaged)} of {count} entries are damaged and were dropped; the next run makes them anew")
+        raise typer.Exit(SKIPPED)
+    out(f"all {count} entries in {store.folder} are as they were written")
 
 
 @cache_app.command("prune")
@@ -76,4 +100,50 @@ def cache_prune(
     offline: Offline = False,
 ) -> None:
     """Remove what a run of these words would not read."""
-    raise typer.Exit(commands.cache.prune_cache(overrides_from(preset, config, family, data, sets, base), yes=yes))
+    store, pruned = commands.cache.prune_cache(overrides_from(preset, config, family, data, sets, base), yes=yes)
+    for entry in pruned.entries[:20]:
+        out(f"{entry.kind} of {entry.of[:80]!r}: {size(entry.bytes)}")
+    if len(pruned.entries) > 20:
+        out(f"… and {len(pruned.entries) - 20} more")
+    for file in pruned.files[:20]:
+        out(f"{file}: no entry")
+    freed = f"{len(pruned.entries)} entries of {size(pruned.entry_bytes)}"
+    freed += f" and {len(pruned.files)} other files of {size(pruned.file_bytes)}" if pruned.files else ""
+    if yes:
+        out(f"removed {freed}; {pruned.kept} entries stay in {store.folder}")
+    elif pruned.entries or pruned.files:
+        out(f"would remove {freed}; {pruned.kept} entries would stay. --yes does it")
+    else:
+        out(f"nothing to remove: all {pruned.kept} entries in {store.folder} are needed")
+
+
+def cells(row: Row) -> list[str | None]:
+    """An entry as the table shows it."""
+    return [
+        row.kind,
+        row.of[:60],
+        row.clip and Path(row.clip).name,
+        ", ".join(f"{name} {what}" for name, what in row.tensors.items()),
+        size(row.bytes),
+        row.encoder and row.encoder[:8],
+        row.made,
+        row.key[:8],
+    ]
+
+
+def by_encoder(rows: Sequence[Row]) -> list[str]:
+    """A line for what each encoder made: how much of what, its size, and when the last of it was made."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.kind, row.encoder or ""), []).append(row)
+    lines = []
+    for (kind, encoder), own in groups.items():
+        clips = len({row.clip for row in own})
+        what = f"{counted(len(own), 'caption')}"
+        if kind == "latents":
+            what = f"{counted(len(own), 'window')} of {counted(clips, 'clip')}"
+        made = max((row.made for row in own if row.made), default="")[:16].replace("T", " ")
+        parts = [what, size(sum(row.bytes for row in own)), made]
+        by = f"{'VAE' if kind == 'latents' else 'text encoder'} {encoder[:8]}"
+        lines.append(f"{by}: {', '.join(part for part in parts if part)}")
+    return lines

@@ -12,7 +12,7 @@ import traceback
 from importlib import metadata
 from pathlib import Path
 
-from videotune import __version__
+from videotune._version import __version__
 from videotune.files import user_cache
 
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "safetensors", "huggingface_hub", "av", "numpy")

@@ -1,4 +1,7 @@
-"""One file a command. A module is imported at its first use, since `--help` must not load torch."""
+"""One file a command: a function that composes the packages below and returns what the command line prints.
+
+A module is imported at its first use, since `--help` must not load torch.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from videotune.commands import (
-        cache,
-        check,
-        compare,
-        dataset,
-        demo,
-        doctor,
-        export,
-        options,
-        plan,
-        presets,
-        sample,
-        train,
-    )
-
-    __all__ = [
-        "cache",
-        "check",
-        "compare",
-        "dataset",
-        "demo",
-        "doctor",
-        "export",
-        "options",
-        "plan",
-        "presets",
-        "sample",
-        "train",
-    ]
+    from videotune.commands import cache as cache
+    from videotune.commands import check as check
+    from videotune.commands import compare as compare
+    from videotune.commands import demo as demo
+    from videotune.commands import doctor as doctor
+    from videotune.commands import export as export
+    from videotune.commands import noise_levels as noise_levels
+    from videotune.commands import plan as plan
+    from videotune.commands import report as report
+    from videotune.commands import sample as sample
+    from videotune.commands import train as train
 
 
 def __getattr__(name: str) -> ModuleType:

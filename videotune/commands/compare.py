@@ -14,7 +14,7 @@ from videotune.commands.sample import SampleOptions, open_sampler, render, shape
 from videotune.config.resolve import resolve
 from videotune.console import bar, echo
 from videotune.data.video_writer import read_video, side_by_side, write_video
-from videotune.errors import DONE, VideotuneError
+from videotune.errors import VideotuneError
 from videotune.files import digest, path_from, write_json, write_whole
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
@@ -47,11 +47,19 @@ class Cell:
     drawn: bool
 
 
-def compare(run: Path, prompt: str | None, seed: int | None, out: Path | None, image: Path | None = None) -> int:
-    """Write a video a checkpoint, all of them side by side as mp4, and a sheet as png; the report shows them too.
+def compare(
+    run: Path | str,
+    prompt: str | None = None,
+    *,
+    seed: int | None = None,
+    out: Path | None = None,
+    image: Path | None = None,
+) -> list[Path]:
+    """Write a video a checkpoint; returns all of them side by side as mp4, a sheet as png, and the report that shows both.
 
-    What was drawn before is not drawn again. Raises VideotuneError where there is no checkpoint, or no prompt.
+    What was sampled before is not sampled again. Raises VideotuneError where there is no checkpoint, or no prompt.
     """
+    run = Path(run)
     settings, seed = how(run, seed)
     found = complete_checkpoints(run)
     if not found:
@@ -73,11 +81,7 @@ def compare(run: Path, prompt: str | None, seed: int | None, out: Path | None, i
         progress.update(len(todo), len(todo))
     entry = lay_out(cells, folder, name, settings.shape.fps) | {"prompt": prompt, "seed": seed}
     remember(run, folder, entry)
-    print(folder / entry["video"])
-    print(folder / entry["sheet"])
-    if out is None:
-        print(write_report(run))
-    return DONE
+    return [folder / entry["video"], folder / entry["sheet"], *([write_report(run)] if out is None else [])]
 
 
 def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from videotune.commands.check import check
+from videotune.commands.check import CheckResult, check
 from videotune.commands.export import exported
-from videotune.commands.plan import plan
+from videotune.commands.plan import PlanResult, plan
 from videotune.commands.sample import SampleOptions, open_sampler, render
-from videotune.commands.train import train
-from videotune.console import bar, clock, echo, print_table
-from videotune.errors import DONE, VideotuneError
+from videotune.commands.train import TrainResult, train
+from videotune.console import bar, echo
+from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json, write_whole
 from videotune.models.base_model import place
 from videotune.models.loading import quietly
@@ -34,7 +34,6 @@ from videotune.toy.detect import detect
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase
 from videotune.trainer.logging.journal import History
 from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
 from videotune.trainer.run_dir import run_settings
 
 if TYPE_CHECKING:
@@ -64,10 +63,14 @@ TOGETHER = 8
 """Samples in one call of the pipeline."""
 
 
-def demo(out: Path, seed: int = 0) -> int:
-    """Everything into ``out``; a second call continues what was cut off, or shows the finished result again.
+def demo(
+    out: Path, seed: int = 0, on_step: Callable[[CheckResult | PlanResult | TrainResult], None] = lambda _: None
+) -> dict[str, Any] | None:
+    """Everything into ``out``; a second call continues what was cut off, or returns the finished result again.
 
-    ``seed``: of the clips and of the training. Raises VideotuneError where ``out`` holds the demo of another seed.
+    Returns ``demo.json``, None where the training was interrupted. ``on_step`` is called with the account of the clips, the
+    plan and the training as they are there. ``seed``: of the clips and of the training. Raises VideotuneError where ``out``
+    holds the demo of another seed.
     """
     run, listed, config = out / "run", out / "demo.json", out / "config.json"
     refuse_other(config, seed)
@@ -79,22 +82,29 @@ def demo(out: Path, seed: int = 0) -> int:
         write_json(config, settings_of(out, seed))
         words = Overrides(preset="toy", config=config)
         echo("2/5 checking and planning")
-        check(words)
-        plan(words)
+        on_step(check(words))
+        on_step(plan(words))
         echo("3/5 training")
-        code = train_or_resume(words, run)
-        if code != DONE:
-            echo("run the demo again to continue")
-            return code
-        echo("4/5 drawing before and after with diffusers' own pipeline")
-        result = measure(run, out)
-        result["seconds"] = round(time.perf_counter() - begun, 1)
-        write_json(run / "demo.json", result)
-        write_json(listed, result)
+        if not train_or_resume(words, run, on_step):
+            return None
+        echo("4/5 sampling before and after with diffusers' own pipeline")
+        figures = measure(run, out)
+        figures["seconds"] = round(time.perf_counter() - begun, 1)
+        write_json(run / "demo.json", figures)
+        write_json(listed, figures)
         echo("5/5 report")
     write_report(run)
-    show(out, read_json(listed))
-    return DONE
+    return dict(read_json(listed))
+
+
+def train_or_resume(words: Overrides, run: Path, on_step: Callable[[TrainResult], None] = lambda _: None) -> bool:
+    """Train, or continue a run that was cut off; whether the training has ended."""
+    if any(line["why"] == "done" for line in History(run).of_kind("end")):
+        return True
+    resume = (run / "config.json").exists()
+    result = train(None if resume else words, run, resume=resume)
+    on_step(result)
+    return result.why == "done"
 
 
 def refuse_other(config: Path, seed: int) -> None:
@@ -124,15 +134,6 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
         },  # a run of minutes could pay the base's probe alone, and 96 samples are measured at the end
         "seed": seed,
     }
-
-
-def train_or_resume(words: Overrides, run: Path) -> int:
-    """Train, or continue a run that was cut off; the exit code."""
-    ended = [line for line in History(run).of_kind("end") if line["why"] == "done"]
-    if ended:
-        return DONE
-    resume = (run / "config.json").exists()
-    return train(Overrides() if resume else words, run, resume=Resume() if resume else None)
 
 
 def measure(run: Path, out: Path) -> dict[str, Any]:
@@ -245,31 +246,3 @@ def picture(path: Path, words: Sequence[str], before: Sequence[np.ndarray], afte
                 left = label + side * half + column * (width + gap)
                 drawn.paste(Image.fromarray(to_bytes(clip[index])), (left, place))
     write_whole(path, lambda aside: drawn.save(aside, format="PNG"), durable=False)
-
-
-def show(out: Path, result: dict[str, Any]) -> None:
-    """The result as a table, and where everything is."""
-    concept, control, validation = result["concept"], result["control"], result["ruler"]
-    rows = [
-        [f'"{TRIGGER}" is drawn as an {" ".join(CONCEPT)}', *shares(concept), concept["n"]],
-        ["what the base knew is drawn right", *shares(control), control["n"]],
-        ["error on held-out clips", f"{validation['before']:.3f}", f"{validation['after']:.3f}", ""],
-    ]
-    print()
-    print_table("before and after", ["", "before", "after", "samples"], rows, right=(1, 2, 3))
-    print(f"{result['clips_used']} clips, {result['steps']} steps, {clock(result['seconds'])} in all")
-    print(
-        f"our frames and diffusers' with the exported file differ by {result['same_frames']['max_difference']} of 255"
-    )
-    for name, path in (
-        ("report", out / "run" / "report.html"),
-        ("picture", out / "before_after.png"),
-        ("LoRA", Path(result["lora"])),
-        ("figures", out / "demo.json"),
-    ):
-        print(f"{name + ':':9} {path}")
-
-
-def shares(part: dict[str, Any]) -> tuple[str, str]:
-    """Before and after in percent."""
-    return f"{part['before']:.0%}", f"{part['after']:.0%}"

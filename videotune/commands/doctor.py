@@ -9,9 +9,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from videotune import __version__
-from videotune.console import print_table, size
-from videotune.errors import DONE, FAILED
+from videotune._version import __version__
+from videotune.console import size
 
 NEEDED = (
     "torch",
@@ -28,8 +27,8 @@ NEEDED = (
 )
 
 
-def doctor() -> int:
-    """Print the machine and the packages; exit code 1 where a needed package is missing or a device does not work."""
+def machine() -> tuple[list[list[str]], list[str]]:
+    """Rows of (what, found, note) about the machine and the packages, and the needed packages that are missing."""
     rows = [["videotune", __version__, ""], ["python", platform.python_version(), sys.executable]]
     rows += [["system", f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} cores"]]
     rows += [["disk here", f"{size(shutil.disk_usage(Path.cwd()).free)} free", str(Path.cwd())]]
@@ -40,10 +39,7 @@ def doctor() -> int:
         except PackageNotFoundError:
             missing.append(name)
             rows.append([name, "MISSING", f"pip install {name}"])
-    if "torch" not in missing:
-        rows += _devices()
-    print_table("doctor", ["what", "found", "note"], rows)
-    return FAILED if missing else DONE
+    return rows + ([] if "torch" in missing else _devices()), missing
 
 
 def _devices() -> list[list[str]]:

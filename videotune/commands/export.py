@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from videotune.config.resolve import resolve
-from videotune.errors import DONE, VideotuneError
+from videotune.config.schema import Config
+from videotune.errors import VideotuneError
+from videotune.exporter.lora import Exported
 from videotune.files import hash_path
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
@@ -15,25 +16,22 @@ from videotune.reporter.build import write_report
 from videotune.trainer.checkpoint import pick
 from videotune.trainer.components import open_models
 from videotune.trainer.run_dir import run_settings
-
-if TYPE_CHECKING:
-    from videotune.config.schema import Config
-
 from videotune.trainer.run_export import export_run
 
 
-def exactly(error: float) -> str:
-    """How near two values are, in words."""
-    return f"within {error:.0e}" if error else "the same to the bit"
-
-
 def export(
-    run: Path, formats: Sequence[str] = (), step: int | None = None, out: Path | None = None, merge: bool = False
-) -> int:
+    run: Path | str,
+    formats: Sequence[str] = (),
+    *,
+    step: int | None = None,
+    out: Path | None = None,
+    merge: bool = False,
+) -> list[Exported]:
     """Export a checkpoint of a run (the newest, or the one of ``step``); ``merge``: as a model that needs no adapter.
 
     Raises VideotuneError where there is nothing to merge, or a format is named for it.
     """
+    run = Path(run)
     settings = run_settings(run)
     base = place(settings["base_model_name"], weights=False)
     spec = spec_for(settings["family"], base)
@@ -43,11 +41,9 @@ def export(
     if merge:
         refuse_merge(resolved.config, formats)
     state = checkpoint.load("ema" if checkpoint.has_ema else "weights")
-    for done in export_run(run, family, state, checkpoint.step, resolved, formats, out, merge=merge):
-        read = f"{done.modules} parts, read back by {done.reader}: {exactly(done.max_error)}"
-        print(f"{done.format}: {done.path}  ({read})")
+    done = export_run(run, family, state, checkpoint.step, resolved, formats, out, merge=merge)
     write_report(run)
-    return DONE
+    return list(done)
 
 
 def refuse_merge(config: Config, formats: Sequence[str]) -> None:

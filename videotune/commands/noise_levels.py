@@ -1,50 +1,43 @@
-"""``plan --timesteps``: which noise levels a run would draw, as a curve of characters, by band and by expert."""
+"""``plan --timesteps``: which noise levels a run would train, by band, by bucket and by expert."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from videotune.config.schema import Config
-from videotune.console import print_table
 from videotune.diffusion.timesteps import shift_of_tokens
-from videotune.errors import DONE
 from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.trainer.components import make_objective
-from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.resolve_config import ConfigSource, Layers, overrides, resolve_config
 from videotune.trainer.run_spec import open_job
 from videotune.types import ModelSpec
 
 BANDS = 9
-"""Equal parts of [0, 1], those of the journal's by_t; and as many levels at which the ruler reads."""
+"""Equal parts of [0, 1], those of the journal's by_t; and as many levels at which the validation loss is taken."""
 
-ROWS, COLUMNS = 8, 72
-"""Size of the curve in characters."""
+COLUMNS = 72
+"""Points of a density."""
 
 
-def plot_noise_levels(words: Overrides, *, as_json: bool = False) -> int:
-    """Print the distribution of t; of a shift by resolution one for each bucket of the clips."""
-    resolved, spec, base = resolve_config(words, planning=True)
+def noise_levels(config: ConfigSource = None, **layers: Unpack[Layers]) -> dict[str, Any]:
+    """The distribution of t that a run would train; of a shift by resolution one for each bucket of the clips."""
+    resolved, spec, base = resolve_config(overrides(config, layers), planning=True)
     shapes: dict[str, tuple[int, float]] = {}
     if resolved.config.timestep_shift == "resolution":
         job = open_job(resolved, spec, base, to_look=True)
         turns = float(steps_per_epoch(job.schedule))
         sizes = zip(job.shapes, job.buckets, job.schedule.batches, strict=True)
         shapes = {str(shape): (spec.tokens(shape), len(bucket) / batch / turns) for shape, bucket, batch in sizes}
-    facts = levels(spec, resolved.config, shapes)
-    if as_json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
-        return DONE
-    for one in facts["distributions"]:
-        _show(one, facts["ruler"])
-    return DONE
+    return levels(spec, resolved.config, shapes)
 
 
 def levels(spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]) -> dict[str, Any]:
-    """{"ruler": the levels it reads at, "distributions": [of each bucket: shift, share of steps, bands, experts, density]}.
+    """{"ruler": the levels of the validation loss, "distributions": [...]}.
+
+    A distribution has its bucket, shift, share of the steps, bands, experts and density.
 
     ``shapes``: tokens and share of the steps of each bucket where the shift depends on it; empty: one for all.
     """
@@ -66,27 +59,3 @@ def levels(spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]
             }
         )
     return {"ruler": [round(t, 4) for t in fixed.quantiles(BANDS).tolist()], "distributions": found}
-
-
-def curve(density: list[float]) -> list[str]:
-    """A density over [0, 1] as ROWS lines of blocks, the highest value at the top."""
-    eighths = " ▁▂▃▄▅▆▇█"
-    top = max(density) or 1.0
-    heights = [round(value / top * ROWS * 8) for value in density]
-    rows = range(ROWS - 1, -1, -1)
-    return ["".join(eighths[min(8, max(0, height - 8 * row))] for height in heights) for row in rows]
-
-
-def _show(one: dict[str, Any], validation: list[float]) -> None:
-    of = f", {one['share_of_steps']:.0%} of the steps: {one['bucket']}" if one["bucket"] else ""
-    print(f"noise levels: {one['distribution']}, shift {one['shift']:g}{of}")
-    for line in curve(one["density"]):
-        print(f"  {line}")
-    print(f"  {'0 data':<{COLUMNS - 7}}1 noise")
-    rows = []
-    for i, share in enumerate(one["bands"]):
-        inside = [f"{t:.3f}" for t in validation if i / BANDS <= t < (i + 1) / BANDS or (t == 1 and i == BANDS - 1)]
-        rows.append([f"{i / BANDS:.3f} to {(i + 1) / BANDS:.3f}", f"{share:.1%}", ", ".join(inside) or "none"])
-    print_table("by band, as the journal's by_t", ["t", "share of draws", "the ruler reads at"], rows, right=(1,))
-    if len(one["experts"]) > 1:
-        print("experts: " + ", ".join(f"{name} {share:.1%}" for name, share in one["experts"].items()))

@@ -21,7 +21,7 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import snap_frames
 from videotune.data.media_info import probe_image
 from videotune.data.video_writer import write_video
-from videotune.errors import DONE, VideotuneError
+from videotune.errors import VideotuneError
 from videotune.exporter.embedding import read_embedding
 from videotune.exporter.lora import read_file
 from videotune.latent_cache.encode import to_model
@@ -32,7 +32,7 @@ from videotune.trainer.checkpoint import pick
 from videotune.trainer.components import open_models
 from videotune.trainer.denoisers import attach, put_weights
 from videotune.trainer.experts import of_expert, prefix, trained
-from videotune.trainer.resolve_config import anchored
+from videotune.trainer.resolve_config import absolute_paths
 from videotune.trainer.run_dir import run_settings
 from videotune.trainer.text_encoders import by_part, put_files, put_text
 from videotune.types import ClipShape, Family, ModelSpec, Moments
@@ -107,17 +107,44 @@ class OneAtATime(Mapping[str, "nn.Module"]):
         return len(self._names)
 
 
-def sample(words: SampleOptions, out: Path) -> int:
-    """Write one mp4 a prompt into ``out`` and print where."""
+def sample(
+    run: Path | str | None = None,
+    prompts: Sequence[str] = (),
+    out: Path | str = "samples",
+    *,
+    seed: int | None = None,
+    step: int | None = None,
+    base: str | None = None,
+    loras: Sequence[Path] = (),
+    embeddings: Sequence[Path] = (),
+    images: Sequence[Path] = (),
+    strength: float = 1.0,
+    sets: Sequence[str] = (),
+) -> list[Path]:
+    """Write one mp4 a prompt into ``out``; the arguments are those of ``SampleOptions``."""
+    words = SampleOptions(
+        tuple(prompts),
+        seed,
+        None if run is None else Path(run),
+        step,
+        base,
+        tuple(loras),
+        strength,
+        tuple(sets),
+        tuple(images),
+        tuple(embeddings),
+    )
+    out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     sampler = open_sampler(words)
     seeds = [sampler.seed + i for i in range(len(words.prompts))]
-    frames = render(sampler, words.prompts, seeds, images=words.images)
-    for prompt, seed, video in zip(words.prompts, seeds, frames, strict=True):
-        path = out / f"{adapter_name(words)}{named_by(file_name(sampler.step, prompt, seed), prompt)}"
-        write_video(path, video, sampler.settings.shape.fps)
-        print(path)
-    return DONE
+    paths = []
+    for prompt, one, video in zip(
+        words.prompts, seeds, render(sampler, words.prompts, seeds, words.images), strict=True
+    ):
+        paths.append(out / f"{adapter_name(words)}{named_by(file_name(sampler.step, prompt, one), prompt)}")
+        write_video(paths[-1], video, sampler.settings.shape.fps)
+    return paths
 
 
 def open_sampler(words: SampleOptions) -> Sampler:
@@ -127,7 +154,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
     """
     refuse(words)
     settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
-    settings = anchored(merge(settings, parse_sets(words.sets)))
+    settings = absolute_paths(merge(settings, parse_sets(words.sets)))
     base = place(settings["base_model_name"], weights=False)
     spec = spec_for(settings.get("family"), base)
     config = resolve(settings, {}, spec).config

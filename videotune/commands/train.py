@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from videotune.commands.export import exactly
-from videotune.console import clock, echo, guard_stderr, size
+from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.lora import Exported
@@ -22,7 +22,7 @@ from videotune.trainer.deterministic import same_bits
 from videotune.trainer.distributed import DistributedContext, join
 from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
 from videotune.trainer.loop import NoBatch, NotFinite, train_loop
-from videotune.trainer.resolve_config import Overrides, without_captions_too
+from videotune.trainer.resolve_config import ConfigSource, Layers, Overrides, overrides
 from videotune.trainer.resume import Opened, Resume, open_run, restore
 from videotune.trainer.run_dir import hangup_is_termination, only_process, signals
 from videotune.trainer.run_export import export_run
@@ -41,24 +41,57 @@ from videotune.validation.callbacks import callbacks_of
 from videotune.validation.verdict import recommended
 
 
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training ended: ``why`` is "done", "early", or what interrupted it; ``step``: the last one.
+
+    ``exports``, ``recommended`` ({"step", "why"}), ``seconds`` by what took them, ``memory`` (bytes at the peak, of a CUDA
+    device) and ``report`` are the main process's.
+    """
+
+    run: Path
+    why: str
+    step: int
+    exports: Sequence[Exported] = ()
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, int | None] | None = None
+    report: Path | None = None
+
+    @property
+    def saved(self) -> bool:
+        """Whether the run has a checkpoint."""
+        return bool(complete_checkpoints(self.run))
+
+    @property
+    def exit_code(self) -> int:
+        """0: trained to the end; 130: interrupted, and saved."""
+        return DONE if self.why in ("done", "early") else INTERRUPTED
+
+
 def train(
-    words: Overrides,
-    run: Path,
+    config: ConfigSource = None,
+    out: Path | str = "run",
     *,
-    resume: Resume | None = None,
+    resume: Resume | bool = False,
     allow_skips: str | None = None,
     begun: float | None = None,
-) -> int:
-    """Train to the end, or until asked to stop; exit code 130 where it was interrupted and saved.
+    **layers: Unpack[Layers],
+) -> TrainResult:
+    """Train into the run folder ``out`` to the end, or until asked to stop; export and report the result.
 
-    A step that had no room is tried once more where the config allows it, with a setting that needs less and is the same.
-    ``begun``: the ``time.perf_counter()`` at which the program began, where its time counts as the run's.
+    ``resume``: continue the run that lies in ``out``. A step that ran out of memory is tried once more where the config
+    allows it, with a setting that needs less and gives the same. ``begun``: the ``time.perf_counter()`` at which the
+    program began, where its time counts as the run's.
     """
     begun = time.perf_counter() if begun is None else begun
+    run = Path(out)
+    how = Resume() if resume is True else resume or None
+    words = overrides(config, layers, None if how else allow_skips)
     guard_stderr()
     hangup_is_termination()
     try:
-        return train_once(words, run, resume=resume, allow_skips=allow_skips, begun=begun)
+        return train_once(words, run, resume=how, allow_skips=allow_skips, begun=begun)
     except DeviceFull as error:
         if not error.remedy:
             raise
@@ -69,10 +102,9 @@ def train(
 
 def train_once(
     words: Overrides, run: Path, *, resume: Resume | None, allow_skips: str | None = None, begun: float | None = None
-) -> int:
+) -> TrainResult:
     """``train``, without another try."""
     with join() as dist:
-        words = words if resume else without_captions_too(words, allow_skips)
         opened = dist.main_first(lambda: open_run(words, run, resume, chosen_for_run, dist.size))
         if resume is None and dist.is_main:
             keep_pictures(opened.job)
@@ -95,7 +127,7 @@ def work(
     plan: Mapping[str, Any],
     dist: DistributedContext,
     heartbeat: Heartbeat,
-) -> int:
+) -> TrainResult:
     """What each process of the run does, from loading to the report."""
     trainer = prepare(
         opened.job,
@@ -117,14 +149,13 @@ def work(
             announce(trainer, list(opened.changes) if resume is not None else None)
         with signals(several=dist.size > 1) as trainer.signals:
             why = explained_loop(trainer)
-        if dist.is_main:
-            finish(trainer, why)
+        result = finish(trainer, why) if dist.is_main else TrainResult(run, why, trainer.journal.history.last)
         dist.barrier()
     finally:
         if trainer.tracker is not None:
             trainer.tracker.close()  # what it has to say stands in the journal
         trainer.journal.close()
-    return DONE if why in ("done", "early") else INTERRUPTED
+    return result
 
 
 def explained_loop(trainer: Trainer) -> str:
@@ -171,30 +202,23 @@ def result_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return checkpoint.load("ema" if checkpoint.has_ema else "weights")
 
 
-def finish(trainer: Trainer, why: str) -> None:
-    """Export what was trained, write the report, and print where everything is."""
+def finish(trainer: Trainer, why: str) -> TrainResult:
+    """Export what was trained, end the journal, and write the report."""
     run, job, history = trainer.run, trainer.job, trainer.journal.history
     flush_or_wait(trainer, job.steps if why == "done" else history.last)
     for callback in trainer.callbacks:
         callback.on_end(trainer, history.last)
+    exports: Sequence[Exported] = ()
     if why in ("done", "early"):
         trainer.heartbeat.set("exporting", history.last)
-        for exported in with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why)):
-            echo(f"{exported.format}: {exported.path}  (read back by {exported.reader}: {exactly(exported.max_error)})")
-    else:
-        saved = "saved" if complete_checkpoints(run) else "nothing to save yet"
-        echo(f"{why} and {saved}; continue with: videotune train --out {run} --resume")
-    step, held = history.last, peak(job, next(trainer.net.parameters()).device)
-    if held is not None:
-        planned = f", planned {size(held['planned_bytes'])}" if held["planned_bytes"] else ""
-        echo(f"memory at the peak: {size(held['allocated_bytes'] or 0)} allocated{planned}")
-    spent, best = trainer.heartbeat.seconds(), recommended(trainer, step)
-    if best["step"] != step:
-        echo(f"take step {best['step']}: {best['why']}; videotune export {run} --step {best['step']}")
-    more = {"memory": held} if held else {}
-    trainer.journal.event("end", step=step, why=why, take=best, seconds=spent, **more)
+        exports = with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
+    step, memory = history.last, peak(job, next(trainer.net.parameters()).device)
+    seconds, best = trainer.heartbeat.seconds(), recommended(trainer, step)
+    trainer.journal.event(
+        "end", step=step, why=why, take=best, seconds=seconds, **({"memory": memory} if memory else {})
+    )
     with_disk_retry(trainer, step, trainer.journal.sync)
     trainer.heartbeat.set("reporting", step)
     trainer.heartbeat.beat()
     report = with_disk_retry(trainer, step, lambda: write_report(run, (history.events, history.steps)))
-    echo(f"report: {report}  ({clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all)")
+    return TrainResult(run, why, step, exports, best, seconds, memory, report)

@@ -50,9 +50,14 @@ def read_config(path: Path) -> dict[str, Any]:
     _refuse_other_trainer(value, path)
     if not isinstance(value, dict):
         raise VideotuneError(f"{path} must hold an object with the config's keys, not a {type(value).__name__}")
-    refuse_unreadable(value, str(path))
-    value = renamed(value, str(path), warn)
-    check_keys(value, str(path))
+    return checked_keys(value, str(path))
+
+
+def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
+    """The keys by their names of today; VideotuneError for an unknown key and for values that nothing can use."""
+    refuse_unreadable(value, where)
+    value = renamed(value, where, warn)
+    check_keys(value, where)
     return value
 
 

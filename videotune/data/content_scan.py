@@ -17,10 +17,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from videotune.files import REVALIDATED, Number, checked
+from videotune.lazy import av_reformatter
 
 from .decode import Reader
 from .file_checks import ClipProblem
@@ -151,14 +151,16 @@ class _Scan:
         self._stamps = (*info.timestamps, info.seconds)
         self.durations = [max(0.0, b - a) for a, b in pairwise(self._stamps)]
         self._middle = bisect_left(self._stamps, self._stamps[total] / 2)
-        self._shrink = VideoReformatter()
+        self._shrink = av_reformatter.VideoReformatter()
         self._anchor: Picture | None = None
         self._before: Picture | None = None
         self._recent: deque[tuple[int, Picture]] = deque()
 
     def add(self, frame: Any) -> None:
         """The next frame."""
-        grey = self._shrink.reformat(frame, SIDE, SIDE, "gray", interpolation=Interpolation.AREA, threads=1)
+        grey = self._shrink.reformat(
+            frame, SIDE, SIDE, "gray", interpolation=av_reformatter.Interpolation.AREA, threads=1
+        )
         picture = np.asarray(grey.to_ndarray(), np.float32)
         index, duration = self.count, self.durations[self.count]
         self.seconds += duration
@@ -257,8 +259,14 @@ def _jitter(stamps: Sequence[float]) -> float:
 
 def _signature(frame: Any, info: MediaInfo) -> str:
     """A frame in 200 letters: base64 of 10 × 10 brightnesses, 5 × 5 blues and 5 × 5 reds (Cb, Cr), upright, a byte each."""
-    small = VideoReformatter().reformat(
-        frame, SIDE, SIDE, "yuv444p", dst_color_range=ColorRange.JPEG, interpolation=Interpolation.AREA, threads=1
+    small = av_reformatter.VideoReformatter().reformat(
+        frame,
+        SIDE,
+        SIDE,
+        "yuv444p",
+        dst_color_range=av_reformatter.ColorRange.JPEG,
+        interpolation=av_reformatter.Interpolation.AREA,
+        threads=1,
     )
     planes: Any = small.to_ndarray().reshape(3, SIDE, SIDE)
     planes = np.rot90(planes[:, ::-1] if info.mirrored else planes, info.rotation // 90, (1, 2))

@@ -14,10 +14,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import av
 import numpy as np
-from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 from numpy.typing import NDArray
+
+from videotune.lazy import av, av_reformatter
 
 from .file_checks import MAX_PIXELS, ClipProblem
 from .images import read_image
@@ -226,12 +226,14 @@ class _Reshape:
         self.turns = info.rotation // 90
         self.mirrored = info.mirrored
         self.hdr = info.hdr
-        self.reformatter = VideoReformatter()
+        self.reformatter = av_reformatter.VideoReformatter()
         # where nothing is scaled, colour alone is spread to every pixel: linearly, as players do, in half the time
         same = self.size == (info.height, info.width)
-        self.how = Interpolation.BILINEAR if same else Interpolation.BICUBIC
-        self.how |= Interpolation.ACCURATE_RND
-        self.how |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP  # colour at every pixel, in and out
+        self.how = av_reformatter.Interpolation.BILINEAR if same else av_reformatter.Interpolation.BICUBIC
+        self.how |= av_reformatter.Interpolation.ACCURATE_RND
+        self.how |= (
+            av_reformatter.Interpolation.FULL_CHR_H_INT | av_reformatter.Interpolation.FULL_CHR_H_INP
+        )  # colour at every pixel, in and out
 
     def __call__(self, frame: Any, out: Frames, rows: Sequence[int]) -> None:
         """Write the frame into these rows of ``out`` (T, height, width, 3)."""
@@ -239,7 +241,7 @@ class _Reshape:
         matrix = None
         if not frame.format.is_rgb and frame.colorspace not in (1, 4, 5, 6, 7, 9):
             hd = frame.height > 576 or frame.width >= 1280
-            matrix = Colorspace.ITU709 if hd else Colorspace.ITU601
+            matrix = av_reformatter.Colorspace.ITU709 if hd else av_reformatter.Colorspace.ITU601
         # swscale writes planes with vector instructions and packed RGB without: the same values in a third of the time
         form, dtype = ("gbrp10le", np.uint16) if self.hdr else ("gbrp", np.uint8)
         planes: Any = self.reformatter.reformat(

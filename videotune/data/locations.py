@@ -80,9 +80,7 @@ def _open_hub(path: str, cache: Path, progress: Progress | None) -> Location:
             notes.append(f"{repo}: {len(packed)} archives are not fetched ({packed[0]})")
         tests = [file for file in media if file.split("/")[0] in _OTHER_SPLITS]
         if tests:
-            notes.append(
-                f"{repo}: {len(tests)} clips of test folders ({tests[0]}) are used like all others"
-            )
+            notes.append(f"{repo}: {len(tests)} clips of test folders ({tests[0]}) are used like all others")
         return Location(root, files, notes, origin, name)
     if len(packed) == 1:
         archive = _open_archive(_snapshot(repo, root.name, (), packed) / packed[0], cache, progress)

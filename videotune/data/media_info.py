@@ -17,11 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import av
 import numpy as np
-from av.stream import Disposition
 
 from videotune.files import REVALIDATED, Count, Number, checked
+from videotune.lazy import av
 
 from .file_checks import MAX_PIXELS, ClipProblem, head_of, stat_of, type_of
 from .images import IMAGE_SUFFIXES, is_animated, read_image
@@ -232,7 +231,7 @@ def limit_pixels(codec_context: Any) -> None:
 def video_stream(container: Any) -> Any:
     """The stream that is the video: the first that is no cover picture; ClipProblem where there is none."""
     for stream in container.streams.video:
-        if not int(stream.disposition) & int(Disposition.attached_pic):
+        if not int(stream.disposition) & int(av.stream.Disposition.attached_pic):
             return stream
     kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "no stream at all"
     raise ClipProblem("no_video_stream", f"it holds {kinds}")

@@ -17,12 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
-from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from videotune import files
 from videotune.errors import VideotuneError
+from videotune.lazy import av, av_reformatter
 
 from .archives import Progress
 from .content_scan import CUT_RATIO, scan_content
@@ -264,7 +263,7 @@ def _write_caption(file: ClipFile, target: Path) -> bool:
 def _encode(path: Path, info: MediaInfo, part: Scene, frames: Iterator[tuple[int, Any]]) -> None:
     """Write frames as H.264 in MP4, each at its own time counted from the first."""
     numerator, denominator = info.time_base
-    reformatter = VideoReformatter()
+    reformatter = av_reformatter.VideoReformatter()
     with av.open(str(path), "w") as container:
         rate = Fraction(info.fps).limit_denominator(1001)
         params = f"{SAME_BITS}:tff=1" if info.interlaced else SAME_BITS
@@ -304,7 +303,7 @@ def _upright(frame: Any, info: MediaInfo, reformatter: Any) -> Any:
     wide, high = (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
     how: dict[str, Any] = {"src_color_range": frame.color_range, "dst_color_range": frame.color_range}
     if frame.format.is_rgb:
-        how = {"dst_colorspace": Colorspace.ITU709, "dst_color_range": ColorRange.MPEG}
+        how = {"dst_colorspace": av_reformatter.Colorspace.ITU709, "dst_color_range": av_reformatter.ColorRange.MPEG}
     small = reformatter.reformat(frame, wide, high, "yuv420p", **how)
     if not info.rotation and not info.mirrored and wide % 2 == high % 2 == 0:
         return small

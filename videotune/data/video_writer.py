@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 
 from videotune.files import write_bytes
+from videotune.lazy import av
 
 GAP = 4
 """Black pixels between two videos that stand side by side."""
@@ -73,8 +73,6 @@ def read_video(path: Path, widest: int) -> tuple[list[NDArray[Any]], Fraction]:
 
     Raises OSError or ValueError (PyAV's errors are both) for a file that cannot be read, or holds no picture.
     """
-    import av
-
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise ValueError(f"{path} holds no video")

@@ -19,7 +19,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from videotune import __version__
+from videotune._version import __version__
 from videotune.files import Count, checked, system_errors, write_whole
 from videotune.types import PLAIN
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from videotune import __version__
+from videotune._version import __version__
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
 from videotune.files import checked, digest, write_json

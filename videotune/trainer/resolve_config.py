@@ -1,4 +1,4 @@
-"""The words of the command line, settled into a config and the base model that it names.
+"""What a command is called with, resolved into a config and the base model that it names.
 
 Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at once.
 """
@@ -6,12 +6,14 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from videotune.config.load import merge, parse_sets, read_config, read_preset, shortened
+from videotune.config.load import checked_keys, merge, parse_sets, read_config, read_preset, shortened
 from videotune.config.resolve import Resolved, resolve
+from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.models.base_model import part_files, place, published, spec_for
 from videotune.models.model_files import NotHere, note
@@ -20,36 +22,66 @@ from videotune.types import BasePlace, ModelSpec
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a command was told: --preset, --config, --family, --data, each --set, and --base."""
+    """What a command is called with: --preset, --config, --family, --data, each --set, and --base."""
 
     preset: str | None = None
-    config: Path | None = None
+    config: Path | Config | Mapping[str, Any] | None = None
     family: str | None = None
     data: str | None = None
     sets: tuple[str, ...] = ()
     base: str | None = None
 
 
-def without_captions_too(words: Overrides, allow_skips: str | None) -> Overrides:
-    """The words for ``--allow-skips``: clips without a caption are skipped like others, unless missing_caption is set."""
-    if allow_skips is None or "missing_caption" in layers(words)[0]:
-        return words
-    return replace(words, sets=(*words.sets, "missing_caption=skip"))
+ConfigSource = Overrides | Config | Mapping[str, Any] | Path | str | None
+"""A config: its keys, a ``videotune.Config``, or the JSON or YAML file that holds them."""
 
 
-def layers(words: Overrides) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the person's own keys, the preset's)."""
-    user = read_config(words.config) if words.config else {}
+class Layers(TypedDict, total=False):
+    """What goes with a config: a preset below it, and on top of it a family, clips, ``KEY=VALUE`` words, a base model."""
+
+    preset: str | None
+    family: str | None
+    data: str | None
+    sets: tuple[str, ...]
+    base: str | None
+
+
+def overrides(config: ConfigSource, layers: Layers, allow_skips: str | None = None) -> Overrides:
+    """What a command is called with, in one object.
+
+    With ``allow_skips`` clips without a caption are skipped like others, unless missing_caption is set.
+    """
+    found = config
+    if not isinstance(found, Overrides):
+        found = Overrides(config=Path(found) if isinstance(found, str) else found, **layers)
+    if allow_skips is None or "missing_caption" in user_keys(found):
+        return found
+    return replace(found, sets=(*found.sets, "missing_caption=skip"))
+
+
+def user_keys(words: Overrides) -> dict[str, Any]:
+    """The user's own keys, with local paths made absolute."""
+    config, user = words.config, {}
+    if isinstance(config, Path):
+        user = read_config(config)
+    elif config is not None:
+        given = config.model_dump(mode="json", exclude_unset=True) if isinstance(config, Config) else dict(config)
+        user = checked_keys(given, "config")
     if words.family:
         user = merge(user, {"family": words.family})
     if words.base:
         user = merge(user, {"base_model_name": words.base})
     if words.data and "datasets" in user:
-        raise VideotuneError(f"both --data and the datasets of {words.config}: which clips? Leave one out.")
+        where = config if isinstance(config, Path) else "the config"
+        raise VideotuneError(f"both --data and the datasets of {where}: which clips? Leave one out.")
     if words.data:
-        user = merge(user, {"datasets": [{"path": words.data}]})
-    preset = read_preset(words.preset) if words.preset else {}
-    return anchored(with_sets(user, parse_sets(words.sets))), anchored(preset)
+        user = merge(user, {"datasets": [{"path": str(words.data)}]})
+    return absolute_paths(with_sets(user, parse_sets(words.sets)))
+
+
+def preset_keys(words: Overrides) -> dict[str, Any]:
+    """The preset's keys; none where none is named."""
+    return absolute_paths(read_preset(words.preset)) if words.preset else {}
 
 
 def with_sets(user: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +105,7 @@ def with_sets(user: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
     return merge(user, {**sets, "datasets": rows})
 
 
-def anchored(layer: dict[str, Any]) -> dict[str, Any]:
+def absolute_paths(layer: dict[str, Any]) -> dict[str, Any]:
     """The same keys with local paths made absolute, so that a run can be resumed from any folder."""
     out = dict(layer)
     if isinstance(out.get("datasets"), list):
@@ -137,7 +169,7 @@ def resolve_config(words: Overrides, *, planning: bool = False) -> tuple[Resolve
     ``planning``: no weights will be read, so of a base model that is not here the configs that come with videotune will do.
     Raises VideotuneError where neither a family nor a base model is given.
     """
-    user, preset = layers(words)
+    user, preset = user_keys(words), preset_keys(words)
     named = merge(preset, user)
     for key in ("base_model_name", "family"):
         if not isinstance(named.get(key), str | None):

@@ -11,7 +11,7 @@ from typing import Any
 from videotune.config.drift import Change, drift, of_class
 from videotune.config.load import merge
 from videotune.config.resolve import Resolved, parse, resolve
-from videotune.console import bar, echo
+from videotune.console import echo
 from videotune.data.dataset import buckets, to_json
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
@@ -33,7 +33,7 @@ from videotune.trainer.experts import of_expert
 from videotune.trainer.logging.journal import History
 from videotune.trainer.logging.step_sums import regularization
 from videotune.trainer.optimizers import load_optimizer_state
-from videotune.trainer.resolve_config import Overrides, layers, resolve_config
+from videotune.trainer.resolve_config import Overrides, preset_keys, resolve_config, user_keys
 from videotune.trainer.rollback import FACTS, changed_after, facts_at, kept_before, set_aside
 from videotune.trainer.run_dir import (
     SCHEDULER,
@@ -89,7 +89,7 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, proce
         refuse_run(run)
         resolved, spec, base = resolve_config(words)
         refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
-        return Opened(fit(scanned(resolved, spec, base, processes), False)[0])
+        return Opened(fit(open_job(resolved, spec, base, processes=processes), False)[0])
     read_run_config(run)  # a sentence where the folder holds no run
     history = History(run)
     checkpoint = checkpoint_of(run, resume.step, history)
@@ -101,9 +101,9 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, proce
     other = changed_around(run, kept, base, resume.override)
     for change in (*changes, *other):
         echo(f"changed: {change}")
-    if checkpoint is not None and "init_from" in layers(words)[0]:
+    if checkpoint is not None and "init_from" in user_keys(words):
         echo(f"init_from is not read again: the weights are those of step {step}")
-    job = scanned(resolved, spec, base, kept.get("processes", 1))
+    job = open_job(resolved, spec, base, processes=kept.get("processes", 1))
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, kept["settings"], changes, run)
     job = replace(job, past=Past(**kept.get("past", {})))
@@ -121,14 +121,6 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, proce
         told.append(f"data: {what}")
         echo(f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own")
     return Opened(job, checkpoint, tuple(told), rewrite=bool(told), history=history)
-
-
-def scanned(resolved: Resolved, spec: Any, base: Any, processes: int) -> Job:
-    """The job of settled words, its clips read."""
-    with bar("reading clips") as progress:
-        return open_job(
-            resolved, spec, base, lambda done, total, path: progress.update(done, total, path), processes=processes
-        )
 
 
 def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
@@ -157,7 +149,7 @@ def with_overrides(words: Overrides, run: Path, kept: Mapping[str, Any]) -> tupl
 
     Words that say what the run was begun with are no change, so its first command goes on with --resume added.
     """
-    own, preset = layers(words)
+    own, preset = user_keys(words), preset_keys(words)
     user = merge(preset, own)
     for name, other in (("epochs", "steps"), ("steps", "epochs")):
         if name in user and other not in user:

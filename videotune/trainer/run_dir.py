@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from videotune import __version__
+from videotune._version import __version__
 from videotune.data.dataset import to_json
 from videotune.errors import INTERRUPTED, VideotuneError
 from videotune.files import digest, hash_file, is_left_behind, write_json

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune import __version__
+from videotune._version import __version__
 from videotune.config.resolve import Resolved
 from videotune.console import echo
 from videotune.exporter.embedding import export_embedding

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from videotune.config.resolve import Resolved, total_steps
 from videotune.config.schema import Config, Dataset
-from videotune.console import echo
+from videotune.console import bar, echo
 from videotune.data.captions import with_token
 from videotune.data.dataset import Library, buckets, crops_too_much, scan
 from videotune.data.file_checks import refuse_linked_folder
@@ -118,7 +118,6 @@ def open_job(
     resolved: Resolved,
     spec: ModelSpec,
     base: BasePlace | None,
-    progress: Callable[[int, int, str], None] | None = None,
     *,
     to_look: bool = False,
     processes: int = 1,
@@ -136,7 +135,8 @@ def open_job(
     if not weighing:
         raise VideotuneError("datasets.loss_weight: it is 0 for all of them, so nothing would be learnt")
     try:
-        library = scan(_asked(config, weighing, spec, to_look), spec.rules, cache / "index.json", progress)
+        with bar("reading clips") as progress:
+            library = scan(_asked(config, weighing, spec, to_look), spec.rules, cache / "index.json", progress.update)
     except OSError as error:
         raise VideotuneError(f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere.") from error
     if not library.windows and not to_look:

@@ -100,21 +100,6 @@ def rounded(share: float) -> float:
     return float(f"{share:.3g}")
 
 
-def in_words(found: Mapping[str, Any]) -> str:
-    """The same in a line; empty where nothing is done beside the steps."""
-    told = []
-    if one := found["readings"]:
-        clips = one["held_out_windows"] + one["training_windows"]
-        told.append(
-            f"{one['count']} readings of {clips} windows, about {one['share']:.0%} of the steps' time (validate_every)"
-        )
-    if one := found["previews"]:
-        told.append(f"{one['count']} × {one['prompts']} previews, about {one['share']:.0%} (sample_after)")
-    if one := found["probes"]:
-        told.append(f"probes, at most {one['share_at_most']:.0%} (sample_metrics.budget)")
-    return f"beside the steps: {'; '.join(told)}" if told else ""
-
-
 def share_of_all(found: Mapping[str, Any]) -> float:
     """Readings, previews and probes together, as a share of the steps' time."""
     estimated = sum(one["share"] for one in (found["readings"], found["previews"]) if one)

@@ -1,4 +1,4 @@
-"""The words that commands share, as Typer reads them."""
+"""The options that commands share, as Typer reads them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def overrides_from(
     sets: list[str] | None,
     base: str | None = None,
 ) -> Overrides:
-    """What the person said, as the rooms behind take it."""
+    """What --preset, --config, --family, --data, each --set and --base say."""
     from videotune.trainer.resolve_config import Overrides
 
     return Overrides(preset, config, family, data, tuple(sets or ()), base)

@@ -1,0 +1,175 @@
+"""``videotune check``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from videotune import commands
+from videotune.cli.options import (
+    AsJson,
+    Base,
+    ConfigFile,
+    Data,
+    FamilyName,
+    Folder,
+    Offline,
+    Preset,
+    Sets,
+    Skips,
+    one_of,
+    overrides_from,
+)
+from videotune.console import echo, out, print_table, width
+from videotune.errors import DONE
+from videotune.text import shape_words, short_path
+
+if TYPE_CHECKING:
+    from videotune.commands.check import CheckResult
+    from videotune.trainer.run_spec import Job
+
+WIDE = 150
+"""Columns from which the whole table fits."""
+
+MEDIUM = 100
+"""Columns from which the source and the frames used fit beside the rest; the notes then stand below."""
+
+ALIKE = 4
+"""So many clips with one and the same note share a line."""
+
+MANY, FEW = 20, 5
+"""Of more clips of one state than MANY, FEW are listed, and how many more there are."""
+
+
+def check(
+    folder: Folder = None,
+    data: Data = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    family: FamilyName = None,
+    base: Base = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    allow_skips: Skips = None,
+    contact_sheet: Annotated[
+        Path | None,
+        typer.Option("--contact-sheet", help="folder for pictures of each clip as it is trained, and a page"),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="a line for each clip, also where there are many")] = False,
+    offline: Offline = False,
+) -> None:
+    """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
+    words = overrides_from(preset, config, family, one_of(folder, data), sets, base)
+    result = commands.check.check(words, allow_skips=allow_skips, contact_sheet=contact_sheet)
+    if as_json:
+        print(json.dumps(result.account, indent=2, ensure_ascii=False))
+    else:
+        show_account(result, every=every)
+    if contact_sheet is not None:
+        echo(f"pictures: {contact_sheet / 'index.html'} and {contact_sheet}/sheet-*.jpg")
+    raise typer.Exit(verdict(result, allow_skips))
+
+
+def verdict(result: CheckResult, allow_skips: str | None) -> int:
+    """The exit code, with what it means."""
+    from videotune.trainer.run_spec import crop_blocker, refuse_skips  # reads clips, which --help must not
+
+    account, cropped = result.account, crop_blocker(result.job)
+    if cropped is not None:
+        echo(f"{cropped} (exit code 2)")
+    elif account["skipped"] and account["blockers"]:
+        for blocker in account["blockers"]:
+            echo(blocker)
+    elif account["skipped"] and allow_skips is not None:
+        refuse_skips(result.job, allow_skips)
+        return DONE
+    elif account["skipped"]:
+        clips = "1 clip is" if account["skipped"] == 1 else f"{account['skipped']} clips are"
+        echo(f"{clips} skipped (exit code 2); --allow-skips {account['skipped']} allows it")
+    return result.exit_code
+
+
+def show_account(result: CheckResult, *, every: bool = False) -> None:
+    """Print a line a clip (many of one state are cut short but for ``every``), then the sums."""
+    job, account = result.job, result.account
+    rules = f"the rules of {job.spec.title}, {job.base.name if job.base else 'no base model'}"
+    out(f"Checked by {'the toy preset, since none was named: ' if result.assumed else ''}{rules}.")
+    clips = sorted(account["clips"], key=lambda clip: natural(clip["path"]))
+    rows = [table_row(job, clip) for clip in clips]
+    listed = rows if every else few(rows)
+    columns = ["clip", "state", "source", "pixels", "frames", "bucket", "windows", "frames used", "views", "notes"]
+    shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
+    cells = [[row[i] for i in shown] for row in listed]
+    numbers = [place for place, i in enumerate(shown) if i in (4, 6, 7, 8)]
+    print_table(f"clips, with their views at {job.steps} steps", [columns[i] for i in shown], cells, right=numbers)
+    if width() < WIDE:  # a column of notes would be a few letters wide
+        print_notes({row[0]: row[-1] for row in rows if row[-1]})
+    if account["buckets"]:
+        rows = [[shape_words(bucket["shape"]), bucket["windows"]] for bucket in account["buckets"]]
+        print_table("buckets, largest first", ["width x height", "windows"], rows, right=(1,))
+    whole = sum(clip["source_seconds"] or 0.0 for clip in account["clips"] if clip["reason"] is None)
+    cut = sum(clip["seconds_cut"] for clip in account["clips"] if clip["reason"] is None)
+    if cut > 0.05:
+        out(f"{cut:.1f} s of the {whole:.1f} s of these clips are in no window")
+    buckets = f"{len(job.shapes)} bucket{'s' * (len(job.shapes) != 1)}"
+    out(
+        f"found {account['found']} = used {account['used']} + held out {account['held_out']}"
+        f" + skipped {account['skipped']};  {len(job.library.windows)} windows in {buckets}"
+    )
+    for note in (*job.notes, *(note for note in account["notes"] if note not in job.notes)):
+        out(f"note: {note}")
+
+
+def natural(path: str) -> list[Any]:
+    """A key that sorts numbers in names by their value: clip_2 before clip_10."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"([0-9]{1,18})", path)]
+
+
+def few(rows: Sequence[list[Any]]) -> list[list[Any]]:
+    """The table's rows; of a state that more than MANY clips have, the first FEW, and a row that says how many more."""
+    count = Counter(row[1] for row in rows)
+    met: Counter[str] = Counter()
+    kept = []
+    for row in rows:
+        met[row[1]] += 1
+        if count[row[1]] <= MANY or met[row[1]] <= FEW:
+            kept.append(row)
+        elif met[row[1]] == FEW + 1:
+            kept.append([f"… {count[row[1]] - FEW} more (--all)", row[1], *[""] * (len(row) - 2)])
+    return kept
+
+
+def print_notes(notes: dict[str, str]) -> None:
+    """A line for each clip, or one for many that have the same to be said of."""
+    alike: dict[str, list[str]] = {}
+    for clip, note in notes.items():
+        alike.setdefault(note, []).append(clip)
+    for note, clips in alike.items():
+        if len(clips) >= ALIKE:
+            out(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
+        else:
+            for clip in clips:
+                out(f"{clip}: {note}")
+
+
+def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
+    """clip, state, source, pixels, frames at the rate of training, bucket, windows, frames used, views, notes."""
+    source = ""
+    if clip["source_fps"]:
+        source = f"{clip['source_frames']} @ {clip['source_fps']:.4g} = {clip['source_seconds']:.2f} s"
+    elif clip["source_frames"]:
+        source = "image"
+    pixels = f"{clip['width']}x{clip['height']}" if clip["width"] else ""
+    kind = "" if clip["kind"] in (None, "train", "validation") else f" ({clip['kind']})"
+    state = "used" + kind if clip["used"] else "held out" if clip["held_out"] else f"skipped: {clip['reason']}"
+    used = f"{clip['frames']} ({clip['frames_cut']} cut)" if clip["frames_cut"] else clip["frames"] or None
+    notes = "; ".join([*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip["notes"]])
+    shape = shape_words(clip["shape"]) if clip["shape"] else ""
+    counts = [clip["model_frames"], shape, clip["windows"] or None, used, clip["views"]]
+    return [short_path(clip["path"], job.library.roots), state, source, pixels, *counts, notes]

@@ -1,0 +1,35 @@
+"""``videotune export`` and ``videotune report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from videotune import commands
+from videotune.cli.options import Offline
+from videotune.console import exactly
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="diffusers, comfyui or peft; may be given twice")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", help="the checkpoint of this step (default: newest)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for the files (default: RUN/export)")] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="the whole base model with the adapter in its weights, in diffusers layout")
+    ] = False,
+    offline: Offline = False,
+) -> None:
+    """Write what a run has learnt for other programs, and read it back through diffusers."""
+    for done in commands.export.export(run, formats or (), step=step, out=out, merge=merge):
+        read = f"{done.modules} parts, read back by {done.reader}: {exactly(done.max_error)}"
+        print(f"{done.format}: {done.path}  ({read})")
+
+
+def report(run: Annotated[Path, typer.Argument(help="a run folder, also of a run that goes on")]) -> None:
+    """Write a run's page, RUN/report.html, as it stands now: how it goes, what to take, every clip and setting."""
+    print(commands.report.report(run))

@@ -1,0 +1,215 @@
+"""``videotune plan``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from videotune import commands
+from videotune.cli.options import (
+    AsJson,
+    Base,
+    ConfigFile,
+    Data,
+    FamilyName,
+    Folder,
+    Offline,
+    Preset,
+    Sets,
+    Skips,
+    one_of,
+    overrides_from,
+)
+from videotune.console import print_table, size
+from videotune.text import shape_words
+
+if TYPE_CHECKING:
+    from videotune.commands.plan import PlanResult
+
+ROWS = 8
+"""Lines of the curve of noise levels."""
+
+
+def plan(
+    folder: Folder = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    family: FamilyName = None,
+    base: Base = None,
+    data: Data = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    allow_skips: Skips = None,
+    timesteps: Annotated[
+        bool, typer.Option("--timesteps", help="draw which noise levels would be trained instead; needs no clips")
+    ] = False,
+    vram: Annotated[
+        float | None, typer.Option("--vram", min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")
+    ] = None,
+    card: Annotated[
+        str | None,
+        typer.Option("--card", help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"),
+    ] = None,
+    views: Annotated[
+        list[int] | None,
+        typer.Option("--views", min=1, help="say the steps for so many views of a window (default: 10, 20, 50, 100)"),
+    ] = None,
+    offline: Offline = False,
+) -> None:
+    """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
+    words = overrides_from(preset, config, family, one_of(folder, data), sets, base)
+    if timesteps:
+        found = commands.noise_levels.noise_levels(words)
+        if as_json:
+            print(json.dumps(found, indent=2, ensure_ascii=False))
+        else:
+            for one in found["distributions"]:
+                show_noise_levels(one, found["ruler"])
+        return
+    result = commands.plan.plan(words, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
+    if as_json:
+        print(json.dumps(result.plan, indent=2, ensure_ascii=False))
+    else:
+        show_plan(result)
+    raise typer.Exit(result.exit_code)
+
+
+def show_plan(result: PlanResult) -> None:
+    """Print the plan, its verdict first."""
+    job, facts = result.job, result.plan
+    clips, views = facts["clips"], facts["views"]
+    base = f" on {job.base.name}" if job.base else ""
+    size_of_step = f"{facts['effective_batch']} sample{'s' * (facts['effective_batch'] != 1)}"
+    if facts["device"]:
+        print(verdict(facts))
+    print(f"{job.spec.title}{base}: {facts['steps']} steps of {size_of_step}")
+    print(
+        f"clips: found {clips['found']} = used {clips['used']} + held out {clips['held_out']} + skipped {clips['skipped']}"
+    )
+    rows = [
+        [shape_words(b["shape"]), b["windows"], f"{b['share']:.0%}", b["batch"], b["tokens"]] for b in facts["buckets"]
+    ]
+    columns = ["width x height", "windows", "share of steps", "samples a step", "tokens"]
+    print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
+    window, clip = views["per_window"], views["per_clip"]
+    print(
+        f"views a window: {window['min']} to {window['max']} ({window['band']}); a clip: {clip['min']} to {clip['max']}"
+    )
+    print(f"  {views['advice']}")
+    if views["steps_for"]:
+        each = ", ".join(f"{count} in {steps} steps" for count, steps in views["steps_for"].items())
+        print(f"  views of the window that is shown most: {each}")
+    if facts["adapter"]:
+        whole = job.config.training_method == "FINE_TUNE"
+        what = "weights" if whole else "adapter" if job.config.lora.variant == "LORA" else job.config.lora.variant
+        print(f"{what}: {facts['adapter']['parameters']:,} parameters in {facts['adapter']['modules']} modules")
+        if not whole or job.config.transformer.layers is not None:
+            groups = [f"{count} × {path}" for path, count in facts["adapter"]["groups"].items()]
+            print(f"  {', '.join(groups)}" + (" in each expert" if result.experts > 1 else ""))
+    if facts["experts"]:
+        each, rows = facts["experts"]["each"], []
+        for e in each:
+            rows.append([e["name"], f"{e['from']:g} to {e['to']:g}", e["steps"], f"{e['steps'] / facts['steps']:.0%}"])
+        print_table("experts", ["expert", "noise levels", "steps", "share"], rows, right=(2, 3))
+        if all(e["steps"] for e in each):
+            print(f"in runs of {facts['experts']['period']} steps of one expert, which alone is in memory then")
+    disk = facts["disk"]
+    line = (
+        f"disk: latents {size(disk['latent_bytes'])} and text at most {size(disk['text_bytes_at_most'])} in {job.cache}"
+    )
+    if "checkpoints" in disk:
+        line += (
+            f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}, with the export "
+            f"{size(disk['run_bytes'])} of {size(disk['free_bytes'])} free"
+        )
+    print(line)
+    if disk["short_bytes"]:
+        print(f"  {size(disk['short_bytes'])} too much: a larger save_every, or save_keep, makes fewer checkpoints")
+    if line := overhead_text(facts["beside"]):
+        print(line)
+    if facts["device"]:
+        show_fit(facts)
+    for note in facts["notes"]:
+        print(f"note: {note}")
+
+
+def verdict(facts: Mapping[str, Any]) -> str:
+    """The plan in one line: whether it fits, where, and how long it takes."""
+    device, need = facts["device"], size(facts["device"]["need_bytes"])
+    if facts["fits"] is None:
+        return f"needs {need} of device memory (--card or --vram says whether and how a card has it)"
+    where = device["card"] or f"{device['vram_bytes'] / 1e9:g} GB"
+    line = f"{'it fits' if facts['fits'] else 'it does not fit'} {where}: {need} of {size(device['vram_bytes'])}"
+    if facts["hours"] is not None:
+        both = facts["hours"] + (facts["hours_beside"] or 0)
+        line += f", about {both:.1f} hours ({facts['seconds_a_step']:.2f} s a step), calculated, not measured"
+    return line
+
+
+def show_fit(facts: Mapping[str, Any]) -> None:
+    """What the run needs of the device and of the host, where, and how long it takes."""
+    device, host, chosen = facts["device"], facts["host"], facts["chosen"]
+    rows = [
+        [name, phase["way"], size(phase["allocated_bytes"]), size(phase["need_bytes"])]
+        for name, phase in device["phases"].items()
+    ]
+    print_table("memory of the device, calculated", ["when", "how", "held", "to have"], rows, right=(2, 3))
+    parts = ", ".join(f"{name} {size(count)}" for name, count in device["parts"].items())
+    print(f"most is needed for {device['phase']}: {parts}")
+    settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
+    print(f"with {settings}")
+    parts = ", ".join(f"{name} {size(count)}" for name, count in host["parts"].items())
+    short = "" if host["need_bytes"] <= host["total_bytes"] else "; this machine has too little"
+    print(f"host memory: {size(host['need_bytes'])} of {size(host['total_bytes'])} here ({parts}){short}")
+    if facts["hours"] is not None:
+        each, hours = facts["seconds_a_step"], f"{facts['hours']:.1f} hours of steps"
+        hours += f" and about {facts['hours_beside']:.1f} beside them" if facts["hours_beside"] else ""
+        print(f"time: {each:.2f} s a step, {hours}; calculated for {device['card']}, not measured")
+    for line in facts["remedies"]:
+        print(f"  {line}")
+
+
+def overhead_text(found: Mapping[str, Any]) -> str:
+    """The same in a line; empty where nothing is done beside the steps."""
+    told = []
+    if one := found["readings"]:
+        clips = one["held_out_windows"] + one["training_windows"]
+        told.append(
+            f"{one['count']} readings of {clips} windows, about {one['share']:.0%} of the steps' time (validate_every)"
+        )
+    if one := found["previews"]:
+        told.append(f"{one['count']} × {one['prompts']} previews, about {one['share']:.0%} (sample_after)")
+    if one := found["probes"]:
+        told.append(f"probes, at most {one['share_at_most']:.0%} (sample_metrics.budget)")
+    return f"beside the steps: {'; '.join(told)}" if told else ""
+
+
+def curve(density: list[float]) -> list[str]:
+    """A density over [0, 1] as ROWS lines of blocks, the highest value at the top."""
+    eighths = " ▁▂▃▄▅▆▇█"
+    top = max(density) or 1.0
+    heights = [round(value / top * ROWS * 8) for value in density]
+    rows = range(ROWS - 1, -1, -1)
+    return ["".join(eighths[min(8, max(0, height - 8 * row))] for height in heights) for row in rows]
+
+
+def show_noise_levels(one: dict[str, Any], validation: list[float]) -> None:
+    """Print the density of a bucket's noise levels as a curve, and its bands beside those of the validation loss."""
+    bands, columns = len(one["bands"]), len(one["density"])
+    of = f", {one['share_of_steps']:.0%} of the steps: {one['bucket']}" if one["bucket"] else ""
+    print(f"noise levels: {one['distribution']}, shift {one['shift']:g}{of}")
+    for line in curve(one["density"]):
+        print(f"  {line}")
+    print(f"  {'0 data':<{columns - 7}}1 noise")
+    rows = []
+    for i, share in enumerate(one["bands"]):
+        inside = [f"{t:.3f}" for t in validation if i / bands <= t < (i + 1) / bands or (t == 1 and i == bands - 1)]
+        rows.append([f"{i / bands:.3f} to {(i + 1) / bands:.3f}", f"{share:.1%}", ", ".join(inside) or "none"])
+    print_table(
+        "by band, as the journal's by_t", ["t", "share of draws", "the validation loss reads at"], rows, right=(1,)
+    )
+    if len(one["experts"]) > 1:
+        print("experts: " + ", ".join(f"{name} {share:.1%}" for name, share in one["experts"].items()))

@@ -1,0 +1,75 @@
+"""``videotune presets`` and ``videotune config``: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated
+
+import typer
+
+from videotune.cli.options import AsJson
+from videotune.config.explain import explain, json_schema
+from videotune.config.load import flatten, preset_about, preset_named, preset_names, preset_reasons, read_preset
+from videotune.config.schema import leaves
+from videotune.console import echo, print_table
+
+presets_app = typer.Typer(help="The presets that come with videotune, and every key.", no_args_is_help=True)
+config_app = typer.Typer(help="What a config may say.", no_args_is_help=True)
+
+
+@presets_app.command("list")
+def list_presets() -> None:
+    """The presets' names, models, and the memory of the cards that they are for."""
+    rows = []
+    for name in preset_names():
+        settings, about = read_preset(name), preset_about(name)
+        card = re.search(r"cards of (\d+ GB)", about)
+        method = {"FINE_TUNE": "all weights", "EMBEDDING": "new tokens"}.get(
+            settings.get("training_method", ""), "LoRA"
+        )
+        rows.append([name, re.split(", |: ", about)[0], method, card[1] if card else "any"])
+    print_table("presets", ["preset", "model", "trains", "card"], rows)
+    print("Memory is calculated, see `videotune plan`. `videotune presets show NAME`: every setting, and why.")
+
+
+@presets_app.command("show")
+def show_preset(name: Annotated[str, typer.Argument(help="the preset")]) -> None:
+    """A preset as a config file; the reason of each value goes to standard error."""
+    print(json.dumps(read_preset(name), indent=2, ensure_ascii=False))
+    values, reasons = flatten(read_preset(name)), preset_reasons(name)
+    echo(f"{preset_named(name)}: {preset_about(name)}")
+    for key, value in values.items():
+        echo(f"  {key} {json.dumps(value)}: {reasons.get(key, 'no reason is given')}")
+
+
+@presets_app.command("keys")
+def list_keys() -> None:
+    """Every key of the config with its default and its meaning."""
+    rows = []
+    for name, field in leaves().items():
+        default = "required" if field.is_required() else field.get_default(call_default_factory=True)
+        rows.append([name, "" if default is None else default, field.description])
+    print_table("keys", ["key", "default", "meaning"], rows)
+
+
+@config_app.command("schema")
+def show_schema() -> None:
+    """The JSON Schema of a config file, for editors."""
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@config_app.command("explain")
+def explain_key(
+    key: Annotated[str, typer.Argument(help="a key, such as learning_rate or lora.rank, or a section")],
+    as_json: AsJson = False,
+) -> None:
+    """A key's meaning, unit, bounds, default and its reason, and what the guide advises."""
+    facts = explain(key)
+    if as_json:
+        print(json.dumps({"key": key} | dict(facts), indent=2, ensure_ascii=False))
+
+    wide = max(len(what) for what, _ in facts)
+    print(key)
+    for what, text in facts:
+        print(f"  {what:<{wide}}  {text}")

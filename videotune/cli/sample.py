@@ -1,0 +1,67 @@
+"""``videotune sample`` and ``videotune compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from videotune import commands
+from videotune.cli.options import Offline, Sets
+
+
+def sample(
+    run: Annotated[Path | None, typer.Argument(help="a run folder")] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="what to draw; may be given many times")] = None,
+    out: Annotated[Path, typer.Option("--out", help="folder for the videos")] = Path("samples"),
+    seed: Annotated[int | None, typer.Option("--seed", help="seed of the first prompt (default: sample.seed)")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="the run's checkpoint of this step (default: newest)")
+    ] = None,
+    base: Annotated[str | None, typer.Option("--base", help="a base model, instead of a run")] = None,
+    lora: Annotated[
+        list[Path] | None, typer.Option("--lora", help="a LoRA file for --base; of two experts one for each")
+    ] = None,
+    embedding: Annotated[
+        list[Path] | None, typer.Option("--embedding", help="a file of new tokens for --base; may be given many times")
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option("--image", help="what the video begins with; one for all prompts, or one for each"),
+    ] = None,
+    strength: Annotated[
+        float, typer.Option("--strength", help="how strongly the adapter acts; 0: the base alone")
+    ] = 1.0,
+    sets: Sets = None,
+    offline: Offline = False,
+) -> None:
+    """Draw videos with what a run has learnt, with a LoRA or embedding file, or with a base model alone."""
+    paths = commands.sample.sample(
+        run,
+        prompt or (),
+        out,
+        seed=seed,
+        step=step,
+        base=base,
+        loras=lora or (),
+        embeddings=embedding or (),
+        images=image or (),
+        strength=strength,
+        sets=sets or (),
+    )
+    for path in paths:
+        print(path)
+
+
+def compare(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    prompt: Annotated[str | None, typer.Option("--prompt", help="what to draw (default: the first preview's)")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="its seed (default: sample.seed)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for what is drawn (default: RUN/compare)")] = None,
+    image: Annotated[Path | None, typer.Option("--image", help="what the video begins with")] = None,
+    offline: Offline = False,
+) -> None:
+    """Draw one prompt with one seed at every checkpoint of a run, the base model first, side by side."""
+    for path in commands.compare.compare(run, prompt, seed=seed, out=out, image=image):
+        print(path)

@@ -1,0 +1,78 @@
+"""``videotune train``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from videotune import commands
+from videotune._version import BEGUN
+from videotune.cli.options import Base, ConfigFile, Data, FamilyName, Offline, Preset, Sets, Skips, overrides_from
+from videotune.console import clock, echo, exactly, size
+from videotune.errors import VideotuneError
+
+if TYPE_CHECKING:
+    from videotune.commands.train import TrainResult
+
+
+def train(
+    out: Annotated[Path, typer.Option("--out", help="the run folder")],
+    preset: Preset = None,
+    config: ConfigFile = None,
+    family: FamilyName = None,
+    base: Base = None,
+    data: Data = None,
+    sets: Sets = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run that lies in --out")] = False,
+    step: Annotated[
+        int | None,
+        typer.Option("--from", help="--resume from the checkpoint of this step; what came after is set aside"),
+    ] = None,
+    override: Annotated[
+        bool, typer.Option("--override", help="--resume although --set changes what is learnt from here on")
+    ] = False,
+    allow_data_change: Annotated[
+        bool, typer.Option("--allow-data-change", help="--resume although the clips are not the same any more")
+    ] = False,
+    replan: Annotated[
+        bool, typer.Option("--replan", help="--resume with micro-batch, checkpointing and offloading chosen anew")
+    ] = False,
+    init_from: Annotated[
+        Path | None,
+        typer.Option("--init-from", help="begin a new run with a LoRA or embedding file's weights; fresh optimizer"),
+    ] = None,
+    allow_skips: Skips = None,
+    offline: Offline = False,
+) -> None:
+    """Train, with previews and checkpoints, into a run folder; export the result."""
+    from videotune.trainer.resume import Resume
+
+    sets = [*(sets or []), *([f"init_from={json.dumps(str(init_from))}"] if init_from else [])]
+    words = overrides_from(preset, config, family, data, sets, base)
+    if not resume and (step is not None or override or allow_data_change or replan):
+        raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
+    how = Resume(step, override, allow_data_change, replan) if resume else False
+    result = commands.train.train(words, out, resume=how, allow_skips=allow_skips, begun=BEGUN)
+    if result.report is not None:  # of several processes the main one's
+        show_training(result)
+    raise typer.Exit(result.exit_code)
+
+
+def show_training(result: TrainResult) -> None:
+    """Print where everything is, and the recommended checkpoint."""
+    for one in result.exports:
+        echo(f"{one.format}: {one.path}  (read back by {one.reader}: {exactly(one.max_error)})")
+    if not result.exports:
+        saved = "saved" if result.saved else "nothing to save yet"
+        echo(f"{result.why} and {saved}; continue with: videotune train --out {result.run} --resume")
+    if result.memory is not None:
+        planned = f", planned {size(result.memory['planned_bytes'])}" if result.memory["planned_bytes"] else ""
+        echo(f"memory at the peak: {size(result.memory['allocated_bytes'] or 0)} allocated{planned}")
+    best, spent = result.recommended, result.seconds
+    if best["step"] != result.step:
+        echo(f"take step {best['step']}: {best['why']}; videotune export {result.run} --step {best['step']}")
+    took = f"{clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all"
+    echo(f"report: {result.report}  ({took})")
