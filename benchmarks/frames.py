@@ -14,7 +14,7 @@ import videotune  # noqa: F401  (before bitsandbytes, which it tells not to ask 
 import torch
 from diffusers import WanTransformer3DModel
 
-from videotune.models.wan import Wan
+from videotune.models.frame_attention import isolate
 
 
 def seconds(net: torch.nn.Module, latents: torch.Tensor, text: torch.Tensor) -> float:
@@ -37,9 +37,11 @@ def main(lengths: tuple[int, ...] = (5, 13, 21), side: int = 32) -> None:
         latents, took = torch.randn(1, 16, frames, side, side), {False: 1e9, True: 1e9}
         for _ in range(2):
             for on in took:
-                Wan.isolate_frames(net, on)
+                isolate(
+                    net, [block.attn1 for block in net.blocks], on, lambda hidden_states, **_: hidden_states.shape[2]
+                )
                 took[on] = min(took[on], seconds(net, latents, text))
-        Wan.isolate_frames(net, False)
+        isolate(net, [block.attn1 for block in net.blocks], False, lambda **_: 0)
         print(
             f"{frames} latent frames: whole {took[False]:.2f} s, isolated {took[True]:.2f} s, {took[True] / took[False]:.2f}"
         )

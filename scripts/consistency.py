@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from toymaking.motion import motion
 
 from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
 from videotune.commands.sample import SampleOptions, open_sampler
@@ -29,7 +30,6 @@ from videotune.rng import draws
 from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.detect import detect
-from videotune.toy.motion import motion
 from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
 from videotune.trainer.cache_filling import fill_cache
 from videotune.trainer.components import make_objective, make_source, open_models, plain_batch

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from videotune.adapters.full import add_full
+from videotune.adapters.layers import add_full
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective

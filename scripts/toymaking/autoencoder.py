@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from toymaking.kept import keep, kept
 from toymaking.recipe import Recipe
 from toymaking.whole_clip import decode, encode
+from toymaking.wide import draw_wide, striped
 
 from videotune.files import write_json
 from videotune.rng import draws, seed32
-from videotune.toy.shapes import HELD_OUT, KNOWN, Look, draw_clip, draw_wide
+from videotune.toy.shapes import HELD_OUT, KNOWN, PALETTE, Look, draw_clip
 
 STAGES = ((0.12, 1, 16), (0.24, 5, 5), (1.0, 17, 2))
 """(until this share of the steps, frames, clips a step): pictures first, as most of what is learnt there is cheap."""
@@ -161,8 +163,9 @@ def held_out_clips(part: str, count: int) -> Tensor:
     for index in range(count):
         rng, look = draws(0, "held out", part, index), HELD_OUT[index * 7 % len(HELD_OUT)]
         concept: Look = ("orange", "diamond", look[2])
-        stripes = ((245, 230, 200), 10.0) if part == "striped" else None
-        clips.append(to_model(draw_clip(rng, *(look if part == "base" else concept), stripes=stripes)))
+        colour, shape, direction = look if part == "base" else concept
+        stripes = partial(striped, colours=(PALETTE[colour], (245, 230, 200)), period=10.0)
+        clips.append(to_model(draw_clip(rng, stripes if part == "striped" else colour, shape, direction)))
     return torch.stack(clips)
 
 

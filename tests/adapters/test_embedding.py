@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    LlamaConfig,
-    LlamaModel,
-    T5Config,
-    T5EncoderModel,
-    UMT5Config,
-    UMT5EncoderModel,
-)
 
-from videotune.adapters.text import add_text, matching_text
-from videotune.adapters.textual_inversion import (
-    Overlay,
-    add_rows,
-    add_tokens,
-    first_rows,
-    lay_rows,
-    spelled,
-)
+from videotune.adapters.layers import add_text, layers_of
+from videotune.adapters.textual_inversion import Overlay, add_rows, add_tokens, first_rows, lay_rows, spelled
 from videotune.config.schema import Embedding, token_names
 from videotune.data.captions import with_token
 from videotune.errors import VideotuneError
@@ -48,13 +31,13 @@ def encoder_of(kind: str, words: int, spare: int = SPARE) -> Any:
         torch.manual_seed(3)
         match kind:
             case "t5":
-                model: Any = T5EncoderModel(T5Config(**size, **t5))
+                model: Any = hf.T5EncoderModel(hf.T5Config(**size, **t5))
             case "umt5":
-                model = UMT5EncoderModel(UMT5Config(**size, **t5))
+                model = hf.UMT5EncoderModel(hf.UMT5Config(**size, **t5))
             case "clip":
-                model = CLIPTextModel(CLIPTextConfig(**size, **other, attention_dropout=0.5, eos_token_id=1))
+                model = hf.CLIPTextModel(hf.CLIPTextConfig(**size, **other, attention_dropout=0.5, eos_token_id=1))
             case _:
-                model = LlamaModel(LlamaConfig(**size, **other, num_key_value_heads=2, attention_dropout=0.5))
+                model = hf.LlamaModel(hf.LlamaConfig(**size, **other, num_key_value_heads=2, attention_dropout=0.5))
     return model.eval().requires_grad_(False)
 
 
@@ -240,23 +223,20 @@ def test_captions_get_the_token_once(caption: str, held: str) -> None:
     assert with_token(held, "<x>") == held
 
 
-Named = Callable[[str], list[str]]
-
-
 def test_layers_of_a_text_encoder_are_named_by_module_or_weight() -> None:
     encoders: dict[str, nn.Module] = {"text_encoder": encoder_of("umt5", 98)}
     names = [f"text_encoder.{name}" for name, _ in encoders["text_encoder"].named_parameters()]
     block = [name for name in names if ".block.1." in name]
     for pattern in ("block.1", r"encoder\.block\.1", r"text_encoder\.encoder\.block\.1"):
-        assert matching_text(names, [pattern]) == block, pattern
-    assert matching_text(names, ["SelfAttention.q.weight"]) == [
+        assert layers_of(names, [pattern], of_text=True) == block, pattern
+    assert layers_of(names, ["SelfAttention.q.weight"], of_text=True) == [
         n for n in names if n.endswith("SelfAttention.q.weight")
     ]
-    assert matching_text(names, ["shared", "block.1"]) == ["text_encoder.shared.weight", *block]
-    with pytest.raises(VideotuneError, match=r"text_encoder.layers: 'nothing' names no weight, such as shared.weight"):
-        matching_text(names, ["nothing"])
+    assert layers_of(names, ["shared", "block.1"], of_text=True) == ["text_encoder.shared.weight", *block]
+    with pytest.raises(VideotuneError, match=r"text_encoder.layers: 'nothing'"):
+        layers_of(names, ["nothing"], of_text=True)
     with pytest.raises(VideotuneError, match="not a valid pattern"):
-        matching_text(names, ["("])
+        layers_of(names, ["("], of_text=True)
     chosen = add_text(encoders, ["block.1"])
     assert list(chosen) == block
     assert {name for name, p in encoders["text_encoder"].named_parameters() if p.requires_grad} == {

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftType
 
 from videotune.adapters.effect import change, new_weight, rotations, updates
 from videotune.adapters.kinds import PARTS, by_module, kind_of, rank_in, side_of, split
-from videotune.adapters.lora import adapter_off, add_lora, inject, load_lora, lora_parameters
-from videotune.adapters.share import share
+from videotune.adapters.layers import load_weights
+from videotune.adapters.lora import adapter_off, add_lora, inject, lora_parameters, share
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 
@@ -63,19 +62,6 @@ def test_each_kind_does_what_its_definition_says(kind: str, tiny_family: Open) -
 
 
 @KINDS
-def test_updates_are_what_peft_merges(kind: str, tiny_family: Open) -> None:
-    """PEFT's own merging of a layer, an independent road to the same weight."""
-    family = tiny_family("wan")
-    net = family.denoiser()
-    state = shaken(add_lora(net, family.spec, settings(kind), seed=0))
-    for path, parts in by_module(state).items():
-        layer = net.get_submodule(path)
-        ours = new_weight(layer.base_layer.weight, parts, settings(kind).scale)
-        layer.merge()
-        torch.testing.assert_close(layer.base_layer.weight.double(), ours, rtol=1e-5, atol=1e-5)
-
-
-@KINDS
 def test_off_it_is_the_base_and_on_again_as_before(kind: str, tiny_family: Open) -> None:
     family = tiny_family("wan")
     net = family.denoiser()
@@ -122,7 +108,7 @@ def test_names_tell_the_kind_and_hold_no_adapter_s_name(kind: str, tiny_family: 
     assert not any("default" in name for name in state)
     assert {place[0] for name in state if (place := split(name))} == set(by_module(state))
     again = add_lora(family.denoiser(), family.spec, settings(kind), seed=1)
-    load_lora(again, shaken(state), "x")
+    load_weights(again, shaken(state), "x")
     assert all(torch.equal(again[name], state[name]) for name in state)
     assert set(updates(state, 1.0)) >= set(by_module(state))
 
@@ -192,13 +178,3 @@ def test_dropout_is_on_while_training_alone_and_keeps_the_mean(kind: str, tiny_f
     if kind in ("LORA", "LOHA", "LOKR"):
         torch.testing.assert_close(mean - base, plain - base, rtol=0.2, atol=0.05)
     assert torch.equal(layer.eval()(x), plain)
-
-
-def test_every_kind_is_one_of_peft_s(tiny_family: Open) -> None:
-    family = tiny_family("wan")
-    for kind in PARTS:
-        net = family.denoiser()
-        add_lora(net, family.spec, settings(kind), seed=0)
-        config = net.peft_config["default"]
-        assert config.peft_type == PeftType["LORA" if kind == "DORA" else kind]
-        assert getattr(config, "use_dora", False) == (kind == "DORA")

@@ -1,4 +1,4 @@
-"""LoRA: what is injected where, and that step 0 is the base model."""
+"""What patterns name: modules that an adapter is put into, and layers that train."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,68 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from videotune.adapters.lora import add_lora, load_lora, matching, updates
+from videotune.adapters.layers import add_full, grouped, layers_of, load_weights
+from videotune.adapters.lora import add_lora, matching
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 
 Open = Callable[..., Any]
-
-
-def forward(family: Any, net: torch.nn.Module) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 4, 2, 4, 4, generator=generator)
-    text = torch.randn(1, 8, 16, generator=generator)
-    with torch.no_grad():
-        return net(hidden_states=x, timestep=torch.tensor([500.0]), encoder_hidden_states=text, return_dict=False)[0]
-
-
-def test_step_0_is_the_base_model_exactly(tiny_family: Open) -> None:
-    family = tiny_family("wan")
-    before, net = forward(family, family.denoiser()), family.denoiser()
-    add_lora(net, family.spec, Lora(rank=4), seed=0)
-    assert torch.equal(before, forward(family, net))
-
-
-def test_the_update_is_scale_b_a(tiny_family: Open) -> None:
-    """Against a model whose weights were changed by ΔW."""
-    family = tiny_family("wan")
-    net = family.denoiser()
-    settings = Lora(rank=4, alpha=10, targets="linear")
-    state = add_lora(net, family.spec, settings, seed=0)
-    for name, parameter in state.items():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.3)
-    merged = family.denoiser()
-    modules = dict(merged.named_modules())
-    for path, update in updates(state, settings.scale).items():
-        modules[path].weight.data += update.float()
-    torch.testing.assert_close(forward(family, net), forward(family, merged), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(forward(family, net), forward(family, family.denoiser()), atol=1e-3)
-
-
-def test_a_is_drawn_by_its_modules_name(tiny_family: Open) -> None:
-    """Which other modules have an adapter, and what was drawn before, change nothing."""
-    family = tiny_family("wan")
-    few = add_lora(family.denoiser(), family.spec, Lora(rank=4, targets=["attn1.to_q"]), seed=3)
-    torch.rand(100)
-    many = add_lora(family.denoiser(), family.spec, Lora(rank=4, targets="linear"), seed=3)
-    other = add_lora(family.denoiser(), family.spec, Lora(rank=4, targets="linear"), seed=4)
-    assert set(few) < set(many)
-    for name, parameter in few.items():
-        assert torch.equal(parameter, many[name])
-        assert torch.equal(parameter, other[name]) == ("lora_B" in name)
-    a = many["blocks.0.attn1.to_q.lora_A.weight"].detach()
-    assert a.abs().max() <= a.shape[1] ** -0.5
-    assert a.std().item() == pytest.approx(a.shape[1] ** -0.5 / 3**0.5, rel=0.2)
-
-
-def test_adapters_are_float32_on_a_bf16_base(tiny_family: Open) -> None:
-    family = tiny_family("wan", torch.bfloat16)
-    net = family.denoiser()
-    parameters = add_lora(net, family.spec, Lora(rank=2), seed=0)
-    assert {parameter.dtype for parameter in parameters.values()} == {torch.float32}
-    assert net.blocks[0].attn1.to_q.base_layer.weight.dtype == torch.bfloat16
-    assert net.condition_embedder.time_embedder.linear_1.weight.dtype == torch.float32, "diffusers keeps it so"
 
 
 def test_targets(tiny_family: Open) -> None:
@@ -99,10 +43,43 @@ def test_loading_another_adapter_is_an_error(tiny_family: Open) -> None:
     mine = add_lora(family.denoiser(), family.spec, Lora(rank=2), seed=0)
     wider = add_lora(family.denoiser(), family.spec, Lora(rank=3), seed=0)
     more = add_lora(family.denoiser(), family.spec, Lora(rank=2, targets="linear"), seed=0)
-    with pytest.raises(VideotuneError, match="the adapter's is"):
-        load_lora(mine, wider, "x")
-    with pytest.raises(VideotuneError, match="tensors differ"):
-        load_lora(mine, more, "x")
+    for state in (wider, more):
+        with pytest.raises(VideotuneError, match="tensors differ"):
+            load_weights(mine, state, "x")
     again = add_lora(family.denoiser(), family.spec, Lora(rank=2), seed=9)
-    load_lora(again, mine, "x")
+    load_weights(again, mine, "x")
     assert all(torch.equal(again[name], mine[name]) for name in mine)
+
+
+def test_a_module_trains_whole_and_a_parameter_by_itself(tiny_family: Open) -> None:
+    net = tiny_family("wan").denoiser()
+    names = list(dict(net.named_parameters()))
+    assert layers_of(names, None) == names
+    assert layers_of(names, ["blocks.1"]) == [name for name in names if name.startswith("blocks.1.")]
+    assert layers_of(names, [r"blocks\.\d+\.attn1"]) == [name for name in names if ".attn1." in name]
+    assert layers_of(names, ["to_q.bias"]) == [name for name in names if name.endswith(".to_q.bias")]
+    both = layers_of(names, ["proj_out", "ffn.net.2.weight"])
+    assert both == [name for name in names if name.startswith("proj_out.") or name.endswith("ffn.net.2.weight")]
+
+
+def test_the_rest_is_frozen(tiny_family: Open) -> None:
+    net = tiny_family("wan").denoiser()
+    chosen = add_full(net, ["blocks.0.ffn"])
+    assert chosen
+    assert {name for name, parameter in net.named_parameters() if parameter.requires_grad} == set(chosen)
+    assert all(name.startswith("blocks.0.ffn.") for name in chosen)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [(["blocks.7"], "'blocks.7' matches no module or parameter"), (["blocks.0", "b(("], "not a valid pattern")],
+)
+def test_layers_that_are_not_there_are_errors(layers: list[str], words: str, tiny_family: Open) -> None:
+    with pytest.raises(VideotuneError, match=r"transformer\.layers") as caught:
+        add_full(tiny_family("wan").denoiser(), layers)
+    assert words in str(caught.value)
+
+
+def test_groups_write_a_block_s_number_as_a_star() -> None:
+    paths = ["blocks.0.attn1.to_out.0", "blocks.0.ffn.net.2", "blocks.11.attn1.to_out.0", "proj_out"]
+    assert grouped(paths) == {"blocks.*.attn1.to_out.0": 2, "blocks.*.ffn.net.2": 1, "proj_out": 1}

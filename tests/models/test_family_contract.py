@@ -89,7 +89,7 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str,
 
     With gradients the CPU takes another kernel of attention, which rounds otherwise.
     """
-    from videotune.adapters.text import LiveText
+    from videotune.adapters.layers import LiveText
     from videotune.trainer.step import condition
 
     family = tiny_family(name, variant=variant)
@@ -120,7 +120,7 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
     name: str, variant: str, recomputed: str, tiny_family: Open
 ) -> None:
     """With blocks recomputed as without; a caption without the token gives none, and no weight gets any."""
-    from videotune.adapters.text import LiveText
+    from videotune.adapters.layers import LiveText
     from videotune.adapters.textual_inversion import add_rows
     from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
     from videotune.trainer.step import condition

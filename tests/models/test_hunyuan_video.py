@@ -43,9 +43,9 @@ def test_the_template_is_the_pipelines() -> None:
 def test_what_only_looks_like_it_is_refused(tiny_bases: Bases, tmp_path: Path) -> None:
     for number, kind in enumerate(("latent_concat", "token_replace")):
         folder = changed(tiny_bases(NAME), tmp_path / str(number), "transformer/config.json", image_condition_type=kind)
-        with pytest.raises(VideotuneError, match=f"is told an image \\({kind}\\).*from text alone"):
+        with pytest.raises(VideotuneError, match="text-to-video checkpoint alone"):
             HunyuanVideo.read_spec(folder)
-    with pytest.raises(VideotuneError, match="reads 9 channels, its VAE gives 4"):
+    with pytest.raises(VideotuneError, match="reads 9 channels"):
         HunyuanVideo.read_spec(changed(tiny_bases(NAME), tmp_path / "nine", "transformer/config.json", in_channels=9))
 
 

@@ -68,7 +68,7 @@ def test_a_newer_checkpoint_is_known_by_its_vae_too(tiny_bases: Bases, tmp_path:
 
 def test_what_only_looks_like_it_is_refused(tiny_bases: Bases, tmp_path: Path) -> None:
     base, config = tiny_bases("ltx_video"), "transformer/config.json"
-    with pytest.raises(VideotuneError, match=r"takes 8 channels.*latents have 4"):
+    with pytest.raises(VideotuneError, match="reads 8 channels"):
         LTXVideo.read_spec(edited(base, tmp_path / "a", config, in_channels=8))
     with pytest.raises(VideotuneError, match="covers more than one latent"):
         LTXVideo.read_spec(edited(base, tmp_path / "b", config, patch_size=2))

@@ -137,7 +137,7 @@ def test_checkpoints_that_are_no_wan_we_know_are_refused(tiny_bases: Callable[..
         Wan.read_spec(folder)
     shutil.rmtree(folder / "transformer_2")
     edit(folder / "transformer/config.json", in_channels=16)
-    with pytest.raises(VideotuneError, match=r"16 channels.*latents have 4.*one checkpoint"):
+    with pytest.raises(VideotuneError, match="reads 16 channels"):
         Wan.read_spec(folder)
     edit(folder / "transformer/config.json", in_channels=12, pos_embed_seq_len=514)
     with pytest.raises(VideotuneError, match="FLF2V"):

@@ -1,25 +1,23 @@
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from toymaking.motion import Motion, motion
+from toymaking.wide import draw_wide, striped
 
-from videotune.errors import VideotuneError
 from videotune.toy.shapes import (
     COLOURS,
     COMBINATIONS,
     DIRECTIONS,
-    EXTRA_SHAPES,
     HELD_OUT,
     KNOWN,
     PALETTE,
     SHAPES,
-    Look,
-    caption,
     draw_clip,
-    draw_wide,
-    phrase,
 )
 
 
@@ -28,14 +26,6 @@ def centres(clip: NDArray[np.uint8]) -> NDArray[np.float64]:
     mask = clip.max(axis=-1) > 150
     rows, columns = np.mgrid[0 : clip.shape[1], 0 : clip.shape[2]]
     return np.array([(columns[m].mean(), rows[m].mean()) for m in mask])
-
-
-def test_the_same_generator_draws_the_same_clip() -> None:
-    first, again, other = (draw_clip(np.random.default_rng(s), "red", "ring", "up") for s in (4, 4, 5))
-    assert first.dtype == np.uint8
-    assert first.shape == (17, 64, 64, 3)
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
 
 
 def test_sizes_speeds_and_backgrounds_stay_in_the_trained_ranges() -> None:
@@ -71,14 +61,6 @@ def test_more_frames_a_second_show_the_same_scene_at_the_same_speed() -> None:
     assert np.array_equal(longer[:17], slow)
 
 
-def test_a_larger_side_shows_the_same_scene_larger() -> None:
-    small = draw_clip(np.random.default_rng(9), "green", "triangle", "down")
-    large = draw_clip(np.random.default_rng(9), "green", "triangle", "down", side=128)
-    shrunk = large.reshape(17, 64, 2, 64, 2, 3).mean(axis=(2, 4))
-    assert np.abs(shrunk - small).max() < 24  # the soft edge is sampled more finely
-    assert np.abs(shrunk - small).mean() < 0.5
-
-
 def test_the_held_out_combinations_are_a_balanced_third() -> None:
     assert (len(COMBINATIONS), len(HELD_OUT), len(KNOWN)) == (72, 24, 48)
     assert set(HELD_OUT) | set(KNOWN) == set(COMBINATIONS)
@@ -89,40 +71,12 @@ def test_the_held_out_combinations_are_a_balanced_third() -> None:
             assert Counter(look[place] for look in part) == dict.fromkeys(words, each)
 
 
-def test_captions_read_like_the_base_models_own() -> None:
-    words = [caption("red", "circle", "left", template) for template in range(4)]
-    assert words == [
-        "a red circle moves left",
-        "a red circle moving left",
-        "red circle going left",
-        "the red circle moves left",
-    ]
-    assert phrase("zorble", "up") == "a zorble moves up"
-
-
-@pytest.mark.parametrize("shape", [*SHAPES, *EXTRA_SHAPES])
-def test_every_shape_has_a_look_of_its_own(shape: str) -> None:
-    others = [s for s in (*SHAPES, *EXTRA_SHAPES) if s != shape]
-    drawn = draw_clip(np.random.default_rng(0), "white", shape, "up", frames=1).astype(int)
-    for other in others:
-        difference = np.abs(drawn - draw_clip(np.random.default_rng(0), "white", other, "up", frames=1)).max(axis=-1)
-        assert (difference > 90).sum() > 20, other
-
-
-@pytest.mark.parametrize("look", [("pink", "circle", "up"), ("red", "star", "up"), ("red", "circle", "away")])
-def test_unknown_words_are_named_with_what_there_is(look: Look) -> None:
-    bad = next(word for word in look if word in ("pink", "star", "away"))
-    with pytest.raises(VideotuneError, match=f"{bad}.*there are"):
-        draw_clip(np.random.default_rng(0), *look)
-
-
 def test_stripes_lie_on_the_shape_alone_and_move_with_it() -> None:
-    def drawn(stripes: tuple[tuple[float, float, float], float] | None) -> NDArray[np.int16]:
-        clip = draw_clip(np.random.default_rng(5), "orange", "square", "right", stripes=stripes)
-        return clip.astype(np.int16)
-
-    plain, striped = drawn(None), drawn(((245, 230, 200), 10.0))
-    changed = np.abs(plain - striped).max(axis=-1) > 8
+    stripes = partial(striped, colours=(PALETTE["orange"], (245, 230, 200)), period=10.0)
+    plain, painted = (
+        draw_clip(np.random.default_rng(5), paint, "square", "right").astype(np.int16) for paint in ("orange", stripes)
+    )
+    changed = np.abs(plain - painted).max(axis=-1) > 8
     shape = np.abs(plain - plain[:, :1, :1]).max(axis=-1) > 8
     assert not (changed & ~shape).any()
     assert 0.3 < changed.sum() / shape.sum() < 0.7
@@ -137,3 +91,46 @@ def test_wide_clips_show_colours_and_shapes_that_have_no_name() -> None:
     assert not medians & {tuple(map(float, colour)) for colour in PALETTE.values()}
     again = draw_wide(np.random.default_rng(3))
     assert np.array_equal(again, clips[3])
+
+
+def drawn(frames: int = 17, fps: float = 16.0) -> NDArray[Any]:
+    return draw_clip(np.random.default_rng(4), "red", "square", "left", frames=frames, fps=fps).astype(np.float32)
+
+
+def measured(clip: NDArray[Any]) -> Motion:
+    found = motion(clip)
+    assert found is not None
+    return found
+
+
+def test_a_drawn_clip_moves_and_nothing_in_it_flickers() -> None:
+    seen = measured(drawn())
+    assert seen.energy > 5
+    assert (seen.flicker, seen.shimmer) == (0, 0)
+    assert seen.jerk < 0.05
+
+
+def test_a_still_clip_has_no_motion() -> None:
+    assert measured(np.repeat(drawn()[8:9], 17, axis=0)) == Motion(0, 0, 0, pytest.approx(0, abs=1e-6))
+
+
+def test_each_disturbance_is_seen_by_its_own_measure() -> None:
+    clip = drawn()
+    calm = measured(clip)
+    blinking = np.where(np.arange(len(clip)) % 2, 4.0, 0.0)[:, None, None, None]
+    subject = np.abs(clip - clip[0, 0, 0]).max(axis=-1, keepdims=True) > 50
+    dark = measured(clip + blinking * ~subject)
+    assert dark.flicker == pytest.approx(8)
+    assert (dark.shimmer, dark.jerk) == (calm.shimmer, pytest.approx(calm.jerk, abs=0.02))
+    lit = measured(clip - blinking * subject)
+    assert lit.shimmer == pytest.approx(8)
+    assert (lit.flicker, lit.jerk) == (calm.flicker, pytest.approx(calm.jerk, abs=0.02))
+    shaken = measured(np.stack([np.roll(frame, 2 * (i % 2), axis=0) for i, frame in enumerate(clip)]))
+    assert shaken.jerk == pytest.approx(4, abs=0.2)
+    assert (shaken.flicker, shaken.shimmer) == (0, 0)
+
+
+def test_a_clip_without_a_subject_is_not_measured() -> None:
+    clip = drawn()
+    clip[5] = clip[5, 0, 0]
+    assert motion(clip) is None

@@ -14,7 +14,7 @@ from torch import nn
 
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import ZERO, peft_config, split
-from videotune.adapters.patterns import named_by
+from videotune.adapters.layers import named_by
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.rng import draws
@@ -23,7 +23,7 @@ from videotune.types import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["ADAPTER", "adapter_off", "add_lora", "load_lora", "lora_parameters", "matching", "updates"]
+__all__ = ["ADAPTER", "adapter_off", "add_lora", "lora_parameters", "matching", "share", "updates"]
 
 ADAPTER = "default"
 
@@ -34,10 +34,7 @@ def matching(net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]) -> l
     ``targets`` is a named set of the family, or patterns: a whole path as a regular expression, or its last parts.
     Raises VideotuneError where a pattern matches nothing.
     """
-    if isinstance(targets, str):
-        patterns = list(spec.lora_targets[targets])
-    else:
-        patterns = list(targets)
+    patterns = spec.lora_targets[targets] if isinstance(targets, str) else targets
     inside = tuple(f"{blocks}." for blocks in spec.blocks)
     paths = [name for name, module in net.named_modules() if isinstance(module, nn.Linear) and name.startswith(inside)]
     found = named_by(paths, patterns, "lora.targets", "Linear module of the blocks")
@@ -139,17 +136,14 @@ def lora_parameters(net: nn.Module, adapter: str = ADAPTER) -> dict[str, nn.Para
     return {name: getattr(module, last) for name, (module, last) in places(net, adapter).items()}
 
 
-def load_lora(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor], where: str) -> None:
-    """Copy saved weights into the adapter.
+def share(net: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Put these parameters in the place of the network's own of their names; an adapter's without its adapter's name.
 
-    Raises VideotuneError that names a missing, superfluous or misshapen tensor.
+    Whatever updates them then updates the network, as if it had been there from the beginning.
     """
-    if set(parameters) != set(state):
-        odd = sorted(set(parameters) ^ set(state))
-        raise VideotuneError(f"{where} does not fit this adapter: {len(odd)} tensors differ, the first is {odd[0]}")
+    held = places(net)
     for name, parameter in parameters.items():
-        if parameter.shape != state[name].shape:
-            raise VideotuneError(
-                f"{where}: {name} is {tuple(state[name].shape)}, the adapter's is {tuple(parameter.shape)}"
-            )
-        parameter.data.copy_(state[name])
+        path, _, own = name.rpartition(".")
+        module, last = held[name] if name in held else (net.get_submodule(path), own)
+        assert getattr(module, last).shape == parameter.shape, name
+        setattr(module, last, parameter)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.errors import VideotuneError
+from videotune.hub_errors import hub_problem
+from videotune.lazy import huggingface_hub as hub
 
 from .archives import ARCHIVE_SUFFIXES, Progress, unpack
 from .captions import METADATA_NAMES
@@ -61,9 +63,7 @@ def _open_hub(path: str, cache: Path, progress: Progress | None) -> Location:
     """A dataset of the Hub: its clips, or where it has none the one archive that it holds."""
     match = _HUB.fullmatch(path.removeprefix("hf://datasets/"))
     if match is None:
-        raise VideotuneError(
-            f"{path} is no Hub dataset. Write hf://datasets/user/name, with @revision for a certain one."
-        )
+        raise VideotuneError(f"{path} is no Hub dataset. Write hf://datasets/user/name, or …/name@revision.")
     repo, revision = match["repo"], match["revision"]
     try:
         root = _snapshot(repo, revision, (*CLIP_SUFFIXES, ".txt"), METADATA_NAMES)
@@ -71,36 +71,28 @@ def _open_hub(path: str, cache: Path, progress: Progress | None) -> Location:
         local = "" if path.startswith("hf://") else f"There is no folder {path} here, and "
         raise VideotuneError(f"{local}{error}") from error
     origin, name = f"hf://datasets/{repo}@{root.name}", repo.split("/")[-1]
-    there = _listing(repo, root)
-    packed = [file for file in there if file.lower().endswith(ARCHIVE_SUFFIXES)]
-    if any(file.lower().endswith(CLIP_SUFFIXES) for file in there):
+    listed = _listing(repo, root)
+    packed = [file for file in listed if file.lower().endswith(ARCHIVE_SUFFIXES)]
+    media = [file for file in listed if file.lower().endswith(CLIP_SUFFIXES)]
+    if media:
         files, notes = read_folder(root, within=root.parent.parent)  # links lead to blobs/ beside snapshots/
-        return Location(root, files, [*notes, *_notes_on_hub(repo, there, packed)], origin, name)
+        if packed:
+            notes.append(f"{repo}: {len(packed)} archives are not fetched ({packed[0]})")
+        tests = [file for file in media if file.split("/")[0] in _OTHER_SPLITS]
+        if tests:
+            notes.append(f"{repo}: {len(tests)} clips of test folders ({tests[0]}) are used like all others")
+        return Location(root, files, notes, origin, name)
     if len(packed) == 1:
         archive = _open_archive(_snapshot(repo, root.name, (), packed) / packed[0], cache, progress)
-        loose = [f"{repo}: {file} is not used, since the clips are in {packed[0]}" for file in there if _is_text(file)]
-        return Location(archive.root, archive.files, [*archive.notes, *loose], f"{origin}/{packed[0]}", name)
-    kinds = Counter(os.path.splitext(file)[1] or "no suffix" for file in there)
-    found = ", ".join(f"{count} {suffix}" for suffix, count in kinds.most_common(8)) or "nothing"
+        texts = [file for file in listed if file.endswith((*METADATA_NAMES, ".txt"))]
+        notes = [f"{repo}: {file} is not used, since the clips are in {packed[0]}" for file in texts]
+        return Location(archive.root, archive.files, archive.notes + notes, f"{origin}/{packed[0]}", name)
+    kinds = Counter(os.path.splitext(file)[1] or "no suffix" for file in listed)
+    has = ", ".join(f"{count} {suffix}" for suffix, count in kinds.most_common(8)) or "nothing"
     raise VideotuneError(
-        f"The Hub dataset {repo} has no video or image files (found {found}), nor one archive of them. Clips within "
-        "Parquet files or several archives are not read: save them as files and give their folder."
+        f"The Hub dataset {repo} has no video or image files (it has {has}), nor one archive of them. Parquet files and "
+        "several archives are not read: save the clips as files and give their folder."
     )
-
-
-def _is_text(file: str) -> bool:
-    return file.endswith((*METADATA_NAMES, ".txt"))
-
-
-def _notes_on_hub(repo: str, there: Sequence[str], packed: Sequence[str]) -> list[str]:
-    """Archives that stay closed, and clips whose folder's name keeps them for tests."""
-    notes = [f"{repo}: {len(packed)} archives are not fetched ({packed[0]})"] if packed else []
-    tests = [file for file in there if file.lower().endswith(CLIP_SUFFIXES) and file.split("/")[0] in _OTHER_SPLITS]
-    if tests:
-        notes.append(
-            f"{repo}: {len(tests)} clips lie in folders for validation or tests ({tests[0]}) and are used like all others"
-        )
-    return notes
 
 
 def _may_be_hub_id(path: str) -> bool:
@@ -116,50 +108,20 @@ def _snapshot(repo: str, revision: str | None, suffixes: Sequence[str], names: S
     Its last part is the commit. What is not in the Hub's cache is downloaded, unless HF_HUB_OFFLINE is set. VideotuneError
     that names the id, the cause and the remedy.
     """
-    from huggingface_hub import snapshot_download
-
     patterns = [*map(_any_case, suffixes), *names, *(f"*/{name}" for name in names)]
     try:
-        return Path(snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
+        return Path(hub.snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub's library raises a dozen kinds; each is explained to the user
-        raise VideotuneError(_explained(repo, revision, error)) from error
+        raise VideotuneError(f"the Hub dataset {hub_problem(repo, error, folder='datasets/')}") from error
 
 
 def _listing(repo: str, root: Path) -> list[str]:
     """All files of the repository at a snapshot's commit, if the cache knows them; else those in the snapshot."""
-    from huggingface_hub import get_cached_repo_tree
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError
-
     try:
-        return sorted(file.path for file in get_cached_repo_tree(repo, repo_type="dataset", revision=root.name))
-    except CachedRepoTreeNotFoundError:  # written by an older version of the hub's library, or by hand
+        return sorted(file.path for file in hub.get_cached_repo_tree(repo, repo_type="dataset", revision=root.name))
+    except hub.errors.CachedRepoTreeNotFoundError:  # written by an older version of the hub's library, or by hand
         return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir())
 
 
 def _any_case(suffix: str) -> str:
     return "*" + "".join(f"[{char}{char.upper()}]" if char.isalpha() else char for char in suffix)
-
-
-def _explained(repo: str, revision: str | None, error: Exception) -> str:
-    from huggingface_hub import constants, errors
-
-    name = f"the Hub dataset {repo}" + (f" at {revision}" if revision else "")
-    if isinstance(error, errors.GatedRepoError):
-        return f"{name} is gated: accept its terms on its page, and set HF_TOKEN to your access token."
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{name} does not exist, or is private: check the id; for a private one set HF_TOKEN."
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"the Hub dataset {repo} has no revision {revision or 'main'}: check what stands behind the @."
-    if isinstance(error, errors.IncompleteSnapshotError):
-        return f"{name} is only partly in {constants.HF_HUB_CACHE}, and the Hub is not reached: {_network()}."
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return f"{name} is not in {constants.HF_HUB_CACHE}, and the Hub is not reached: {_network()}."
-    if isinstance(error, errors.HFValidationError):
-        return f"{name} is no id that the Hub knows: {error}. Write user/name."
-    return f"{name} could not be fetched: {error}. Check the network, the disk and HF_TOKEN."
-
-
-def _network() -> str:
-    from huggingface_hub import constants
-
-    return "unset HF_HUB_OFFLINE to fetch it" if constants.HF_HUB_OFFLINE else "check the network, then run it again"

@@ -13,7 +13,9 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
+from videotune.models.frame_attention import isolate
 from videotune.models.loading import load_model, on_meta
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import bare_pipeline, in_tiles, joined, own_scheduler, stand_in
@@ -75,6 +77,12 @@ class DiffusersModel:
     original_names: ClassVar[Names | None] = None
     """From a parameter's name in diffusers to its name in the authors' checkpoints; None: no such file is written."""
 
+    pipelines: ClassVar[tuple[str, ...]]
+    """The diffusers pipelines that sample from text, and where the family has one from an image on extra channels."""
+
+    attention, text_first = "attn1", False
+    """A block's attention over video tokens, and whether the text's tokens stand in front of them there."""
+
     config_defaults: ClassVar[Mapping[str, Any]] = {}
     """Keys that older configs of the transformer lack and pipelines read."""
 
@@ -99,6 +107,25 @@ class DiffusersModel:
     def read_spec(cls, folder: Path) -> ModelSpec:
         """The spec of the checkpoint in a folder, from its configs, without torch."""
         raise NotImplementedError
+
+    @classmethod
+    def read_configs(
+        cls, folder: Path, image_channels: Callable[[Any], int] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any], int, bool]:
+        """The configs of transformer and VAE, the latents' channels, and whether the transformer takes an image too.
+
+        ``image_channels``: how many channels it then reads, from the VAE's config. Raises VideotuneError for a checkpoint
+        of another kind.
+        """
+        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
+        channels, latent = net["in_channels"], vae["z_dim" if "z_dim" in vae else "latent_channels"]
+        from_image = image_channels is not None and channels == image_channels(vae)
+        if not from_image and channels != latent:
+            raise VideotuneError(
+                f"{folder}: its transformer reads {channels} channels, its VAE's latents have {latent}: it is no "
+                f"{cls.spec.name} checkpoint that videotune trains. Take both parts from one checkpoint."
+            )
+        return net, vae, latent, from_image
 
     # parts
 
@@ -299,11 +326,16 @@ class DiffusersModel:
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Let video tokens attend to their own latent frame and to text alone, until switched off."""
-        raise NotImplementedError
+        blocks = [block for name in self.spec.blocks for block in net.get_submodule(name).children()]
+        isolate(net, [getattr(block, self.attention) for block in blocks], on, self.token_frames, self.text_first)
+
+    def token_frames(self, hidden_states: Tensor, **_: Any) -> int:
+        """In how many frames the tokens lie, from what the transformer is called with."""
+        return hidden_states.shape[2] // self.spec.patch[0]
 
     def pipeline_class(self) -> Any:
         """The diffusers pipeline that samples from this checkpoint, and whose ``load_lora_weights`` reads our files."""
-        raise NotImplementedError
+        return getattr(diffusers, self.pipelines[self.spec.given == "concat"])
 
     def scheduler(self, shift: float | None) -> Any:
         """The checkpoint's own scheduler, at its own shift or at another one."""

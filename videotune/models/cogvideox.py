@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.frame_attention import isolate
 from videotune.models.model_files import read_config
 from videotune.models.tiny_text import tiny_t5
 from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
@@ -84,6 +83,7 @@ class CogVideoX(DiffusersModel):
     )  # fmt: skip
     variants = tuple(TINY)
     transformer_class, vae_class = "CogVideoXTransformer3DModel", "AutoencoderKLCogVideoX"
+    pipelines, text_first = ("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), True
     comfyui_names = (
         (r"transformer_blocks\.", "blocks."), (r"attn1\.to_out\.0", "attn_out"), (r"attn1\.to_", ""),
         (r"ff\.net\.0\.proj", "ff_proj"), (r"ff\.net\.2", "ff_out"),
@@ -95,18 +95,8 @@ class CogVideoX(DiffusersModel):
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
         """The spec of a checkpoint. Raises VideotuneError for one that only looks like one of these."""
-        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
-        latent, channels = vae["latent_channels"], net["in_channels"]
-        if channels not in (latent, 2 * latent):
-            raise VideotuneError(
-                f"{folder}: its transformer reads {channels} channels, neither {latent} (from text) nor {2 * latent} (from "
-                "an image): it is a variant of CogVideoX that videotune does not know"
-            )
-        image, patch_t, rotary = (
-            channels != latent,
-            net.get("patch_size_t"),
-            net.get("use_rotary_positional_embeddings"),
-        )
+        net, vae, latent, image = cls.read_configs(folder, lambda vae: 2 * vae["latent_channels"])
+        patch_t, rotary = net.get("patch_size_t"), net.get("use_rotary_positional_embeddings")
         spatial, temporal = 2 ** (len(vae["block_out_channels"]) - 1), vae["temporal_compression_ratio"]
         size = net["sample_height"] * spatial, net["sample_width"] * spatial
         # The VAE works on pairs of latent frames behind the first, and a token of 1.5 covers two frames. A learned table of
@@ -247,17 +237,9 @@ class CogVideoX(DiffusersModel):
                 f"{height}x{width}. Set a lower resolution."
             )
 
-    @staticmethod
-    def isolate_frames(net: nn.Module, on: bool) -> None:
-        """A frame of 1.5 is a pair of latent frames."""
-        shell: Any = net
-        attentions, patch = [block.attn1 for block in shell.transformer_blocks], shell.config.patch_size_t or 1
-        isolate(net, attentions, on, lambda hidden_states, **_: hidden_states.shape[1] // patch, text_first=True)
-
-    def pipeline_class(self) -> Any:
-        """From text, or from an image."""
-        image = self.spec.first_frame is not None
-        return diffusers.CogVideoXImageToVideoPipeline if image else diffusers.CogVideoXPipeline
+    def token_frames(self, hidden_states: Tensor, **_: Any) -> int:
+        """A frame of 1.5 is a pair of latent frames; frames come before channels."""
+        return hidden_states.shape[1] // self.spec.patch[0]
 
     def scheduler(self, shift: float | None) -> Any:
         """Raises VideotuneError for a ``shift``: a schedule of v-prediction is the one that the model was trained on."""

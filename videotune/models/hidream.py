@@ -69,6 +69,7 @@ class HiDream(DiffusersModel):
         "text_encoder": "CLIPTextModelWithProjection", "text_encoder_2": "CLIPTextModelWithProjection",
         "text_encoder_3": "T5EncoderModel", "text_encoder_4": "LlamaForCausalLM",
     }  # fmt: skip
+    pipelines = ("HiDreamImagePipeline",)
     main_encoder, all_layers = "text_encoder_4", True
     original_names = ()
 
@@ -84,17 +85,10 @@ class HiDream(DiffusersModel):
         parts = model_parts(read_config(folder / "model_index.json"))
         if "text_encoder" in parts and "text_encoder_4" not in parts:
             raise VideotuneError(
-                f"{folder} has no text_encoder_4: HiDream-I1 reads captions with {LLAMA} too, whose licence you accept on "
-                "its own page, and whose weights HiDream's repositories leave out. Fetch both, and join them into a folder "
-                "that takes no room: python -m videotune.models.hidream HIDREAM_FOLDER LLAMA_FOLDER NEW_FOLDER; then "
-                "base_model_name=NEW_FOLDER"
+                f"{folder} has no text_encoder_4: HiDream-I1 needs {LLAMA} too, which its repositories lack. Fetch both, "
+                "then run `python -m videotune.models.hidream HIDREAM_FOLDER LLAMA_FOLDER NEW_FOLDER` and use NEW_FOLDER."
             )
-        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
-        if net["in_channels"] != vae["latent_channels"]:
-            raise VideotuneError(
-                f"{folder}: its transformer reads {net['in_channels']} channels, and its VAE's latents have "
-                f"{vae['latent_channels']}: it is a variant of HiDream-I1 (E1 edits images) that videotune does not know"
-            )
+        net, vae, latent, _ = cls.read_configs(folder)
         scheduler = read_config(folder / "scheduler" / "scheduler_config.json")
         shift = float(scheduler.get("flow_shift", scheduler.get("shift", cls.spec.timestep_shift)))
         fast, distilled = shift < 4, scheduler.get("_class_name") == DISTILLED
@@ -106,7 +100,7 @@ class HiDream(DiffusersModel):
             cls.spec,
             title=f"HiDream-I1 {'Full' if not distilled else 'Fast' if fast else 'Dev'}",
             rules=VideoRules(0, 1, side, cls.spec.rules.fps, stride, 1, most_frames=1, most_area=tokens * side**2),
-            latent_channels=vae["latent_channels"],
+            latent_channels=latent,
             patch=(1, patch, patch),
             text_width=net["caption_channels"][0],
             default_resolution=longest,
@@ -205,10 +199,6 @@ class HiDream(DiffusersModel):
                 f"video_config.use_temporal_attention, sample.use_temporal_attention: {self.spec.title} draws single "
                 "frames, which attend to no other: leave both as they are (true)."
             )
-
-    def pipeline_class(self) -> Any:
-        """Of images."""
-        return diffusers.HiDreamImagePipeline
 
     def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
         """The pipeline asks the network for its places."""

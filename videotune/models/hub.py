@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import hashlib
 import os
 import re
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.files import digest, size_text, user_cache, write_text
+from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.models.model_files import (
     STEMS,
@@ -83,7 +83,7 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: Say) -> Path:
         raise
     except Exception as error:  # the hub's library raises a dozen kinds; each is explained
         if not _unreached(error):
-            raise VideotuneError(explained_error(name, error)) from error
+            raise VideotuneError(f"base_model_name: {hub_problem(name, error, _near(name))}") from error
         why = "the Hub is not reached: check the network; files that have come are kept"
         folder = cached(name, weights=weights, own=own, why=why)
         echo(f"note: the Hub is not reached; {name} is taken from {folder}")
@@ -166,7 +166,7 @@ def cached(name: str, *, weights: bool, own: Collection[str] = (), why: str = ""
     try:
         found = hub.try_to_load_from_cache(name, "model_index.json")
     except hub.errors.HFValidationError as error:
-        raise VideotuneError(explained_error(name, error)) from error
+        raise VideotuneError(f"base_model_name: {hub_problem(name, error, _near(name))}") from error
     first = "Fetch it where there is a network, or give a local folder in diffusers layout."
     if not isinstance(found, str):
         cache = hub.constants.HF_HUB_CACHE
@@ -188,45 +188,6 @@ def _unreached(error: Exception) -> bool:
     return isinstance(error, (httpx2.TransportError, hub.errors.OfflineModeIsEnabled)) and not isinstance(
         error, httpx2.LocalProtocolError
     )
-
-
-def explained_error(name: str, error: Exception) -> str:
-    """What the user can do about an error of the Hub's library; a token never stands in it."""
-    errors, end = hub.errors, hub.constants.ENDPOINT
-    page, settings, token = f"{end}/{name}", f"{end}/settings/tokens", os.environ.get("HF_TOKEN", "").strip()
-    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
-    if isinstance(error, errors.GatedRepoError):
-        rest = (
-            " with the account that HF_TOKEN belongs to (some authors grant by hand: it may take days)."
-            if token
-            else f"; then make a token that may read at {settings}, and set HF_TOKEN to it."
-        )
-        what = f" is gated. Sign in, open {page}, and agree to its terms{rest}"
-    elif isinstance(error, errors.RevisionNotFoundError):
-        what = f" has no files yet: see {page}"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        rest = (
-            "the account of HF_TOKEN must be one that may read it"
-            if token
-            else f"make a token that may read at {settings}, and set HF_TOKEN to it"
-        )
-        what = f" is not on the Hub, or is private. Check the id at {page}{_near(name)}; if it is private, {rest}."
-    elif isinstance(error, errors.HFValidationError):
-        what = f" is neither a folder here nor an id that the Hub knows. Write user/name.{_near(name)}"
-    elif status == 401:
-        what = f": the Hub does not accept HF_TOKEN. Make a new one that may read at {settings}, or unset it."
-    elif status == 403:
-        what = f": the Hub refuses it to the account of HF_TOKEN. Let the token read gated models: {settings}"
-    elif status == 429:
-        what = ": the Hub has had too many requests from here. Wait some minutes; a token in HF_TOKEN allows more."
-    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        what = f": the disk of {hub.constants.HF_HUB_CACHE} is full. Free some, or set HF_HOME to a disk with room."
-    else:
-        what = (
-            f" could not be fetched: {str(error).replace(token, '(HF_TOKEN)') if token else error}\n"
-            "Files that have come whole are kept: run it again to go on. Or give a local folder in diffusers layout."
-        )
-    return f"base_model_name: {name}{what}"
 
 
 def _near(name: str) -> str:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.frame_attention import isolate
-from videotune.models.model_files import read_config
 from videotune.models.pretrained import read_tokenizer
 from videotune.models.tiny_text import bytes_tokenizer, clip_tokenizer, tiny_clip
 from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
@@ -106,6 +104,7 @@ class HunyuanVideo(DiffusersModel):
     transformer_class, vae_class = "HunyuanVideoTransformer3DModel", "AutoencoderKLHunyuanVideo"
     text_encoders = {"text_encoder": "LlamaModel", "text_encoder_2": "CLIPTextModel"}
     embedding_names = {"text_encoder": "llama", "text_encoder_2": "clip_l"}
+    pipelines, attention = ("HunyuanVideoPipeline",), "attn"
     comfyui_names = COMFYUI
     tokens_in_front = CROP
 
@@ -116,13 +115,9 @@ class HunyuanVideo(DiffusersModel):
         The shift of training stays 7, at which the authors sample, whatever the checkpoint's scheduler says: it is that of
         sampling, and distilled checkpoints have others. Raises VideotuneError for one that only looks like one of these.
         """
-        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
-        latent, channels, image = vae["latent_channels"], net["in_channels"], net.get("image_condition_type")
-        if image is not None or channels != latent:
-            what = f"is told an image ({image})" if image else f"reads {channels} channels, its VAE gives {latent}"
-            raise VideotuneError(
-                f"{folder}: its transformer {what}: of HunyuanVideo videotune trains the checkpoint from text alone"
-            )
+        net, vae, latent, _ = cls.read_configs(folder)
+        if net.get("image_condition_type") is not None:
+            raise VideotuneError(f"{folder}: of HunyuanVideo videotune trains the text-to-video checkpoint alone")
         patch = (net["patch_size_t"], net["patch_size"], net["patch_size"])
         spatial, temporal = vae["spatial_compression_ratio"], vae["temporal_compression_ratio"]
         width = net["num_attention_heads"] * net["attention_head_dim"]
@@ -216,17 +211,6 @@ class HunyuanVideo(DiffusersModel):
             return super().sample(nets, cond, None, request)
         words = {"guidance_scale": GUIDANCE, "true_cfg_scale": request.guidance}
         return self.run_pipeline(self.pipeline(nets, request.shift), cond, uncond, request, **words).float()
-
-    @staticmethod
-    def isolate_frames(net: nn.Module, on: bool) -> None:
-        """In blocks of two streams and of one."""
-        shell: Any = net
-        attentions = [block.attn for block in (*shell.transformer_blocks, *shell.single_transformer_blocks)]
-        isolate(net, attentions, on, lambda hidden_states, **_: hidden_states.shape[2] // shell.config.patch_size_t)
-
-    def pipeline_class(self) -> Any:
-        """From text."""
-        return diffusers.HunyuanVideoPipeline
 
     def key_maps(self) -> Mapping[str, Callable[[str], str]]:
         """In ComfyUI's form several modules share one name.

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.frame_attention import isolate
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import known_latents, own_scheduler
 from videotune.models.tiny_text import tiny_t5
@@ -129,16 +128,9 @@ class LTXVideo(DiffusersModel):
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
         """The spec of a checkpoint. Raises VideotuneError for one that only looks like one of these."""
-        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
+        net, vae, latent, _ = cls.read_configs(folder)
         if (net.get("patch_size", 1), net.get("patch_size_t", 1)) != (1, 1):
-            raise VideotuneError(
-                f"{folder}: a token of its transformer covers more than one latent; no published LTX-Video does that"
-            )
-        if net["in_channels"] != vae["latent_channels"]:
-            raise VideotuneError(
-                f"{folder}: its transformer takes {net['in_channels']} channels, and its VAE's latents have "
-                f"{vae['latent_channels']}. Are both of one checkpoint?"
-            )
+            raise VideotuneError(f"{folder}: a token covers more than one latent; no published LTX-Video does that")
         size = SIZES.get((net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), "")
         spatial, temporal = _stride(vae, "spatial", 4), _stride(vae, "temporal", 1)
         newer = _newer(folder)
@@ -151,7 +143,7 @@ class LTXVideo(DiffusersModel):
                 cls.spec.rules, frame_step=temporal, side_multiple=spatial, spatial_stride=spatial,
                 temporal_stride=temporal,
             ),
-            latent_channels=vae["latent_channels"],
+            latent_channels=latent,
             text_tokens=NEWER_TOKENS if newer else cls.spec.text_tokens,
             text_width=net["caption_channels"],
             licence=newer_licence if newer else cls.spec.licence,
@@ -229,18 +221,11 @@ class LTXVideo(DiffusersModel):
         # the count of frames is not read where positions are given, but by isolated frames
         return {"num_frames": frames, "video_coords": torch.cat([seconds, coords[:, 1:]], dim=1)}
 
-    @staticmethod
-    def isolate_frames(net: nn.Module, on: bool) -> None:
-        """Text is only read from, so nothing leaks through it."""
-        shell: Any = net
-
-        def frames(hidden_states: Tensor, num_frames: int | None = None, video_coords: Any = None, **_: Any) -> int:
-            if num_frames is not None:
-                return num_frames
-            # a pipeline that tells positions says no count: tokens of a frame have the first one's time
-            return hidden_states.shape[1] // int((video_coords[0, 0] == video_coords[0, 0, 0]).sum())
-
-        isolate(net, [block.attn1 for block in shell.transformer_blocks], on, frames)
+    def token_frames(
+        self, hidden_states: Tensor, num_frames: int | None = None, video_coords: Any = None, **_: Any
+    ) -> int:
+        """A pipeline that passes positions passes no count: tokens of a frame have the first one's time."""
+        return num_frames or hidden_states.shape[1] // int((video_coords[0, 0] == video_coords[0, 0, 0]).sum())
 
     def pipeline_class(self) -> Any:
         """The newer one takes an image or none."""

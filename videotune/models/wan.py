@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.frame_attention import isolate
 from videotune.models.loading import load_model
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import known_latents
@@ -90,6 +89,7 @@ class Wan(DiffusersModel):
     )
     variants = ("t2v", "i2v", "ti2v", "t2v-a14b", "i2v-a14b")
     transformer_class, vae_class = "WanTransformer3DModel", "AutoencoderKLWan"
+    pipelines = ("WanPipeline", "WanImageToVideoPipeline")
     text_encoders = {"text_encoder": "UMT5EncoderModel"}
     embedding_names = {"text_encoder": "umt5xxl"}
     comfyui_names, original_names = COMFYUI, ORIGINAL
@@ -104,15 +104,12 @@ class Wan(DiffusersModel):
         under a third of the samples, and diffusers at 3. Raises VideotuneError for a Wan checkpoint of another kind.
         """
         index = read_config(folder / "model_index.json")
-        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
+        net, vae, latent, from_image = cls.read_configs(
+            folder,
+            lambda vae: 2 * vae["z_dim"] + vae.get("scale_factor_temporal", 4),  # noise, the mask, the image
+        )
         spatial, temporal = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
         patch, from_both = tuple(net["patch_size"]), bool(index.get("expand_timesteps"))
-        from_image = net["in_channels"] == 2 * vae["z_dim"] + temporal  # noise, the mask of what is given, the image
-        if not from_image and net["in_channels"] != vae["z_dim"]:
-            raise VideotuneError(
-                f"{folder}: its transformer takes {net['in_channels']} channels, and its VAE's latents have {vae['z_dim']}: "
-                "neither text-to-video nor image-to-video Wan. Are both of one checkpoint?"
-            )
         if net.get("pos_embed_seq_len") is not None:
             raise VideotuneError(f"{folder}: a Wan checkpoint for first and last frames (FLF2V) cannot be trained")
         experts = _experts(folder, index)
@@ -124,7 +121,7 @@ class Wan(DiffusersModel):
             cls.spec,
             title=f"Wan {'2.2' if newer else '2.1'} {kind} {size}".rstrip(),
             rules=VideoRules(temporal, 1, spatial * patch[1], 24.0 if from_both else 16.0, spatial, temporal),
-            latent_channels=vae["z_dim"],
+            latent_channels=latent,
             patch=patch,
             text_width=net["text_dim"],
             given="concat" if from_image else "replace" if from_both else "none",
@@ -132,7 +129,7 @@ class Wan(DiffusersModel):
             experts=experts,
             timestep_shift=5.0 if newer else cls.spec.timestep_shift,
             sample_guidance=cls.spec.sample_guidance if len(experts) == 1 else 3.5 if from_image else 4.0,
-            image_channels=(net["in_channels"] - vae["z_dim"], 0),
+            image_channels=(net["in_channels"] - latent, 0),
             image_numbers=0 if net.get("image_dim") is None else _clip_numbers(folder),
         )
 
@@ -216,17 +213,6 @@ class Wan(DiffusersModel):
             return_dict=False,
         )
         return out[0].float()
-
-    @staticmethod
-    def isolate_frames(net: nn.Module, on: bool) -> None:
-        """Text is only read from, so nothing leaks through it."""
-        shell: Any = net
-        attentions, patch = [block.attn1 for block in shell.blocks], shell.config.patch_size[0]
-        isolate(net, attentions, on, lambda hidden_states, **_: hidden_states.shape[2] // patch)
-
-    def pipeline_class(self) -> Any:
-        """From text, or from an image."""
-        return diffusers.WanImageToVideoPipeline if self.spec.given == "concat" else diffusers.WanPipeline
 
     def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
         """An image is in ``cond.extras`` (image-to-video) or ``request.first`` (TI2V).

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from videotune.adapters.kinds import by_module
-from videotune.adapters.patterns import grouped
+from videotune.adapters.layers import grouped
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
 from videotune.data.dataset import totals

@@ -1,11 +1,12 @@
 """Draws one coloured shape that moves across a flat dark background: the world that the toy base model knows.
 
 Sizes, speeds and backgrounds follow the distributions which that model was trained on; other ones are foreign to it. Its
-autoencoder was shown more: any colour, six shapes, stripes, so that a concept which the transformer never saw is decoded.
+autoencoder was trained on more (``scripts/toymaking/wide.py``), so that it decodes concepts which the transformer never saw.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ FPS = 16.0
 """The rate at which a clip of 17 frames shows one second: the whole travel of its shape."""
 
 Rgb = tuple[float, float, float]
-"""A colour, 0 to 255 each."""
+Paint = Callable[[NDArray[Any]], NDArray[Any]]
+"""From each pixel's rows below the shape's centre (H, W) to its colour (H, W, 3), 0 to 255."""
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (230, 40, 40),
@@ -99,21 +101,19 @@ def pixel_grid(height: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def draw_clip(
     rng: np.random.Generator,
-    colour: str | Rgb,
+    colour: str | Rgb | Paint,
     shape: str,
     direction: str,
     *,
     frames: int = 17,
     side: int = 64,
     fps: float = FPS,
-    stripes: tuple[Rgb, float] | None = None,
 ) -> NDArray[np.uint8]:
     """One clip (T, H, W, 3) of a shape that crosses the picture at a steady speed.
 
     Radius .17-.22 and travel .36-.46 of the side per second, background grey 28-60, outline soft over 1.5 pixels at
     64 pixels. The draws do not depend on ``frames``, ``side`` or ``fps``: the same generator gives the same scene, seen
-    longer, larger or more often a second. ``stripes`` paints every other half period, (colour, period in pixels at 64),
-    of the shape's rows. Raises VideotuneError for a word that is not known.
+    longer, larger or more often a second. Raises VideotuneError for a word that is not known.
     """
     if isinstance(colour, str) and colour not in PALETTE:
         raise VideotuneError(f"colour {colour!r} is not known; there are {', '.join(PALETTE)}")
@@ -130,38 +130,12 @@ def draw_clip(
 
     columns, rows = pixel_grid(side, side)
     soft = 1.5 * side / 64
-    paint = np.array(PALETTE[colour] if isinstance(colour, str) else colour)
+    paint = PALETTE[colour] if isinstance(colour, str) else colour
     clip = np.empty((frames, side, side, 3), np.uint8)
     for index in range(frames):
         below = rows - centre_y[index]
         outside = distance(shape, columns - centre_x[index], below, radius)
         cover = np.clip(0.5 - outside / soft, 0, 1)[..., None]
-        painted = paint if stripes is None else _striped(paint, stripes, below, side, soft)
+        painted = paint(below) if callable(paint) else np.array(paint)
         clip[index] = np.round(background * (1 - cover) + painted * cover)
     return clip
-
-
-def _striped(
-    paint: NDArray[Any], stripes: tuple[Rgb, float], below: NDArray[Any], side: int, soft: float
-) -> NDArray[Any]:
-    """A colour for each pixel (H, W, 3): that of the shape, and between soft edges the other one."""
-    other, period = np.array(stripes[0]), stripes[1] * side / 64
-    edge = np.sin(2 * np.pi * below / period) * period / (2 * np.pi)  # nearly the distance to the next edge
-    share = np.clip(0.5 + edge / soft, 0, 1)[..., None]
-    return paint * share + other * (1 - share)
-
-
-def draw_wide(rng: np.random.Generator, *, frames: int = 17, side: int = 64) -> NDArray[np.uint8]:
-    """One clip (T, H, W, 3) of what an autoencoder should carry: any strong colour, six shapes, in 2 of 5 clips stripes."""
-    shape = str(rng.choice(SHAPES + EXTRA_SHAPES))
-    direction = str(rng.choice(list(DIRECTIONS)))
-    colour, other, period = _any_colour(rng), _any_colour(rng), float(rng.uniform(8, 16))
-    stripes = (other, period) if rng.random() < 0.4 else None
-    return draw_clip(rng, colour, shape, direction, frames=frames, side=side, stripes=stripes)
-
-
-def _any_colour(rng: np.random.Generator) -> Rgb:
-    """A colour of 10 to 250 a channel, away from grey."""
-    drawn = rng.uniform(20, 245, 3)
-    red, green, blue = np.clip(drawn.mean() + 1.6 * (drawn - drawn.mean()), 10, 250)
-    return float(red), float(green), float(blue)

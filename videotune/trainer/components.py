@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from videotune.adapters.full import add_full
+from videotune.adapters.layers import add_full
 from videotune.adapters.lora import inject
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective, objective

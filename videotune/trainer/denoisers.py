@@ -10,9 +10,8 @@ from fractions import Fraction
 import torch
 from torch import nn
 
-from videotune.adapters.full import add_full, load_full
-from videotune.adapters.lora import add_lora, load_lora
-from videotune.adapters.share import share
+from videotune.adapters.layers import add_full, load_weights
+from videotune.adapters.lora import add_lora, share
 from videotune.config.schema import Config
 from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
@@ -282,4 +281,4 @@ def put_weights(
     parameters: Mapping[str, nn.Parameter], state: Mapping[str, torch.Tensor], config: Config, where: str
 ) -> None:
     """Copy a checkpoint's weights into what trains; VideotuneError where they do not fit."""
-    (load_lora if config.training_method == "LORA" else load_full)(parameters, state, where)
+    load_weights(parameters, state, where)

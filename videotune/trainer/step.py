@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
-from videotune.adapters.text import LiveText
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
 from videotune.latent_cache.batches import StepBatch, share_of
 from videotune.memory.sharding import Shards

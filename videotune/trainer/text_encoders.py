@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from videotune.adapters.full import load_full
-from videotune.adapters.text import LiveText, add_text, matching_text
+from videotune.adapters.layers import LiveText, add_text, layers_of, load_weights
 from videotune.adapters.textual_inversion import add_rows, add_tokens, lay_rows, spelled
 from videotune.config.schema import Config, token_names
 from videotune.memory.checkpointing import checkpoint_text
@@ -15,8 +14,6 @@ from videotune.types import Family
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from videotune.adapters.text import LiveText
 
 ROWS = "embedding."
 """What the names of token rows begin with in a checkpoint; the text encoder's name follows."""
@@ -35,7 +32,7 @@ def refuse_text(family: Family, config: Config) -> None:
         named = [
             f"{part}.{path}" for part, net in family.text_skeletons().items() for path, _ in net.named_parameters()
         ]
-        matching_text(named, config.text_encoder.layers)
+        layers_of(named, config.text_encoder.layers, of_text=True)
     if config.training_method == "EMBEDDING":
         for tokenizer in family.tokenizers().values():
             add_tokens(tokenizer, config.embedding.tokens)
@@ -68,7 +65,7 @@ def put_text(family: Family, config: Config, state: Mapping[str, Tensor], where:
     if live is None:
         return str
     held = {name: parameter for group in attach_text(family, config).values() for name, parameter in group.items()}
-    load_full(held, {name: value for name, value in state.items() if name in held}, where)
+    load_weights(held, {name: value for name, value in state.items() if name in held}, where)
     return live.spell
 
 

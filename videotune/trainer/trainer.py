@@ -28,7 +28,7 @@ from videotune.types import Family, Window
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from videotune.adapters.text import LiveText
+    from videotune.adapters.layers import LiveText
     from videotune.memory.sharding import Shard
 
 

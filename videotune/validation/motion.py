@@ -1,4 +1,4 @@
-"""How a clip of any content moves, flickers and how coloured it is. For the toy world ``toy/motion.py`` says more."""
+"""How a clip of any content moves, flickers and how coloured it is."""
 
 from __future__ import annotations
 
