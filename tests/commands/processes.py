@@ -13,8 +13,8 @@ from tests import forked
 
 KILLED = -signal.SIGKILL
 WHEN = {
-    "mid-accumulation": ("train.step", "denoising_loss"),
-    "save": ("train.checkpoint", "write_tensors"),
+    "mid-accumulation": ("trainer.step", "denoising_loss"),
+    "save": ("trainer.checkpoint", "write_tensors"),
     "ruler": ("validation.validation_loss", "denoising_loss"),
     "preview": ("validation.decoding", "decode"),
 }
