@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import CogVideoXImageToVideoPipeline
-from safetensors.torch import load_file, save_file
 
 from tests.models.cogvideox_kit import SHAPES, batch_for, opened
-from videotune.adapters.lora import add_lora
-from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
-from videotune.exporter.lora import export_lora
 from videotune.models.cogvideox import CogVideoX
 from videotune.rng import draws
 from videotune.types import ClipShape, SampleRequest
@@ -154,45 +150,3 @@ def test_a_vae_that_keeps_images_beside_clips_has_a_name_of_its_own(cog_bases: B
     shutil.rmtree(folder / "vae")
     shutil.copytree(cog_bases("5b") / "vae", folder / "vae")
     assert opened(folder).fingerprints()["vae"] != opened(cog_bases("5b")).fingerprints()["vae"]
-
-
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-@IMAGE
-def test_our_frames_from_an_image_are_those_of_the_pipeline(
-    variant: str, guidance: float, cog_bases: Bases, tmp_path: Path
-) -> None:
-    """Same seed, same frames, with the exported file. The pipeline draws an image's latents where ours are their mean, so
-    the VAE here is given next to no variance."""
-    import shutil
-
-    folder = shutil.copytree(cog_bases(variant), tmp_path / "sure")
-    weights = folder / "vae" / "diffusion_pytorch_model.safetensors"
-    state = load_file(weights)
-    state["encoder.conv_out.conv.bias"][4:] = -60.0
-    save_file(state, weights, metadata={"format": "pt"})
-    family, shape, text = opened(folder), SHAPES[variant][0], "a zorble"
-    net = family.denoiser()
-    adapter = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
-    for name, parameter in adapter.items():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
-    image = film(shape)[:, 0]
-    extras = family.encode_video(film(shape)).extras
-    cond, uncond = (family.condition([state | extras]) for state in family.encode_text([text, ""]))
-    request = SampleRequest(shape, 3, guidance, (7,))
-    drawn = family.sample({"transformer": net}, cond, None if guidance == 1 else uncond, request)
-    ours = family.decode(drawn[0])
-    pipe = pipeline(folder)
-
-    def theirs() -> torch.Tensor:
-        frames = pipe(
-            (image[None] / 2 + 0.5), text, num_frames=shape.frames, height=shape.height, width=shape.width,
-            num_inference_steps=3, guidance_scale=guidance, generator=torch.Generator().manual_seed(7),
-            output_type="pt",
-        ).frames[0]  # fmt: skip
-        return torch.as_tensor(frames).permute(1, 0, 2, 3) * 2 - 1
-
-    without = theirs()
-    pipe.load_lora_weights(str(export_lora(family, "diffusers", adapter, 2.0, tmp_path / "l.safetensors", {}).path))
-    torch.testing.assert_close(ours, theirs(), rtol=0, atol=2e-5)
-    assert (ours - without).abs().max() > 1e-3, "the adapter must have changed the frames for this to mean anything"

@@ -14,12 +14,11 @@ from torch import nn
 
 from tests.models.models_kit import FAMILIES, KINDS, Open, batch_of, denoisers, first_of, small_shape
 from tests.models.oracles import oracle
-from videotune.adapters.lora import add_lora, matching, updates
+from videotune.adapters.lora import add_lora, matching
 from videotune.config.schema import Embedding, Lora
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
-from videotune.exporter.lora import export_lora
 from videotune.models.base_model import of_base, spec_for
 from videotune.models.registry import find
 from videotune.types import BasePlace, ClipShape, SampleRequest
@@ -52,19 +51,6 @@ def test_tiny_is_the_same_for_the_same_seed(
     first = tiny_bases(name, variant)
     for path in sorted(first.rglob("*.safetensors")):
         assert path.read_bytes() == (again / path.relative_to(first)).read_bytes()
-
-
-@KINDS
-def test_latents_have_the_shape_that_the_rules_say(name: str, variant: str, tiny_family: Open) -> None:
-    family = tiny_family(name, variant=variant)
-    shape = small_shape(family)
-    frames = torch.rand(3, shape.frames, shape.height, shape.width) * 2 - 1
-    moments = family.encode_video(frames)
-    assert moments.mean.shape == (family.spec.latent_channels, *family.spec.rules.latent_size(shape))
-    assert moments.mean.dtype == torch.float32
-    pixels = family.decode(moments.mean)
-    assert pixels.shape == frames.shape
-    assert pixels.abs().max() <= 1
 
 
 @KINDS
@@ -343,23 +329,6 @@ def test_named_targets_lie_inside_the_blocks(name: str, variant: str, tiny_famil
     counts = {preset: len(matching(net, family.spec, preset)) for preset in family.spec.lora_targets}
     assert all(count > 0 for count in counts.values())
     assert counts["attention"] < counts["linear"]
-
-
-@KINDS
-def test_exports_read_back(name: str, variant: str, tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family(name, variant=variant)
-    suffixes = {family.spec.export_suffix(expert.name) for expert in family.spec.experts}
-    assert len(suffixes) == len(family.spec.experts)
-    assert suffixes == {""} or "" not in suffixes
-    for expert, net in denoisers(family).items():
-        state = add_lora(net, family.spec, Lora(rank=3, alpha=7.5, targets="linear"), seed=1)
-        for parameter in state.values():
-            parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
-        for format in family.key_maps():
-            path = tmp_path / f"{format}{family.spec.export_suffix(expert)}.safetensors"
-            done = export_lora(family, format, state, 2.5, path, {"step": 1}, expert)
-            assert done.max_error <= 1e-6
-            assert done.modules == len(updates(state, 1.0))
 
 
 @KINDS

@@ -12,16 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.models.models_kit import KINDS, Open, batch_of, clip_of, denoisers, first_of, small_shape
+from tests.models.models_kit import KINDS, Open, batch_of, clip_of, denoisers, first_of, shapes_of, small_shape
 from tests.models.oracles import unpacked
 from videotune.adapters.lora import add_lora, matching
 from videotune.config.schema import Lora
 from videotune.diffusion.loss import Objective, denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.exporter.lora import export_lora
 from videotune.models.registry import find
 from videotune.rng import draws
-from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window
+from videotune.types import Batch, ModelSpec, SampleRequest, Window
 from videotune.validation.validation_loss import ValidationLoss, normalised, read_validation
 
 BY_HAND = {
@@ -41,27 +40,6 @@ def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Object
     """What the family is trained with, between two noise levels."""
     levels = Timesteps(spec.timestep_distribution, spec.timestep_shift, low, high)
     return objective(spec.path, spec.path_constants, levels)
-
-
-def shapes_of(family: Any) -> list[ClipShape]:
-    """Shapes of several counts of frames and sizes, as far as the checkpoint takes more than one."""
-    rules, small = family.spec.rules, small_shape(family)
-    if rules.size is not None:
-        return [small]
-    side = rules.side_multiple
-    still = ClipShape(1, 3 * side, 2 * side, rules.fps)
-    return [small, still, ClipShape(2 * rules.frame_step + rules.frame_rest, 2 * side, 3 * side, rules.fps)]
-
-
-@KINDS
-def test_a_clip_comes_back_with_its_frames_and_size(name: str, variant: str, tiny_family: Open) -> None:
-    """At each count of frames that the rule allows; of others the VAE drops some and says nothing."""
-    family = tiny_family(name, variant=variant)
-    for shape in shapes_of(family):
-        clip = clip_of(family, shape, 0)
-        latents = family.encode_video(clip).mean
-        assert latents.shape[1:] == family.spec.rules.latent_size(shape)
-        assert family.decode(latents).shape == clip.shape
 
 
 @KINDS
@@ -152,41 +130,6 @@ def same_words(family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any]
 def as_tensor(word: Any) -> torch.Tensor:
     """A tensor as it is, a number as the tensor of one that a family may tell in its place."""
     return word if isinstance(word, torch.Tensor) and word.numel() > 1 else torch.as_tensor(word).flatten()
-
-
-@KINDS
-def test_a_file_draws_in_diffusers_what_the_adapter_draws_here(
-    name: str, variant: str, tiny_family: Open, tmp_path: Path
-) -> None:
-    """The adapter that trained, and each exported file loaded by the pipeline's own loader: the same frames come out."""
-    family = tiny_family(name, variant=variant)
-    batch, shape = batch_of(family, ["a red circle"]), small_shape(family)
-    request = SampleRequest(shape, 3, 1.0, (7,))
-    ours, plain = denoisers(family), denoisers(family)
-    files: dict[tuple[str, str], Path] = {}
-    for number, (expert, net) in enumerate(ours.items()):
-        state = add_lora(net, family.spec, Lora(rank=3, alpha=6, targets="linear"), seed=number)
-        for key, parameter in state.items():
-            if "lora_B" in key:
-                parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(number + parameter.numel()))
-        for format in family.key_maps():
-            path = tmp_path / f"{format}{family.spec.export_suffix(expert)}.safetensors"
-            done = export_lora(family, format, state, 2.0, path, {}, expert)
-            if done.reader.startswith("diffusers"):
-                files[format, expert] = done.path
-    with torch.no_grad():
-        drawn, base = (family.sample(nets, batch.cond, None, request) for nets in (ours, plain))
-    assert (drawn - base).abs().max() > 1e-3, "the adapter must change what is drawn for this to mean anything"
-    reader = family.pipeline_class()
-    assert any(format == "diffusers" for format, _ in files)
-    for format in {format for format, _ in files}:
-        nets = denoisers(family)
-        for expert, net in nets.items():
-            state, metadata = reader.lora_state_dict(str(files[format, expert]), return_lora_metadata=True)
-            reader.load_lora_into_transformer(state, net, adapter_name="theirs", metadata=metadata)
-        with torch.no_grad():
-            again = family.sample(nets, batch.cond, None, request)
-        torch.testing.assert_close(again, drawn, rtol=1e-4, atol=1e-5)
 
 
 @KINDS

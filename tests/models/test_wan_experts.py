@@ -1,17 +1,12 @@
 """Wan's two experts, its noise, its names in the authors' files, and the time that isolated frames take."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import WanPipeline
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 
-from videotune.adapters.lora import add_lora
-from videotune.config.schema import Lora
-from videotune.exporter.lora import export_lora
 from videotune.models.base import renamed
 from videotune.models.wan import Wan
 from videotune.sampling.pipeline import SampleSettings, draw
@@ -19,45 +14,6 @@ from videotune.types import ClipShape
 
 Open = Callable[..., Any]
 SHAPE = ClipShape(5, 32, 32, 16.0)
-
-
-def test_two_files_draw_in_diffusers_what_two_adapters_draw_here(
-    tiny_bases: Callable[..., Path], tiny_family: Open, tmp_path: Path
-) -> None:
-    """The high expert's file goes into transformer, the low one's into transformer_2, each with its own guidance."""
-    family = tiny_family("wan", variant="t2v-a14b")
-    pipe = WanPipeline.from_pretrained(tiny_bases("wan", "t2v-a14b"), dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-    nets = {}
-    for expert in ("high", "low"):
-        nets[expert] = net = family.denoiser(expert)
-        state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
-        for name, parameter in state.items():
-            if "lora_B" in name:
-                parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(len(name) + len(nets)))
-        file = tmp_path / f"lora{family.spec.export_suffix(expert)}.safetensors"
-        export_lora(family, "comfyui", state, 2.0, file, {}, expert)
-        pipe.load_lora_weights(str(file), load_into_transformer_2=expert == "low")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "lora_high_noise.safetensors",
-        "lora_low_noise.safetensors",
-    ]
-    states = dict(zip(["a", ""], family.encode_text(["a", ""]), strict=True))
-
-    def ours(high: float, low: float | None) -> torch.Tensor:
-        settings = SampleSettings(SHAPE, 8, high, guidance_2=low)
-        return draw(family, nets, settings, states.__getitem__, ["a"], [7])[0]
-
-    def theirs(high: float, low: float | None) -> torch.Tensor:
-        return pipe(
-            "a", num_frames=5, height=32, width=32, num_inference_steps=8, guidance_scale=high, guidance_scale_2=low,
-            generator=torch.Generator().manual_seed(7), output_type="latent",
-        ).frames[0]  # fmt: skip
-
-    for pair in ((4.0, 3.0), (4.0, None), (1.0, None)):
-        torch.testing.assert_close(ours(*pair), theirs(*pair), rtol=0, atol=1e-4)
-    assert not torch.allclose(ours(4.0, 3.0), ours(4.0, 4.0), atol=1e-3)
-    torch.testing.assert_close(ours(4.0, None), ours(4.0, 4.0))
 
 
 def test_each_expert_answers_on_its_own_side_of_the_boundary(tiny_family: Open) -> None:
