@@ -76,9 +76,9 @@ def first_of(family: Any) -> nn.Module:
     return family.denoiser(family.spec.experts[0].name)
 
 
-def noisy_lora(family: Any, net: nn.Module, seed: int = 0) -> dict[str, nn.Parameter]:
+def noisy_lora(family: Any, net: nn.Module, seed: int = 0, targets: Any = "linear") -> dict[str, nn.Parameter]:
     """A LoRA in the network that changes what it answers."""
-    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=seed)
+    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets=targets), seed=seed)
     for name, parameter in state.items():
         if "lora_B" in name:
             parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(seed + 1))

@@ -15,7 +15,7 @@ from tests.models.models_kit import batch_of, small_shape
 from tests.models.test_family_outputs import same_words
 from videotune.errors import VideotuneError
 from videotune.models.hunyuan_video import CROP, TEMPLATE, HunyuanVideo
-from videotune.types import ClipShape, SampleRequest
+from videotune.types import SampleRequest
 
 Bases, Open = Callable[..., Path], Callable[..., Any]
 NAME = "hunyuan_video"
@@ -114,48 +114,6 @@ def test_the_noise_level_is_told_in_float32(tiny_family: Open) -> None:
     assert said[0]["timestep"].dtype == torch.float32
     assert said[0]["timestep"].item() == pytest.approx(731.7, abs=1e-4)
     assert said[0]["guidance"].tolist() == [1000.0]
-
-
-def test_isolated_frames_are_a_mask_in_diffusers_own_attention(tiny_family: Open) -> None:
-    """The same as the whole attention under the mask that says it, with captions of unequal length."""
-    family = tiny_family(NAME)
-    batch = batch_of(family, ["a red circle", "b"], shape=ClipShape(13, 32, 48, 24.0))
-    net, t = family.denoiser(), torch.tensor([0.3, 0.8])
-    frames, tokens, length = 4, 2 * 3, 256
-    place = torch.cat([torch.arange(frames).repeat_interleave(tokens), torch.full((length,), -1)])
-    seen = (place[:, None] == place[None]) | ((place[None] == -1) & (place[:, None] >= 0))
-
-    def masked(_: Any, words: Any, named: dict[str, Any]) -> Any:
-        return words, named | {"attention_mask": named["attention_mask"] & seen[None, None]}
-
-    attentions = [b.attn for blocks in (net.transformer_blocks, net.single_transformer_blocks) for b in blocks]
-    handles = [attn.register_forward_pre_hook(masked, with_kwargs=True) for attn in attentions]
-    with torch.no_grad():
-        wanted = family.predict(net, batch.x0, t, batch)
-    for handle in handles:
-        handle.remove()
-    family.isolate_frames(net, True)
-    with torch.no_grad():
-        found = family.predict(net, batch.x0, t, batch)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-
-
-def test_presets_ask_for_what_the_checkpoint_takes(tiny_bases: Bases) -> None:
-    from videotune.config.load import preset_about, preset_names, read_preset
-    from videotune.config.resolve import resolve
-    from videotune.data.frame_sampling import snap_frames
-
-    ours = [name for name in preset_names() if name.startswith("hunyuan")]
-    assert [name.rpartition(" ")[2] for name in ours] == ["16GB", "24GB", "48GB"]
-    for name in ours:
-        preset = read_preset(name)
-        config = resolve({}, preset, HunyuanVideo.read_spec(tiny_bases(NAME))).config
-        assert (
-            snap_frames(preset["video_config"]["frames"], HunyuanVideo.spec.rules) == preset["video_config"]["frames"]
-        )
-        assert preset["resolution"] % HunyuanVideo.spec.rules.side_multiple == 0
-        assert config.timestep_shift == 7.0
-        assert "memory not measured" in preset_about(name)
 
 
 def test_gradients_reach_every_weight_that_trains(tiny_family: Open) -> None:

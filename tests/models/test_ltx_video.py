@@ -169,36 +169,3 @@ def test_the_shift_of_a_sample_is_the_schedulers_or_the_asked_one(tiny_bases: Ba
     with pytest.raises(VideotuneError, match="schedule of its own"):
         since.pipeline({}, 3.0)
     assert LTXVideo.spec.timestep_shift == 4.48, "e^1.5: half way between 1024 and 4096 tokens"
-
-
-def test_weights_under_the_authors_names_are_read_back_by_diffusers(tiny_bases: Bases) -> None:
-    from diffusers.loaders.single_file_utils import convert_ltx_transformer_checkpoint_to_diffusers
-
-    family = opened(tiny_bases("ltx_video"))
-    state = family.denoiser().state_dict()
-    rename = family.full_key_maps()["original"]
-    authors = {rename(name): value for name, value in state.items()}
-    assert {"patchify_proj.weight", "transformer_blocks.0.attn1.q_norm.weight", "adaln_single.linear.bias"} <= set(
-        authors
-    )
-    again = convert_ltx_transformer_checkpoint_to_diffusers(dict(authors))
-    assert set(again) == set(state)
-    assert all(again[name] is authors[rename(name)] for name in state)
-
-
-@EACH
-def test_an_isolated_frame_is_a_still(variant: str, tiny_bases: Bases) -> None:
-    """Attention knows the distance between tokens alone, so a frame by itself is predicted as a clip of one frame."""
-    family = opened(tiny_bases("ltx_video", variant))
-    net, batch = family.denoiser(), batch_of(family, ["a red circle"], shape=SHAPE)
-    t, none = torch.tensor([0.6]), torch.zeros(1, 1, 1, 1, 1, dtype=torch.bool)
-    with torch.no_grad():
-        stills = [
-            family.predict(net, batch.x0[:, :, [i]], t, replace(batch, x0=batch.x0[:, :, [i]], given=none))
-            for i in range(batch.x0.shape[2])
-        ]
-        family.isolate_frames(net, True)
-        alone = family.predict(net, batch.x0, t, batch)
-        torch.testing.assert_close(alone, torch.cat(stills, dim=2), rtol=1e-4, atol=1e-5)
-        # a preview's pipeline says no count of frames where it tells positions
-        family.sample({"transformer": net}, batch.cond, None, SampleRequest(SHAPE, 2, 1.0, (3,)))

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.models.models_kit import KINDS, clip_of, denoisers, noisy_lora, opened, shapes_of, small_shape
+from tests.models.models_kit import KINDS, clip_of, denoisers, edit, noisy_lora, opened, shapes_of, small_shape
 from tests.models.oracles import unpacked
 from videotune.exporter.lora import export_lora
 from videotune.models.base import DiffusersModel
@@ -86,8 +86,9 @@ def test_latents_are_those_of_the_vae(name: str, variant: str, tiny_bases: Calla
 
 
 def base_of(name: str, variant: str, tiny_bases: Callable[..., Path], folder: Path) -> Path:
-    """A copy of a checkpoint whose latents are certain; ``undistilled``: HunyuanVideo without an embedded guidance."""
-    shutil.copytree(tiny_bases(name, None if variant == "undistilled" else variant), folder)
+    """A copy of a checkpoint whose latents are certain; of HunyuanVideo one without an embedded guidance, of CogVideoX one
+    with the other scheduler that its checkpoints come with."""
+    shutil.copytree(tiny_bases(name, None if variant in ("undistilled", "dpm") else variant), folder)
     if name in CERTAIN:
         state, (rows, bias) = load_file(folder / "vae" / WEIGHTS), CERTAIN[name]
         state["encoder.conv_out.conv.bias"][rows] = bias
@@ -96,6 +97,8 @@ def base_of(name: str, variant: str, tiny_bases: Callable[..., Path], folder: Pa
         net = diffusers.HunyuanVideoTransformer3DModel
         config = net.load_config(folder / "transformer") | {"guidance_embeds": False}
         net.from_config(config).save_pretrained(folder / "transformer")
+    if variant == "dpm":
+        edit(folder / "model_index.json", scheduler=["diffusers", "CogVideoXDPMScheduler"])
     return folder
 
 
@@ -142,7 +145,8 @@ def theirs_of(pipe: Any, family: Any, request: SampleRequest, caption: str, seed
     return frames.permute(1, 0, 2, 3) * 2 - 1
 
 
-CASES = [(name, variant) for name in names() for variant in find(name).variants] + [("hunyuan_video", "undistilled")]
+CASES = [(name, variant) for name in names() for variant in find(name).variants]
+CASES += [("hunyuan_video", "undistilled"), ("cogvideox", "dpm")]
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
