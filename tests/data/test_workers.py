@@ -219,19 +219,6 @@ def test_ordered_pulls_no_further_than_said(clip: Path, tmp_path: Path, workers:
 
 
 @posix
-def test_what_was_asked_ahead_is_given_up_when_nobody_wants_it(clip: Path, endless: Path) -> None:
-    tasks = [("examine", {"path": str(path), "until": 9.0}) for path in (clip, *[endless] * 9)]
-    with Workers(1) as workers:
-        answers = workers.map(tasks, ahead=10)
-        assert next(answers)["id"] == hash_file(clip)
-        until(lambda: reading(endless))
-        answers.close()
-        last = ask(workers, clip)
-        os.kill(children().pop(), signal.SIGKILL)  # of the nine, one was being opened
-        assert last.result(20)["id"] == hash_file(clip)
-
-
-@posix
 def test_closing_ends_everything_also_when_an_exception_flies(clip: Path, endless: Path) -> None:
     futures = []
 
