@@ -63,13 +63,16 @@ def test_text_is_what_the_pipeline_feeds(name: str, variant: str, tiny_bases: Ca
 
 @KINDS
 def test_latents_are_those_of_the_vae(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
-    """What the VAE is given to decode is what it made of the clip, mean and deviation, also of a picture that diffusers
-    would cut in tiles if told to; and a clip comes back with its frames and size."""
+    """What the VAE is given to decode is what it made of the clip, mean and deviation, also of a long one and of a picture
+    that diffusers would cut in tiles if told to; and a clip comes back with its frames and size."""
     family, folder = opened(name, tiny_bases(name, variant)), tiny_bases(name, variant)
     vae = getattr(diffusers, family.vae_class).from_pretrained(folder / "vae", torch_dtype=torch.float32)
     rules, raw_latents = family.spec.rules, partial(DiffusersModel.raw_latents, family)  # LTX adds noise to those
-    large = ClipShape(rules.frame_rest, 2 * rules.side_multiple, 384, rules.fps)
-    for shape in [*shapes_of(family), *([] if rules.size or rules.most_side or rules.most_area else [large])]:
+    side = 2 * rules.side_multiple
+    large = ClipShape(rules.frame_rest, side, 384, rules.fps)
+    long = ClipShape(5 * rules.frame_step + rules.frame_rest, side, side, rules.fps)  # more than a VAE takes at a time
+    more = [] if rules.size or rules.most_area else [long] if rules.most_side else [long, large]
+    for shape in [*shapes_of(family), *more]:
         clip = clip_of(family, shape, 0)
         moments = family.encode_video(clip)
         with torch.no_grad():
