@@ -333,23 +333,6 @@ def test_a_declared_range_is_followed(tmp_path: Path, pix_fmt: str, limited: boo
     assert np.abs(shown.astype(float) - expected).max() <= 1.5
 
 
-def test_a_palette_is_followed(tmp_path: Path) -> None:
-    indices = np.tile(np.arange(64, dtype=np.uint8) // 32, (48, 1))
-    palette = np.zeros((256, 4), np.uint8)
-    palette[0], palette[1] = (255, *COLOUR), (255, 10, 220, 90)
-    with av.open(str(tmp_path / "a.mov"), "w") as container:
-        stream = container.add_stream("png", rate=24)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "pal8"
-        for i in range(2):
-            frame = av.VideoFrame.from_ndarray((indices, palette), format="pal8")
-            frame.pts = i
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    shown = decode(probe(tmp_path / "a.mov"), [0.0], 48, 64)[0].astype(int)
-    assert np.abs(shown[:, :32] - COLOUR).max() <= 1
-    assert np.abs(shown[:, 32:] - (10, 220, 90)).max() <= 1
-
-
 def test_colour_is_interpolated_between_its_samples(tmp_path: Path) -> None:
     """A slow ramp of colour in 4:2:0 comes back as a ramp at its own size, and not as pairs of equal columns."""
     ramp = np.zeros((2, 64, 128, 3), np.uint8)

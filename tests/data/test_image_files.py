@@ -158,22 +158,6 @@ def test_pictures_that_are_not_opaque_are_said_to_be_so(tmp_path: Path) -> None:
     assert all(MediaInfo.from_json(one.to_json()) == one and one.hdr is None for one in info.values())
 
 
-def test_sixteen_bit_colour(tmp_path: Path) -> None:
-    """Written by hand: Pillow reads such files and writes none."""
-    row = struct.pack(">3H", *(value * 257 for value in COLOUR)) * 64
-    data = zlib.compress(b"".join(b"\0" + row for _ in range(48)))
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    head = struct.pack(">IIBBBBB", 64, 48, 16, 2, 0, 0, 0)
-    (tmp_path / "a.png").write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    )
-    shown = decode(probe(tmp_path / "a.png"), [0.0], 48, 64)[0].astype(int)
-    assert np.abs(shown - COLOUR).max() <= 1
-
-
 def test_an_animated_gif_is_a_video_with_its_own_times(tmp_path: Path) -> None:
     pages = [Image.fromarray(frame) for frame in numbered(8, 48, 48)]
     pages[0].save(tmp_path / "a.gif", save_all=True, append_images=pages[1:], duration=[100, 200] * 4)
