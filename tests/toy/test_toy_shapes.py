@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from toymaking.motion import Motion, motion
-from toymaking.wide import draw_wide
 
 from videotune.toy.shapes import (
     COLOURS,
@@ -14,7 +13,6 @@ from videotune.toy.shapes import (
     DIRECTIONS,
     HELD_OUT,
     KNOWN,
-    PALETTE,
     SHAPES,
     draw_clip,
 )
@@ -68,15 +66,6 @@ def test_the_held_out_combinations_are_a_balanced_third() -> None:
     for part in (HELD_OUT, KNOWN[:24], KNOWN[24:]):
         for place, (words, each) in enumerate(balance):
             assert Counter(look[place] for look in part) == dict.fromkeys(words, each)
-
-
-def test_wide_clips_show_colours_and_shapes_that_have_no_name() -> None:
-    clips = [draw_wide(np.random.default_rng(index)) for index in range(24)]
-    medians = {tuple(np.median(clip[8][np.abs(clip[8].astype(int) - clip[8, 0, 0]).max(-1) > 40], 0)) for clip in clips}
-    assert len(medians) == 24
-    assert not medians & {tuple(map(float, colour)) for colour in PALETTE.values()}
-    again = draw_wide(np.random.default_rng(3))
-    assert np.array_equal(again, clips[3])
 
 
 def drawn(frames: int = 17, fps: float = 16.0) -> NDArray[Any]:
