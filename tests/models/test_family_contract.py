@@ -342,6 +342,7 @@ def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(
         marked = {maps["original"](one): torch.full((1,), float(i)) for i, one in enumerate(names)}
         read = {
             "wan": single_file_utils.convert_wan_transformer_to_diffusers,
+            "hidream": single_file_utils.convert_hidream_transformer_to_diffusers,
             "ltx_video": single_file_utils.convert_ltx_transformer_checkpoint_to_diffusers,
         }[name](marked)
         assert {one: int(value) for one, value in read.items()} == {one: i for i, one in enumerate(names)}
