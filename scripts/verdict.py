@@ -3,8 +3,8 @@
     python scripts/verdict.py [--four 20] [--endless 20] [--levels 5] [--first-seed 0] [--steps 240] [--every 40]
                               [--work runs/verdict] [--out docs/verdict.json] [--table]
 
-four: four clips, each shown 240 times. The best step by the verdict, which reads as many held-out clips as so short a run pays
-for, is compared with that of an independent dense validation: 64 clips of its own, noise of its own, a reading for each
+four: four clips, each shown 240 times. The best step by the verdict, which reads as many held-out clips as so short a run
+pays for, is compared with that of an independent dense validation: 64 clips and noise of its own, a reading for each
 checkpoint, each noise level on a third of the clips.
 endless: as many steps, and every sample is of a clip that was never shown before: a call of OVERFITTING is a false one.
 levels: four clips of what the base draws already, at a small rate, at noise levels the lowest of which no model can do much
