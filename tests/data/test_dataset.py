@@ -55,8 +55,8 @@ def test_clips_windows_and_accounts(made: Path, tmp_path: Path) -> None:
     assert [(w.start, w.end) for w in library.windows][1:] == [(0.0, 17 / 16), (17 / 16, 34 / 16)]
     assert {w.shape for w in library.windows} == {ClipShape(17, 48, 80, 16.0)}
     account = library.accounts[1]
-    assert (account.used, account.held_out, account.windows, account.frames) == (True, False, 2, 34)
-    assert (account.source_frames, account.width, account.height, account.shape) == (51, 96, 64, "17x48x80")
+    facts = {"used": True, "held_out": False, "windows": 2, "frames": 34}
+    assert account | facts | {"source_frames": 51, "width": 96, "height": 64, "shape": "17x48x80"} == account
     assert totals(library) == {"found": 2, "used": 2, "held_out": 0, "skipped": 0}
     for window in library.windows:
         shape = window.shape
@@ -189,7 +189,7 @@ def hints(tmp_path: Path, frames: np.ndarray, fps: float, caption: str = "a cat"
     path = write_clip(tmp_path / "set" / "a.mp4", frames, fps)
     path.with_suffix(".txt").write_text(caption)
     account = scanned(tmp_path / "set", **changes).accounts[0]
-    return account.warnings + account.notes
+    return (*account["warnings"], *account["notes"])
 
 
 def one_tone(count: int) -> np.ndarray:
@@ -259,7 +259,7 @@ def test_near_duplicates_are_named(tmp_path: Path) -> None:
     for name, crf in (("a", "18"), ("b", "24")):
         write_clip(tmp_path / f"{name}.mp4", noise(20, 128, 192, seed=5), 16, options={"crf": crf})
     library = scanned(tmp_path)
-    assert [warning for account in library.accounts for warning in account.warnings if "same" in warning] == [
+    assert [warning for account in library.accounts for warning in account["warnings"] if "same" in warning] == [
         "shows nearly the same as b.mp4",
         "shows nearly the same as a.mp4",
     ]
@@ -274,4 +274,4 @@ def test_mixed_frame_rates_are_noted_of_the_whole(tmp_path: Path) -> None:
     write_clip(tmp_path / "slow" / "a.mp4", noise(20), 8)
     assert any("slower than the 16 fps" in note for note in scanned(tmp_path / "slow").notes)
     write_clip(tmp_path / "clear" / "a.mov", noise(20), 16, codec="qtrle", pix_fmt="argb")
-    assert any("transparency is left out" in warning for warning in scanned(tmp_path / "clear").accounts[0].warnings)
+    assert any("transparency is left out" in warning for warning in scanned(tmp_path / "clear").accounts[0]["warnings"])

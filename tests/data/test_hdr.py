@@ -96,7 +96,7 @@ def test_a_turned_and_padded_hdr_clip_is_black_around_and_the_account_says_how_i
     write_clip(tmp_path / "b.mp4", noise(5, 64, 128), 16).with_suffix(".txt").write_text("b")
     library = scanned(tmp_path)
     hdr, sdr = library.clips
-    assert [any("tone-mapped" in note for note in account.notes) for account in library.accounts] == [True, False]
+    assert [any("tone-mapped" in note for note in account["notes"]) for account in library.accounts] == [True, False]
     assert sdr.id == hash_file(tmp_path / "b.mp4"), "what is cached of others keeps its name"
     assert hdr.id != hash_file(tmp_path / "a.mp4"), "what was cached of its stored values is not taken"
     assert set(library.media) == {hdr.id, sdr.id}

@@ -288,7 +288,7 @@ def opened(path: str, folder: Path, **env: str) -> Any:
             layout = open_location({path!r}, Path("cache"))
             clips = [[c.path.relative_to(layout.root).as_posix(), c.path.read_text(), c.text, c.caption and
                       c.caption.read_text()] for c in layout.files]
-            print(json.dumps([layout.origin, layout.name, clips, layout.notes]))
+            print(json.dumps([layout.name, clips, layout.notes]))
         except VideotuneError as error:
             print(json.dumps(str(error)))
     """
@@ -301,17 +301,18 @@ def opened(path: str, folder: Path, **env: str) -> Any:
 
 @pytest.mark.parametrize("path", ["user/clips", "hf://datasets/user/clips@main", f"user/clips@{COMMIT}"])
 def test_a_hub_dataset_is_found_offline(hub: Path, tmp_path: Path, path: str) -> None:
-    origin, name, clips, notes = opened(path, tmp_path, HF_HUB_OFFLINE="1")
-    assert (origin, name) == (f"hf://datasets/user/clips@{COMMIT}", "clips")
+    name, clips, notes = opened(path, tmp_path, HF_HUB_OFFLINE="1")
+    assert name == "clips"
     assert clips == [["data/a.mp4", "video a", ["a cat"], None], ["test/b.mp4", "b", None, None]]
-    assert len(notes) == 1
-    assert "1 clips of test folders (test/b.mp4)" in notes[0]
+    assert len(notes) == 2
+    assert notes[0] == f"{path} is hf://datasets/user/clips@{COMMIT}"
+    assert "1 clips of test folders (test/b.mp4)" in notes[1]
 
 
 def test_other_hub_datasets_offline(hub: Path, tmp_path: Path) -> None:
     """One that is an archive; one that is not there; one without clips; a link that leads out of its repository."""
-    origin, _, clips, _ = opened("user/packed", tmp_path, HF_HUB_OFFLINE="1")
-    assert origin == f"hf://datasets/user/packed@{COMMIT}/data.zip"
+    _, clips, notes = opened("user/packed", tmp_path, HF_HUB_OFFLINE="1")
+    assert notes[0].endswith(f" is hf://datasets/user/packed@{COMMIT}/data.zip")
     assert clips == [["c.mp4", "c", None, "a cow"]]
     said = opened("user/other", tmp_path, HF_HUB_OFFLINE="1")
     assert said.startswith("There is no folder user/other here, and the Hub dataset user/other is not wholly in ")
@@ -338,7 +339,7 @@ def test_a_hub_dataset_is_fetched_clips_and_captions_alone(tmp_path: Path) -> No
     unused = dict.fromkeys(("big.safetensors", "more.zip", "0.parquet"), b"")
     files = {"clips/a.MP4": b"video a", "clips/a.txt": b"a cat", **unused}
     with hub_of({"good": files, "gated": files}) as server:
-        _, _, clips, notes = opened("user/good", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0")
+        _, clips, notes = opened("user/good", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0")
         assert clips == [["clips/a.MP4", "video a", None, "a cat"]]
         assert notes == ["user/good: 1 archives are not fetched (more.zip)"]
         assert not any(name in path for _, path, *_ in server.asked for name in unused)

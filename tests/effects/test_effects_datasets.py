@@ -132,7 +132,7 @@ def test_a_dataset_has_its_own_windows(lab: Lab) -> None:
     def counts(windows: str | None) -> list[int]:
         rows = [{"path": str(one)}, {"path": str(two), "windows": windows}]
         job = job_of(in_cache(lab, "own"), {"datasets": rows})
-        return [account.windows for account in job.library.accounts]
+        return [account["windows"] for account in job.library.accounts]
 
     assert counts(None) == [3, 3]
     assert counts("head") == [3, 1]

@@ -29,7 +29,7 @@ def test_diffusion_pipe_207_65_frames_at_16_fps_are_65(tmp_path: Path, frames: i
     """There they were counted as 64 by their duration, and skipped."""
     library = scanned(tmp_path, 65, 16, frames)
     assert library.skipped == ()
-    assert library.accounts[0].model_frames == 65
+    assert library.accounts[0]["model_frames"] == 65
     assert shown(library) == [list(range(frames))]
 
 
@@ -37,6 +37,6 @@ def test_diffusion_pipe_113_60_frames_at_24_fps_are_40_and_make_a_shorter_window
     """There a bucket of 57 frames dropped every clip; here each has a window of 37, and it is said that none has 57."""
     library = scanned(tmp_path, 60, 24, 57)
     assert library.skipped == ()
-    assert library.accounts[0].model_frames == 40
+    assert library.accounts[0]["model_frames"] == 40
     assert shown(library) == [[int(i * 1.5 + 0.1) for i in range(37)]]
     assert any("no clip is long enough for 57 frames: the longest window has 37" in note for note in library.notes)

@@ -72,7 +72,7 @@ def test_diffusion_pipe_113_no_clip_vanishes(tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes((tmp_path / "n4.mp4").read_bytes()[:200])
     library = scanned(tmp_path)
     assert totals(library) == {"found": 6, "used": 5, "held_out": 0, "skipped": 1}
-    planned = sum(account.frames for account in library.accounts)
+    planned = sum(account["frames"] for account in library.accounts)
     shapes = [(w.shape.height, w.shape.width) for w in library.windows]
     decoded = [
         decode(library.media[w.clip_id], sample_window(w, PLAIN, 0).times, *shape)

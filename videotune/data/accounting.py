@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,8 +14,7 @@ from videotune.types import Clip, VideoRules
 from .buckets import kept_share, upscale_factor
 from .candidates import Candidate
 from .captions import lint, lint_all
-from .frame_sampling import fps_of, keep_every, planned_frames
-from .media_info import MediaInfo
+from .frame_sampling import FrameSampling, fps_of, keep_every, planned_frames
 
 REPEATS_LIMIT = 0.2
 """Above this share of repeated frames a clip is warned about."""
@@ -37,94 +35,54 @@ STILL_LIMIT = 0.5
 """Above this share of frozen or black frames a clip is warned about."""
 
 
-@dataclass(frozen=True)
-class ClipAccount:
-    """What becomes of one file.
+def account_of(candidate: Candidate, clip: Clip | None, rules: VideoRules) -> dict[str, Any]:
+    """What becomes of one file, as ``check --json`` gives it; ``clip`` is what it became, None: it is skipped.
 
     ``id`` is the hash of its bytes, None where it is skipped. It is ``used`` for training, or ``held_out`` for validation,
     or neither and then ``reason`` (a code) and ``detail`` say why. ``model_frames`` are its frames at the rate of training
     (within max_duration); ``frames`` pixel frames an epoch are in ``windows`` of ``shape``, ``frames_cut`` and
     ``seconds_cut`` of the clip are in no window; ``warnings`` ask for something to be done, ``notes`` do not;
     ``repeats_share`` of the frames repeat the one before; ``speed`` is how fast motion plays (1.0: as filmed);
-    ``views_a_pass`` counts repeats; ``views`` is set by whoever knows the number of steps.
+    ``views_a_pass`` counts repeats; ``views`` is set by whoever knows the number of steps. An image has no rate and no
+    length.
     """
-
-    path: str
-    id: str | None = None
-    kind: str | None = None
-    source: str | None = None
-    used: bool = False
-    held_out: bool = False
-    reason: str | None = None
-    detail: str | None = None
-    source_fps: float | None = None
-    source_frames: int | None = None
-    source_seconds: float | None = None
-    width: int | None = None
-    height: int | None = None
-    model_frames: int | None = None
-    windows: int = 0
-    frames: int = 0
-    shape: str | None = None
-    frames_cut: int = 0
-    seconds_cut: float = 0.0
-    repeats_share: float = 0.0
-    speed: float = 1.0
-    views_a_pass: int = 0
-    views: float | None = None
-    captions: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def account_of(candidate: Candidate, clip: Clip | None, rules: VideoRules) -> ClipAccount:
-    """The account of a candidate and the clip that it became; None: it is skipped, with what is known of it."""
     info, problem = candidate.info, candidate.problem
-    if clip is None:
-        assert problem is not None
-        cut = info.seconds if info is not None else 0.0
-        return ClipAccount(
-            candidate.path, reason=problem.reason, detail=problem.detail, seconds_cut=cut, **_source(info)
-        )
-    sampling, warnings, notes = candidate.sampling, list[str](), list[str]()
-    _size_hints(candidate, warnings, notes)
-    _time_hints(candidate, rules, warnings, notes)
-    _content_hints(candidate, warnings, notes)
-    name = Path(candidate.path).stem
-    warnings += dict.fromkeys(hint for caption in candidate.written for hint in lint(caption, name))
-    return ClipAccount(
-        clip.path,
-        clip.id,
-        kind=clip.kind,
-        source=clip.source,
-        used=not clip.held_out,
-        held_out=clip.held_out,
-        model_frames=sampling.frames,
-        windows=len(sampling.windows),
-        frames=sum(window.shape.frames for window in sampling.windows),
-        shape=str(sampling.windows[0].shape),
-        frames_cut=sampling.frames_cut,
-        seconds_cut=sampling.seconds_cut,
-        repeats_share=sampling.repeats_share,
-        speed=sampling.speed,
-        views_a_pass=0 if clip.held_out else len(sampling.windows) * clip.repeats,
-        captions=clip.captions,
-        warnings=tuple(warnings),
-        notes=tuple(notes),
-        **_source(info),
-    )
-
-
-def _source(info: MediaInfo | None) -> dict[str, Any]:
-    """What the file is, for the account; an image has no rate and no length."""
-    if info is None:
-        return {}
+    moving = None if info is None or info.still else info
+    sampling = FrameSampling(seconds_cut=info.seconds if info else 0.0) if clip is None else candidate.sampling
+    warnings, notes = list[str](), list[str]()
+    if clip is not None:
+        _size_hints(candidate, warnings, notes)
+        _time_hints(candidate, rules, warnings, notes)
+        _content_hints(candidate, warnings, notes)
+        name = Path(candidate.path).stem
+        warnings += dict.fromkeys(hint for caption in candidate.written for hint in lint(caption, name))
     return {
-        "source_fps": None if info.still else info.fps,
-        "source_frames": len(info.ticks),
-        "source_seconds": None if info.still else info.seconds,
-        "width": info.width,
-        "height": info.height,
+        "path": candidate.path,
+        "id": clip and clip.id,
+        "kind": clip and clip.kind,
+        "source": clip and clip.source,
+        "used": clip is not None and not clip.held_out,
+        "held_out": clip is not None and clip.held_out,
+        "reason": problem and problem.reason,
+        "detail": problem and problem.detail,
+        "source_fps": moving and moving.fps,
+        "source_frames": info and len(info.ticks),
+        "source_seconds": moving and moving.seconds,
+        "width": info and info.width,
+        "height": info and info.height,
+        "model_frames": clip and sampling.frames,
+        "windows": len(sampling.windows),
+        "frames": sum(window.shape.frames for window in sampling.windows),
+        "shape": clip and str(sampling.windows[0].shape),
+        "frames_cut": sampling.frames_cut,
+        "seconds_cut": sampling.seconds_cut,
+        "repeats_share": sampling.repeats_share,
+        "speed": sampling.speed,
+        "views_a_pass": 0 if clip is None or clip.held_out else len(sampling.windows) * clip.repeats,
+        "views": None,
+        "captions": [] if clip is None else list(clip.captions),
+        "warnings": warnings,
+        "notes": notes,
     }
 
 

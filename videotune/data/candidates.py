@@ -11,7 +11,7 @@ from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.types import VideoRules, Window
+from videotune.types import Clip, VideoRules, Window
 
 from .buckets import Choices, Size, choose_size
 from .captions import read_caption, with_trigger
@@ -76,10 +76,21 @@ class Candidate:
         own = self.content_id
         return own if self.media.hdr is None else digest([own, "tone-mapped", TONE_MAPPING_VERSION])
 
-    @property
-    def captions(self) -> tuple[str, ...]:
-        """The captions with the trigger."""
-        return tuple(with_trigger(caption, self.dataset.trigger) for caption in self.written)
+    def clip(self) -> Clip:
+        """What a candidate without a problem becomes."""
+        dataset = self.dataset
+        return Clip(
+            id=self.clip_id,
+            path=self.path,
+            source=self.source,
+            captions=tuple(with_trigger(caption, dataset.trigger) for caption in self.written),
+            held_out=self.held_out,
+            kind=dataset.kind,
+            repeats=dataset.repeats * self.repeats[1],
+            loss_weight=dataset.loss_weight,
+            target="base" if dataset.kind == "regularization" and dataset.prior_preservation is not False else "clip",
+            still=self.media.still,
+        )
 
     def sample(self, config: Config, rules: VideoRules) -> None:
         """Choose the size and the windows, random ones only if it is not held out; ClipProblem where none has room."""

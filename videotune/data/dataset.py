@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,7 +14,7 @@ from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.types import Clip, ClipShape, VideoRules, Window
 
-from .accounting import ClipAccount, account_of, notes_on_clips
+from .accounting import account_of, notes_on_clips
 from .archives import Progress
 from .buckets import kept_share, parse_resolution, suits
 from .candidates import Candidate, examine
@@ -32,7 +32,7 @@ class Library:
     """The clips of a run and their windows.
 
     ``clips`` are those used and those held out; ``windows`` those of training clips, ``held_out_windows`` the others', each
-    in path order; ``skipped`` (path, reason, detail); ``accounts`` one a file found; ``notes`` on the
+    in path order; ``skipped`` (path, reason, detail); ``accounts`` (``account_of``) one a file found; ``notes`` on the
     whole; ``media`` info by clip id; ``roots`` the folders in which the datasets lie.
     """
 
@@ -40,7 +40,7 @@ class Library:
     windows: tuple[Window, ...]
     held_out_windows: tuple[Window, ...]
     skipped: tuple[tuple[str, str, str], ...]
-    accounts: tuple[ClipAccount, ...]
+    accounts: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
     media: Mapping[str, MediaInfo]
     roots: tuple[Path, ...] = ()
@@ -76,8 +76,6 @@ def scan(
         video = config.video_config.model_copy(update=windows)
         cache = Path(dataset.path) / ".videotune-cache" if index_path is None else index_path.parent
         locations.append(open_location(dataset.path, cache, progress))
-        if locations[-1].origin.startswith("hf://"):  # so that the same commit can be had again
-            notes.append(f"{dataset.path} is {locations[-1].origin}")
         notes += locations[-1].notes
         candidates += [Candidate(file, dataset, locations[-1], choices, video) for file in locations[-1].files]
     index = MediaIndex(index_path, progress, workers)
@@ -160,27 +158,13 @@ def _library(
 ) -> Library:
     clips: list[Clip] = []
     windows: dict[bool, list[Window]] = {False: [], True: []}
-    accounts: list[ClipAccount] = []
+    accounts: list[dict[str, Any]] = []
     for candidate in candidates:
-        if candidate.problem is not None:
-            accounts.append(account_of(candidate, None, rules))
-            continue
-        dataset = candidate.dataset
-        clip = Clip(
-            id=candidate.clip_id,
-            path=candidate.path,
-            source=candidate.source,
-            captions=candidate.captions,
-            held_out=candidate.held_out,
-            kind=dataset.kind,
-            repeats=dataset.repeats * candidate.repeats[1],
-            loss_weight=dataset.loss_weight,
-            target="base" if dataset.kind == "regularization" and dataset.prior_preservation is not False else "clip",
-            still=candidate.media.still,
-        )
-        clips.append(clip)
-        windows[clip.held_out] += candidate.sampling.windows
+        clip = candidate.clip() if candidate.problem is None else None
         accounts.append(account_of(candidate, clip, rules))
+        if clip is not None:
+            clips.append(clip)
+            windows[clip.held_out] += candidate.sampling.windows
     return Library(
         clips=tuple(clips),
         windows=tuple(windows[False]),
@@ -241,9 +225,9 @@ def totals(library: Library) -> dict[str, int]:
     accounts = library.accounts
     counts = {
         "found": len(accounts),
-        "used": sum(account.used for account in accounts),
-        "held_out": sum(account.held_out for account in accounts),
-        "skipped": sum(account.reason is not None for account in accounts),
+        "used": sum(row["used"] for row in accounts),
+        "held_out": sum(row["held_out"] for row in accounts),
+        "skipped": sum(row["reason"] is not None for row in accounts),
     }
     assert counts["found"] == counts["used"] + counts["held_out"] + counts["skipped"], counts
     assert counts["skipped"] == len(library.skipped), counts
@@ -256,10 +240,7 @@ def to_json(library: Library) -> dict[str, Any]:
     shapes = Counter(window.shape for window in library.windows)
     return {
         **totals(library),
-        "clips": [
-            asdict(account) | {name: list(getattr(account, name)) for name in ("captions", "warnings", "notes")}
-            for account in library.accounts
-        ],
+        "clips": list(library.accounts),
         "buckets": [{"shape": str(shape), "windows": shapes[shape]} for shape in sorted(shapes, key=_dearest_first)],
         "notes": list(library.notes),
     }

@@ -26,13 +26,12 @@ _OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "eval")
 class Location:
     """A dataset as it lies on disk: the folder of its files, and notes on it.
 
-    ``origin`` says where it came from, exactly (a Hub dataset with its commit); ``name`` is the same wherever it lies.
+    ``name`` is the same wherever it lies. The first note on a Hub dataset says its commit, so that it can be had again.
     """
 
     root: Path
     files: list[ClipFile]
     notes: list[str]
-    origin: str
     name: str
 
 
@@ -48,7 +47,7 @@ def open_location(path: str, cache: Path, progress: Progress | None = None) -> L
     if not place.exists() and _may_be_hub_id(path):
         return _open_hub(path, cache, progress)
     files, notes = read_folder(place)
-    return Location(place, files, notes, str(place), place.absolute().name)
+    return Location(place, files, notes, place.absolute().name)
 
 
 def _open_archive(archive: Path, cache: Path, progress: Progress | None) -> Location:
@@ -56,7 +55,7 @@ def _open_archive(archive: Path, cache: Path, progress: Progress | None) -> Loca
     files, notes = read_folder(folder)
     suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if archive.name.lower().endswith(suffix)), "")
     name = archive.name[: len(archive.name) - len(suffix)]
-    return Location(folder, files, notes, str(archive), name)
+    return Location(folder, files, notes, name)
 
 
 def _open_hub(path: str, cache: Path, progress: Progress | None) -> Location:
@@ -70,7 +69,7 @@ def _open_hub(path: str, cache: Path, progress: Progress | None) -> Location:
     except VideotuneError as error:
         local = "" if path.startswith("hf://") else f"There is no folder {path} here, and "
         raise VideotuneError(f"{local}{error}") from error
-    origin, name = f"hf://datasets/{repo}@{root.name}", repo.split("/")[-1]
+    note, name = f"{path} is hf://datasets/{repo}@{root.name}", repo.split("/")[-1]
     listed = _listing(repo, root)
     packed = [file for file in listed if file.lower().endswith(ARCHIVE_SUFFIXES)]
     media = [file for file in listed if file.lower().endswith(CLIP_SUFFIXES)]
@@ -81,12 +80,12 @@ def _open_hub(path: str, cache: Path, progress: Progress | None) -> Location:
         tests = [file for file in media if file.split("/")[0] in _OTHER_SPLITS]
         if tests:
             notes.append(f"{repo}: {len(tests)} clips of test folders ({tests[0]}) are used like all others")
-        return Location(root, files, notes, origin, name)
+        return Location(root, files, [note, *notes], name)
     if len(packed) == 1:
         archive = _open_archive(_snapshot(repo, root.name, (), packed) / packed[0], cache, progress)
         texts = [file for file in listed if file.endswith((*METADATA_NAMES, ".txt"))]
         notes = [f"{repo}: {file} is not used, since the clips are in {packed[0]}" for file in texts]
-        return Location(archive.root, archive.files, archive.notes + notes, f"{origin}/{packed[0]}", name)
+        return Location(archive.root, archive.files, [f"{note}/{packed[0]}", *archive.notes, *notes], name)
     kinds = Counter(os.path.splitext(file)[1] or "no suffix" for file in listed)
     has = ", ".join(f"{count} {suffix}" for suffix, count in kinds.most_common(8)) or "nothing"
     raise VideotuneError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -337,8 +337,8 @@ def holding_the_token(library: Library, config: Config) -> tuple[Library, list[s
     token = config.embedding.token
     before = [caption for clip in library.clips for caption in clip.captions]
 
-    def held(one: Any) -> Any:
-        return replace(one, captions=tuple(with_token(caption, token) for caption in one.captions))
+    def held(captions: Iterable[str]) -> list[str]:
+        return [with_token(caption, token) for caption in captions]
 
     told = [f"the new token is {token!r}: name it in prompts"]
     lacking = sum(token not in caption for caption in before)
@@ -346,7 +346,7 @@ def holding_the_token(library: Library, config: Config) -> tuple[Library, list[s
         told.append(f"{lacking} of {len(before)} captions do not hold {token!r}: it is put in front of them")
     changed = replace(
         library,
-        clips=tuple(held(clip) for clip in library.clips),
-        accounts=tuple(held(account) for account in library.accounts),
+        clips=tuple(replace(clip, captions=tuple(held(clip.captions))) for clip in library.clips),
+        accounts=tuple(row | {"captions": held(row["captions"])} for row in library.accounts),
     )
     return changed, told
