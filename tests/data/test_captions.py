@@ -25,14 +25,13 @@ def test_captions_that_are_none(tmp_path: Path) -> None:
     for name, content, reason, words in [
         ("a", None, "missing_caption", "No such file"),
         ("b", b" \n\t\n", "empty_caption", "has no text"),
-        ("c", b"\xff\xfea\x00", "undecodable_caption", "looks like UTF-16"),
+        ("c", b"\xff\xfea\x00", "undecodable_caption", "UTF-16"),
         ("d", "ein Bär".encode("latin-1"), "undecodable_caption", "byte 5.*Windows-1252.*; save it as UTF-8"),
         ("e", "a cat".encode("utf-16"), "undecodable_caption", "looks like UTF-16"),
-        ("f", "a cat".encode("utf-16-le"), "undecodable_caption", "holds a NUL .*UTF-16 without its mark"),
-        ("g", "a cät".encode("utf-16-be"), "undecodable_caption", "UTF-16 without its mark"),
-        ("h", "a cat".encode("utf-32"), "undecodable_caption", "looks like UTF-32"),
-        ("i", b"a cat\0", "undecodable_caption", "NUL .byte 5.; it looks like no text"),
-        ("j", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "undecodable_caption", "no text at all"),
+        ("f", "a cat".encode("utf-16-le"), "undecodable_caption", "holds a NUL .*UTF-16"),
+        ("h", "a cat".encode("utf-32"), "undecodable_caption", "UTF-32"),
+        ("i", b"a cat\0", "undecodable_caption", "NUL .byte 5.; .*no text"),
+        ("j", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "undecodable_caption", "byte 0.*no text"),
         ("k", "猫がいる".encode("shift-jis"), "undecodable_caption", "Shift-JIS"),
         ("pipe", None, "missing_caption", "is no regular file"),  # and is not waited for
     ]:
@@ -167,7 +166,7 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("metadata.csv", "file_name,caption,prompt\na,b,c\n", "columns caption and prompt, and no column text"),
-        ("metadata.csv", "file_name,fps\na.mp4,24\n", "no column text .*its columns: file_name, fps"),
+        ("metadata.csv", "file_name,fps\na.mp4,24\n", "no column text; its columns: file_name, fps"),
         ("metadata.csv", "video,prompt\na.mp4,x\n", "no column file_name; its columns: video, prompt"),
         ("metadata.csv", "file_name,text\na.mp4,a cat, a dog\n", r"metadata\.csv:2 has 3 columns, the head has 2"),
         ("metadata.csv", "file_name,text\na.mp4,x\nb.mp4\n", r"metadata\.csv:3 has 1 columns"),

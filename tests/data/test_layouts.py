@@ -341,7 +341,7 @@ def test_a_hub_dataset_is_fetched_clips_and_captions_alone(tmp_path: Path) -> No
     with hub_of({"good": files, "gated": files}) as server:
         _, clips, notes = opened("user/good", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0")
         assert clips == [["clips/a.MP4", "video a", None, "a cat"]]
-        assert notes == ["user/good: 1 archives are not fetched (more.zip)"]
+        assert notes[1:] == ["user/good: 1 archives are not fetched (more.zip)"]
         assert not any(name in path for _, path, *_ in server.asked for name in unused)
         shutil.rmtree(next((tmp_path / "hub").glob("datasets--*")) / "snapshots" / COMMIT / "clips")
         assert "is not wholly in" in opened("user/good", tmp_path, HF_HUB_OFFLINE="1")

@@ -68,10 +68,8 @@ def unpack(archive: Path, cache: Path, progress: Progress | None = None) -> Path
     try:
         kind, about = type_of_file(archive), archive.stat()
         if kind not in _READ:
-            raise VideotuneError(
-                f"{archive} is {f'a {kind} file' if kind else 'no archive'}; zip, tar, tar.gz, tar.bz2 and tar.xz are read "
-                "(tar.zst from Python 3.14 on). Unpack it and give the folder."
-            )
+            what = f"a {kind} file" if kind else "no archive"
+            raise VideotuneError(f"{archive} is {what}, not one of {', '.join(_READ)}. Unpack it and give the folder.")
         folder = home / files.digest([str(archive.absolute()), about.st_size, about.st_mtime_ns])
         home.mkdir(parents=True, exist_ok=True)
         lock = FileLock(home / ".lock")
@@ -138,15 +136,11 @@ def _write_all(
         name = _checked_name(archive, member)
         used += member.size
         if used > free:
-            raise VideotuneError(
-                f"{archive} does not fit on the disk of {folder.parent}: {free / 1e9:.1f} GB can be used there. Make room, "
-                "or set cache_dir to another disk."
-            )
+            room = f"{free / 1e9:.1f} GB are free on the disk of {folder.parent}"
+            raise VideotuneError(f"{archive} does not fit: {room}. Make room, or set cache_dir to another disk.")
         if used > most or count > MAX_MEMBERS:
-            raise VideotuneError(
-                f"{archive} unpacks to more than {most / 1e9:.1f} GB, over {RATIO} times its size, or to more than "
-                f"{MAX_MEMBERS:,} files: no archive of clips does. If it is in order, unpack it and give the folder."
-            )
+            limits = f"{most / 1e9:.1f} GB, over {RATIO} times its size, or {MAX_MEMBERS:,} files"
+            raise VideotuneError(f"{archive} unpacks to more than {limits}. If you trust it, unpack it yourself.")
         hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
         if member.is_folder or hidden or not name:  # a folder is made when a file needs it
             continue
@@ -179,18 +173,15 @@ def _checked_name(archive: Path, member: _Member) -> str:
 
 
 def _refused(archive: Path, name: str, why: str) -> VideotuneError:
-    return VideotuneError(
-        f"{archive} is refused: its member {name!r} {why}. "
-        "Pack the clips anew without that; or, if you trust it, unpack it yourself and give the folder."
-    )
+    remedy = "Pack the clips anew; or, if you trust it, unpack it yourself and give the folder."
+    return VideotuneError(f"{archive} is refused: its member {name!r} {why}. {remedy}")
 
 
 def _zip_members(raw: IO[bytes]) -> Iterator[_Member]:
     with zipfile.ZipFile(raw) as opened:
         for info in opened.infolist():
-            mode = (
-                stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0
-            )  # only Unix writes modes there
+            # only Unix writes modes there
+            mode = stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0
             fault = "is locked by a password" if info.flag_bits & 1 else ""
             if info.compress_type not in _ZIP_READ:
                 kind = zipfile.compressor_names.get(info.compress_type)  # type: ignore[attr-defined]

@@ -74,24 +74,9 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         text, fault = "\0", f"is not UTF-8 text (byte {error.start})"
     if "\0" in text:
-        detail = f"{path} {fault}; it looks like {_looks_like(content)}; save it as UTF-8"
-        raise ClipProblem("undecodable_caption", detail)
+        looks = "UTF-16, UTF-32 or no text" if 0 in content else "an older encoding (Windows-1252, GBK, Shift-JIS …)"
+        raise ClipProblem("undecodable_caption", f"{path} {fault}; it looks like {looks}; save it as UTF-8")
     return text
-
-
-def _looks_like(content: bytes) -> str:
-    """A guess at what text that is not UTF-8 was saved as."""
-    if content.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
-        return "UTF-32"
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "UTF-16"
-    half = len(content) // 2
-    if 0 in content:  # ASCII in UTF-16 has a NUL in every second place, and in no other
-        nuls = content[0::2].count(0), content[1::2].count(0)
-        return "UTF-16 without its mark" if max(nuls) > 0.8 * half and min(nuls) == 0 else "no text at all"
-    if any(byte < 32 and byte not in b"\t\n\r\f\v\x1b" for byte in content[:4096]):
-        return "no text at all"
-    return "an older encoding such as Windows-1252, GBK or Shift-JIS"
 
 
 def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
@@ -120,18 +105,13 @@ def _text_column(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
     """The column that holds the captions, and a note on another that might be taken for it."""
     there = ", ".join(columns)
     if "file_name" not in columns:
-        raise VideotuneError(
-            f"{path} has no column file_name; its columns: {there}. Name the column of the clips' paths file_name, or "
-            "give the file another name if it is not about the clips."
-        )
+        raise VideotuneError(f"{path} has no column file_name; its columns: {there}. Call the clips' paths so.")
     found = [name for name in TEXT_COLUMNS if name in columns]
     if not found:
-        raise VideotuneError(
-            f"{path} has no column text (nor caption nor prompt); its columns: {there}. Name the captions' column text."
-        )
+        raise VideotuneError(f"{path} has no column text; its columns: {there}. Name the captions' column text.")
     if found[0] != "text" and len(found) > 1:
         raise VideotuneError(
-            f"{path} has the columns {' and '.join(found)}, and no column text: rename the one to train on text."
+            f"{path} has the columns {' and '.join(found)}, and no column text. Name one of them text."
         )
     others = f"{path}: captions are taken from the column text, not from {' or '.join(found[1:])}"
     return found[0], [others] if len(found) > 1 else []
@@ -158,10 +138,8 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
             if not any(cell.strip() for cell in cells):
                 continue
             if head and len(cells) != len(head):
-                raise VideotuneError(
-                    f"{place} has {len(cells)} columns, the head has {len(head)} ({', '.join(head)}). "
-                    f'Put a text that holds {delimiter!r} in "…".'
-                )
+                counts = f"{len(cells)} columns, the head has {len(head)}"
+                raise VideotuneError(f'{place} has {counts}. Put a text that holds {delimiter!r} in "…".')
             if head:
                 yield place, dict(zip(head, cells, strict=True))
                 continue
@@ -169,10 +147,8 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
             if len(set(head)) < len(head):
                 raise VideotuneError(f"{place} names the column {max(head, key=head.count)!r} twice.")
     except csv.Error as error:
-        raise VideotuneError(
-            f'{path}:{line} is no CSV: {error}. Put a text that holds {delimiter!r}, a quote or a line\'s end in "…", '
-            'and write each " in it twice.'
-        ) from error
+        remedy = f'Put a text that holds {delimiter!r} or " in "…", and write each " in it twice.'
+        raise VideotuneError(f"{path}:{line} is no CSV: {error}. {remedy}") from error
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -183,9 +159,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
             except (ValueError, RecursionError) as error:
                 raise VideotuneError(f"{path}:{line} is no JSON: {error}. Write one object a line.") from error
             if not isinstance(value, dict):
-                raise VideotuneError(
-                    f'{path}:{line} is no object. Write {{"file_name": "…", "text": "…"}} on each line.'
-                )
+                raise VideotuneError(f'{path}:{line} is no object {{"file_name": "…", "text": "…"}}.')
             yield f"{path}:{line}", value
 
 

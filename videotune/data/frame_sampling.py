@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # the module reads files, which a machine that only trains ne
 
 SWAP_PROBABILITY = 0.1
 """How likely two neighbouring frames change places under temporal augmentation."""
+
+MAX_COUNT = 1 << 31
+"""No window has more frames."""
 
 EPSILON = 1e-6
 """Seconds, or frames, that rounding may be off."""
@@ -57,31 +60,28 @@ def fps_of(video: VideoConfig, rules: VideoRules) -> float:
 
 def snap_frames(requested: int, rules: VideoRules) -> int:
     """The valid frame count nearest to ``requested``, ties upward (4n+1: 16 -> 17, 19 -> 21)."""
-    below = valid_at_most(requested, rules)
-    above = valid_at_least(requested, rules)
-    if below is None or above is None:
-        nearest = above if below is None else below
-        assert nearest is not None
-        return nearest
-    return below if requested - below < above - requested else above
+    near = (valid_at_least(requested, rules), valid_at_most(requested, rules))
+    return min((count for count in near if count is not None), key=lambda count: abs(count - requested))
+
+
+def _valid_counts(rules: VideoRules) -> range:
+    if rules.frame_step == 0:
+        return range(rules.frame_rest, rules.frame_rest + 1)
+    return range(rules.frame_rest or rules.frame_step, (rules.most_frames or MAX_COUNT) + 1, rules.frame_step)
 
 
 def valid_at_most(frames: int, rules: VideoRules) -> int | None:
     """The largest valid count up to ``frames``, or None."""
-    step, rest = rules.frame_step, rules.frame_rest
-    frames = frames if rules.most_frames is None else min(frames, rules.most_frames)
-    count = rest if step == 0 else rest + (frames - rest) // step * step
-    return count if max(1, rest) <= count <= frames else None
+    counts = _valid_counts(rules)
+    index = bisect_right(counts, frames)
+    return counts[index - 1] if index else None
 
 
 def valid_at_least(frames: int, rules: VideoRules) -> int | None:
     """The smallest valid count from ``frames`` on, or None where the model takes none so large."""
-    step, rest = rules.frame_step, rules.frame_rest
-    if step == 0:
-        return rest if rest >= frames else None
-    steps = max(-(-(frames - rest) // step), 0)
-    count = rest + steps * step or step
-    return count if rules.most_frames is None or count <= rules.most_frames else None
+    counts = _valid_counts(rules)
+    index = bisect_left(counts, frames)
+    return counts[index] if index < len(counts) else None
 
 
 def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | None]:
@@ -90,32 +90,21 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
     VideotuneError for a changed count under ``strict_frames``, and for settings that contradict each other.
     """
     if video.stretch and video.frame_sample_strategy == "keyframe":
-        raise VideotuneError(
-            "video_config.stretch squeezes the whole clip into one window: it has no keyframe to begin at."
-        )
+        raise VideotuneError("video_config.stretch takes the whole clip: leave it out to begin at keyframes.")
     key = "max_frames" if video.frames is None else "frames"
     requested = video.max_frames if video.frames is None else video.frames
     if rules.most_frames == 1 and (video.frames or 1) > 1:
-        raise VideotuneError(
-            f"video_config.frames is {requested}, but this model generates images: it takes images, and of clips single "
-            "frames. Set it to 1, or leave it out."
-        )
+        raise VideotuneError(f"video_config.frames is {requested}, but this model takes single frames. Set it to 1.")
     keep = keep_every(video, rules)
     frames = snap_frames(round((requested - 1) / keep + 1), rules)
     spanned = (frames - 1) * keep + 1
-    nearest = str(spanned)
-    every, takes = "", f"this model takes {frame_rule(rules)}"
+    takes, every = f"this model takes {frame_rule(rules)}", ""
     if keep > 1:
-        nth = {2: "second", 3: "third"}.get(keep, f"{keep}th")
-        every = f"of {spanned} frames every {nth} is kept, so that a window has {frames}"
-        takes += f", and every {nth} frame is kept (temporal_compression_ratio)"
-    else:
-        pair = (valid_at_most(requested, rules), valid_at_least(requested, rules))
-        nearest = " or ".join(str(count) for count in pair if count is not None)
+        every = f"of {spanned} frames one in {keep} is kept, so that a window has {frames}"
+        takes += f", and one frame in {keep} is kept (temporal_compression_ratio)"
     if spanned != requested and video.strict_frames:
         raise VideotuneError(
-            f"video_config.{key} is {requested}, but {takes}. "
-            f"Set it to {nearest}, or leave out strict_frames to have it changed to {spanned}."
+            f"video_config.{key} is {requested}, but {takes}. Set it to {spanned}, or leave out strict_frames."
         )
     if spanned == requested:
         return frames, every or None
@@ -136,9 +125,7 @@ def smallest_window(video: VideoConfig, rules: VideoRules) -> int:
     if video.min_frames is None:
         return min(planned, valid_at_least(5, rules) or rules.frame_rest)
     if video.min_frames > planned:
-        raise VideotuneError(
-            f"video_config.min_frames is {video.min_frames}, above the {planned} frames of a window. Lower it."
-        )
+        raise VideotuneError(f"video_config.min_frames is {video.min_frames}, above the {planned} of a window.")
     return valid_at_least(video.min_frames, rules) or rules.frame_rest
 
 
@@ -216,9 +203,7 @@ class _Sampler:
         if not windows:
             detail = f"has {frames} frames at {fps:g} fps; the smallest window is {self.smallest}"
             if self.cuts and frames >= self.smallest:
-                detail = (
-                    f"none of its {len(self.cuts) + 1} scenes has the {self.smallest} frames of the smallest window"
-                )
+                detail = f"none of its {len(self.cuts) + 1} scenes has {self.smallest} frames, the smallest window"
             raise ClipProblem("too_short", detail)
         speed, count = 1.0, windows[0].shape.frames
         slack = count / fps - self._seconds(count)

@@ -82,8 +82,7 @@ def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile],
     """
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
-        video = root.exists() and root.name.lower().endswith(CLIP_SUFFIXES)
-        cut = f" A long video becomes one by: videotune dataset split {root} --out FOLDER" if video else ""
+        cut = f" A long video becomes one by: videotune dataset split {root} --out FOLDER" if root.exists() else ""
         raise VideotuneError(f"The dataset folder {root} {what}. Give the folder that holds the clips.{cut}")
     folder = _Folder(root, within or root)
     clips = folder.clips()
@@ -107,10 +106,7 @@ class _Folder:
         except OSError as error:
             raise VideotuneError(f"The folder {error.filename} cannot be read: {error.strerror}.") from error
         if str(root) in self.runs:
-            raise VideotuneError(
-                f"The dataset folder {root} is the folder of a training run ({' and '.join(RUN_FILES)}), whose previews are "
-                "no clips to train on. Give a folder that holds clips alone."
-            )
+            raise VideotuneError(f"The dataset folder {root} holds a training run. Give a folder of clips alone.")
         for path in self.files:
             try:
                 path.encode()
@@ -146,28 +142,22 @@ class _Folder:
         for row in rows:
             path = self._listed_path(row, os.path.relpath(folder, self.root))
             if path in self.rows:
-                raise VideotuneError(
-                    f"{row.place} lists {row.file_name}, which {self.rows[path].place} lists already. Keep one row a clip; "
-                    "several captions are lines of its text."
-                )
+                twice = f"{row.place} lists {row.file_name}, which {self.rows[path].place} lists already"
+                raise VideotuneError(f"{twice}. Keep one row a clip; several captions are lines of its text.")
             self.rows[path] = row
 
     def _listed_path(self, row: MetadataRow, sub: str) -> str:
         """The path that a row in the folder ``sub`` of the root names; VideotuneError where it leads out of the dataset."""
         name, where = row.file_name.replace("\\", "/"), f"{row.place} lists {row.file_name!r}"
         if name.startswith("/") or re.match("[A-Za-z]:", name) or "\0" in name:
-            raise VideotuneError(
-                f"{where}, which is not relative to the folder of that file. Write it as a relative path."
-            )
+            raise VideotuneError(f"{where}, which is not relative to that file's folder. Write a relative path.")
         path = os.path.normpath(os.path.join(sub, name))
         if path == ".." or path.startswith(f"..{os.sep}"):
             raise VideotuneError(f"{where}, which lies outside {self.root}. A dataset's clips must lie within it.")
         path = self.prefix + path
         met = self.files.get(path, True) and os.path.lexists(path)  # what the walk met without a link lies within
         if met and (real := self._leads_out(path)):
-            raise VideotuneError(
-                f"{where}, a link to {real}, outside {self.root}. A dataset's clips must lie within it."
-            )
+            raise VideotuneError(f"{where}, a link to {real}, outside {self.root}. Put the clip itself there.")
         return path
 
     def clips(self) -> list[ClipFile]:
