@@ -113,5 +113,5 @@ def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(
     assert str(clips / "deep" / "run") in "".join(capsys.readouterr())
     assert train(Overrides(sets=("steps=3",)), clips / "deep" / "run", resume=Resume()) == DONE
     assert [line["step"] for line in read_journal(clips / "deep" / "run") if line["kind"] == "step"] == [1, 2, 3]
-    with pytest.raises(VideotuneError, match="is the folder of a training run"):
+    with pytest.raises(VideotuneError, match="holds a training run"):
         check(said(data=clips / "deep" / "run"))

@@ -116,6 +116,8 @@ def _unpack(archive: Path, kind: str, folder: Path, progress: Progress | None) -
             members = _zip_members(raw) if kind == "zip" else _tar_members(raw, kind)
             sizes = _write_all(archive, members, folder, size, report)
         files.write_json(folder / _SIZES, sizes)
+    except VideotuneError:
+        raise
     except (zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error, struct.error,
             OSError, EOFError, ValueError, RuntimeError, OverflowError) as error:  # fmt: skip
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the archive's bytes
