@@ -115,11 +115,11 @@ def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
         (
             "a.mp4 a.txt b.mp4 b.txt",
             [("a.mp4", "from the row")],
-            ["1 clips have a caption in metadata.jsonl and in a .txt"],
+            ["the .txt files of 1 clips", "not used, since metadata.jsonl"],
         ),
-        ("Clip.mp4", [("clip.mp4", "x")], ["lists clip.mp4, which does not exist, while Clip.mp4 does"]),
-        ("a.mp4 a.txt a.jpg", (), ["1 images bear the name of a video beside them (a.jpg)"]),
-        ("a.mp4 more.zip", (), ["1 archives in", "(more.zip)"]),
+        ("Clip.mp4", [("clip.mp4", "x")], ["lists clip.mp4, which does not exist; Clip.mp4 does"]),
+        ("a.mp4 a.txt a.jpg", (), ["1 images have the name of a video beside them (a.jpg)"]),
+        ("a.mp4 more.zip", (), ["1 archives stay closed", "(more.zip)"]),
     ],
 )
 def test_what_is_not_used_is_reported(tmp_path: Path, files: str, rows: Any, notes: list[str]) -> None:

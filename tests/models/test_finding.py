@@ -50,7 +50,7 @@ def test_files_go_to_the_experts_in_order(two: ModelSpec, tmp_path: Path) -> Non
     assert part_files(None, two) == part_files([], two) == {}
     for given, said in (
         ([low, high], "model_low_noise.safetensors stands for the expert 'high', and is one for 'low' by its name"),
-        (high, "1 given; .* the experts high, low: list 2 files in that order"),
+        (high, r"1 given; .* takes 2 \(high, low; null"),
         ([a_file(tmp_path / "a.safetensors")] * 2, "a.safetensors is given for two experts"),
         ([None, str(tmp_path / "none.safetensors")], "no such file"),
     ):

@@ -189,7 +189,7 @@ def test_more_than_one_frame_and_more_than_its_area_are_refused(tiny_family: Ope
     with pytest.raises(VideotuneError, match="at most 9216 pixels"):
         family.sample({}, batch.cond, None, SampleRequest(ClipShape(1, 112, 96, 1.0), 3, 1.0, (1,)))
     rules = HiDream.spec.rules
-    with pytest.raises(VideotuneError, match=r"frames is 17, but this model generates images"):
+    with pytest.raises(VideotuneError, match=r"frames is 17, but this model takes single frames"):
         planned_frames(VideoConfig(frames=17), rules)
     assert planned_frames(VideoConfig(frames=1), rules) == (1, None)
     assert planned_frames(VideoConfig(), rules)[0] == 1

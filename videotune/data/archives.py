@@ -69,7 +69,8 @@ def unpack(archive: Path, cache: Path, progress: Progress | None = None) -> Path
         kind, about = type_of_file(archive), archive.stat()
         if kind not in _READ:
             what = f"a {kind} file" if kind else "no archive"
-            raise VideotuneError(f"{archive} is {what}, not one of {', '.join(_READ)}. Unpack it and give the folder.")
+            read = "zip, tar, gz, bz2 and xz are read (zst from Python 3.14 on)"
+            raise VideotuneError(f"{archive} is {what}; {read}. Unpack it and give the folder.")
         folder = home / files.digest([str(archive.absolute()), about.st_size, about.st_mtime_ns])
         home.mkdir(parents=True, exist_ok=True)
         lock = FileLock(home / ".lock")

@@ -165,16 +165,8 @@ def _captions(file: ClipFile, config: Config) -> tuple[str, ...]:
 
 
 def _caption_message(refused: Sequence[Candidate]) -> str:
-    problems = [(candidate.path, candidate.problem) for candidate in refused if candidate.problem is not None]
-    lines = [f"  {path}: {problem.detail}" for path, problem in problems[:10]]
-    if len(refused) > 10:
-        lines.append(f"  … and {len(refused) - 10} more")
-    undecodable = any(problem.reason == "undecodable_caption" for _, problem in problems)
-    encoding = " Save those that are not UTF-8 as UTF-8." if undecodable else ""
+    lines = [f"  {one.path}: {one.problem.detail}" for one in refused[:10] if one.problem is not None]
+    lines += [f"  … and {len(refused) - 10} more"] if len(refused) > 10 else []
     clips = "1 clip has" if len(refused) == 1 else f"{len(refused)} clips have"
-    return (
-        f"{clips} no usable caption:\n" + "\n".join(lines) + "\n"
-        f"Write the missing captions.{encoding} Or set missing_caption to "
-        '"skip" (these clips are left out), "empty" (they train with an empty caption) '
-        'or "text" (they take missing_caption_text).'
-    )
+    remedy = 'Write them in UTF-8, or set missing_caption to "skip", "empty" or "text" (missing_caption_text).'
+    return "\n".join([f"{clips} no usable caption:", *lines, remedy])

@@ -121,7 +121,8 @@ def scan_content(info: MediaInfo, until: float, cut_ratio: float = CUT_RATIO, th
                 raise
             damaged_at = info.timestamps[scan.count]
         if damaged_at is None and count < len(info.ticks) and not info.counted:
-            scan.add_last(reader)
+            with suppress(ClipProblem):  # only a likeness is lost
+                _, scan.last = next(reader.frames([len(info.ticks) - 1]))
     return ContentScan(
         until=until,
         frozen=round(scan.frozen_share(), 4),
@@ -158,10 +159,7 @@ class _Scan:
 
     def add(self, frame: Any) -> None:
         """The next frame."""
-        grey = self._shrink.reformat(
-            frame, SIDE, SIDE, "gray", interpolation=av_reformatter.Interpolation.AREA, threads=1
-        )
-        picture = np.asarray(grey.to_ndarray(), np.float32)
+        picture = _shrunk(self._shrink, frame, "gray").astype(np.float32)
         index, duration = self.count, self.durations[self.count]
         self.seconds += duration
         if picture.max() - picture.min() <= BLANK_LEVELS:
@@ -191,11 +189,6 @@ class _Scan:
             alike = likeness(details, other)
             for boundary in range(max(earlier + 1, index - reach + 1), min(index, earlier + reach) + 1):
                 self.alike[boundary] = max(self.alike.get(boundary, -1.0), alike)
-
-    def add_last(self, reader: Reader) -> None:
-        """The clip's very last frame for its signature; where it cannot be decoded, only a likeness is lost."""
-        with suppress(ClipProblem):
-            _, self.last = next(reader.frames([len(reader.info.ticks) - 1]))
 
     def frozen_share(self) -> float:
         """The share of the seconds so far that were part of a rest."""
@@ -257,18 +250,15 @@ def _jitter(stamps: Sequence[float]) -> float:
     return sum(abs(gap - usual) > 0.2 * usual for gap in gaps) / len(gaps)
 
 
+def _shrunk(reformatter: Any, frame: Any, form: str, **how: Any) -> NDArray[np.uint8]:
+    area = av_reformatter.Interpolation.AREA
+    return np.asarray(reformatter.reformat(frame, SIDE, SIDE, form, interpolation=area, threads=1, **how).to_ndarray())
+
+
 def _signature(frame: Any, info: MediaInfo) -> str:
     """A frame in 200 letters: base64 of 10 × 10 brightnesses, 5 × 5 blues and 5 × 5 reds (Cb, Cr), upright, a byte each."""
-    small = av_reformatter.VideoReformatter().reformat(
-        frame,
-        SIDE,
-        SIDE,
-        "yuv444p",
-        dst_color_range=av_reformatter.ColorRange.JPEG,
-        interpolation=av_reformatter.Interpolation.AREA,
-        threads=1,
-    )
-    planes: Any = small.to_ndarray().reshape(3, SIDE, SIDE)
+    full, reformatter = av_reformatter.ColorRange.JPEG, av_reformatter.VideoReformatter()
+    planes = _shrunk(reformatter, frame, "yuv444p", dst_color_range=full).reshape(3, SIDE, SIDE)
     planes = np.rot90(planes[:, ::-1] if info.mirrored else planes, info.rotation // 90, (1, 2))
     cells = []
     for plane, grid in zip(planes, (GRID, GRID // 2, GRID // 2), strict=True):

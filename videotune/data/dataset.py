@@ -97,18 +97,14 @@ def _notes_on_settings(config: Config, rules: VideoRules) -> list[str]:
     counts = Counter(dataset.path for dataset in config.datasets)
     for path, count in counts.items():
         if count > 1:
-            raise VideotuneError(
-                f"datasets: {path} is named {count} times. To show it more often, set its repeats; to train it at several "
-                "sizes, copy the folder."
-            )
+            raise VideotuneError(f"datasets: {path} is named {count} times. To show it more often, set its repeats.")
     video = config.video_config
     planned_frames(video, rules)
     notes = []
     fps, shrink = fps_of(video, rules), shrink_factor(video, rules)
     if abs(math.log(fps / rules.fps)) > math.log(1.2):
         notes.append(
-            f"frames are shown at {fps:g} fps, far from the model's own {rules.fps:g}: "
-            f"played at the model's rate, motion is {rules.fps / fps:.2g}x as fast as filmed"
+            f"{fps:g} fps is far from the model's own {rules.fps:g}: there motion is {rules.fps / fps:.2g}x as fast"
         )
     if shrink > 1:
         notes.append(f"spatial_compression_ratio: clips are made {shrink} times smaller than resolution says")

@@ -229,11 +229,10 @@ class _Reshape:
         self.reformatter = av_reformatter.VideoReformatter()
         # where nothing is scaled, colour alone is spread to every pixel: linearly, as players do, in half the time
         same = self.size == (info.height, info.width)
-        self.how = av_reformatter.Interpolation.BILINEAR if same else av_reformatter.Interpolation.BICUBIC
-        self.how |= av_reformatter.Interpolation.ACCURATE_RND
-        self.how |= (
-            av_reformatter.Interpolation.FULL_CHR_H_INT | av_reformatter.Interpolation.FULL_CHR_H_INP
-        )  # colour at every pixel, in and out
+        flags = av_reformatter.Interpolation
+        # colour at every pixel, in and out
+        self.how = flags.ACCURATE_RND | flags.FULL_CHR_H_INT | flags.FULL_CHR_H_INP
+        self.how |= flags.BILINEAR if same else flags.BICUBIC
 
     def __call__(self, frame: Any, out: Frames, rows: Sequence[int]) -> None:
         """Write the frame into these rows of ``out`` (T, height, width, 3)."""

@@ -96,10 +96,7 @@ def refuse_links(folder: Path) -> None:
             continue
         link = next((entry.path for entry in found if entry.is_symlink()), None)
         if link is not None:
-            raise VideotuneError(
-                f"{link} is a link, and a cache holds none: something else may be overwritten through it. Delete the "
-                "link, or set cache_dir to another folder."
-            )
+            raise VideotuneError(f"{link} is a link, and a cache holds none. Delete it, or set another cache_dir.")
         if place is folder:  # an archive's own files lie deeper
             places += [Path(entry.path) for entry in found if entry.is_dir()]
 
@@ -107,8 +104,6 @@ def refuse_links(folder: Path) -> None:
 def refuse_linked_folder(folder: Path) -> Path:
     """The cache folder of a dataset; VideotuneError where it is a link, which only the user may name, with cache_dir."""
     if folder.is_symlink():
-        raise VideotuneError(
-            f"{folder} is a link to {os.path.realpath(folder)}, and the dataset may have brought it. Delete the link, or "
-            "set cache_dir to that folder."
-        )
+        remedy = "The dataset may have brought it: delete it, or set cache_dir to that folder."
+        raise VideotuneError(f"{folder} is a link to {os.path.realpath(folder)}. {remedy}")
     return folder

@@ -208,31 +208,23 @@ class _Folder:
 
     def notes(self, clips: Sequence[ClipFile]) -> list[str]:
         """What may not be as the user thinks: two captions, thumbnails as clips, names that nearly match, archives."""
-        notes = list(self.table_notes)
-        notes += [
-            f"{run} is left out: it is the folder of a training run, whose previews are no clips" for run in self.runs
-        ]
+        notes = self.table_notes + [f"{run} is left out: it holds a training run" for run in self.runs]
         both = [clip for clip in clips if clip.listed and clip.caption]
         if both:
             tables = " and ".join(sorted({str(clip.listed).rpartition(":")[0] for clip in both}))
-            notes.append(
-                f"{len(both)} clips have a caption in {tables} and in a .txt file too ({both[0].path.name}: "
-                f"{both[0].caption}); the .txt files are not used"
-            )
+            files = f"the .txt files of {len(both)} clips ({both[0].caption})"
+            notes.append(f"{files} are not used, since {tables} has their captions")
         videos = {os.path.splitext(path)[0] for path in self.files if path.lower().endswith(VIDEO_SUFFIXES)}
         images = [str(clip.path) for clip in clips if clip.path.name.lower().endswith(IMAGE_SUFFIXES)]
         twins = [path for path in images if os.path.splitext(path)[0] in videos]
         if twins:
-            notes.append(
-                f"{len(twins)} images bear the name of a video beside them ({self._short(twins[0])}); they are clips of "
-                "one frame like all images: move them elsewhere if they are thumbnails"
-            )
+            named = f"{len(twins)} images have the name of a video beside them ({self._short(twins[0])})"
+            notes.append(f"{named}; they are clips too: move them elsewhere if they are thumbnails")
         lost = [str(clip.path) for clip in clips if not clip.exists]
         alike = {_loosely(path): path for path in self.files} if lost else {}
         near = [(self.rows[path].place, path, alike[_loosely(path)]) for path in lost if _loosely(path) in alike]
         notes += [
-            f"{place} lists {self._short(path)}, which does not exist, while {self._short(other)} does: the names differ in "
-            "case or in how accents are written"
+            f"{place} lists {self._short(path)}, which does not exist; {self._short(other)} does: case or accents differ"
             for place, path, other in near[:5]
         ]
         unread = [path for path in self.files if path.lower().endswith(_UNREAD) and path not in self.rows]
@@ -247,9 +239,7 @@ class _Folder:
             notes.append(f"{files_have} the name of no clip: {', '.join(alone[:3])}{more}")
         packed = [self._short(path) for path in self.files if path.lower().endswith(ARCHIVE_SUFFIXES)]
         if packed:
-            notes.append(
-                f"{len(packed)} archives in {self.root} stay closed ({packed[0]}); give each as a dataset of its own"
-            )
+            notes.append(f"{len(packed)} archives stay closed ({packed[0]}); give each as a dataset of its own")
         return notes
 
     def _captions_of_no_clip(self, clips: Sequence[ClipFile]) -> list[str]:

@@ -90,10 +90,8 @@ def group_by_source(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
     joined = [list(group.values()) for group in members.values() if len(group) > 1]
     if joined:
         first, second = joined[0][:2]
-        notes.append(
-            f"{sum(map(len, joined))} file names come from {len(joined)} source videos, as the pictures show: a shot is "
-            f"there twice, or begins where another ends (such as {first.path.name} and {second.path.name})"
-        )
+        names_joined = f"{sum(map(len, joined))} file names come from {len(joined)} source videos, as the pictures show"
+        notes.append(f"{names_joined} (such as {first.path.name} and {second.path.name})")
     return result, notes
 
 
@@ -189,15 +187,13 @@ def _notes_on_numbers(series: dict[tuple[str, str], set[str]], many: dict[str, l
     for folder, bases in sorted(many.items()):
         listed = sorted(series[folder, bases[0]]) if len(bases) == 1 else []
         if listed:
-            notes.append(
-                f"{listed[0]} to {listed[-1]} in {folder} ({len(listed)} clips) are numbered, and not taken for cuts of one "
-                f"video for that; if they are, call them {_numbered(listed[0])}-scene-001 and so on"
-            )
+            clips = f"{listed[0]} to {listed[-1]} in {folder} ({len(listed)} clips)"
+            notes.append(f"{clips} are not taken for cuts of one video; call cuts {_numbered(listed[0])}-scene-001 …")
         elif len(bases) > 1:
             count = sum(len(series[folder, base]) for base in bases)
+            some = ", ".join(sorted(bases)[:3]) + (", …" if len(bases) > 3 else "")
             notes.append(
-                f"{count} clips in {folder} are taken for cuts of {len(bases)} videos, since their names are numbered series"
-                f" ({', '.join(sorted(bases)[:3])}{', …' if len(bases) > 3 else ''})"
+                f"{count} clips in {folder} are taken for cuts of {len(bases)} videos by their numbers ({some})"
             )
     return notes
 

@@ -107,10 +107,8 @@ def split(
     journal = {str(row.get("key")): row for row in files.read_lines(out / JOURNAL)}
     strange = [path for one in videos if not _same(one.row, journal) for path in one.written()]
     if strange and not overwrite:
-        raise VideotuneError(
-            f"{len(strange)} files are there already, from another split or another video (such as {strange[0]}). "
-            "Give an empty folder, or allow it to replace them with --overwrite."
-        )
+        there = f"{len(strange)} files are there already (such as {strange[0]})"
+        raise VideotuneError(f"{there}. Give an empty folder, or allow it to replace them with --overwrite.")
     total, done = math.ceil(sum(one.seconds for one in videos)), 0.0
 
     def report(seconds: float, name: str) -> None:
@@ -125,9 +123,8 @@ def split(
             report(one.seconds / 2, name)  # finding cuts takes about as long as writing
             for seconds in _write_scenes(one):
                 report((one.seconds + seconds) / 2, name)
-            one.captions = sum(
-                _write_caption(one.file, part.path.with_suffix(".txt")) for part in one.scenes if part.path
-            )
+            targets = [part.path.with_suffix(".txt") for part in one.scenes if part.path]
+            one.captions = sum(_write_caption(one.file, target) for target in targets)
         except ClipProblem as problem:
             one.problem, one.scenes = problem, ()
         done += one.seconds
@@ -145,9 +142,7 @@ def _check(source: Path, out: Path, min_seconds: float, threshold: float) -> Non
     if out.exists() and not out.is_dir():
         raise VideotuneError(f"{out} is a file. Give a folder for the scenes.")
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
-        raise VideotuneError(
-            f"The scenes would go to {out}, inside {source} itself, and be taken for clips of it. Give a folder elsewhere."
-        )
+        raise VideotuneError(f"The scenes would go to {out}, inside {source} itself. Give a folder elsewhere.")
 
 
 def _files(source: Path, out: Path, settings: Row) -> list[SplitFile]:
@@ -172,9 +167,7 @@ def _files(source: Path, out: Path, settings: Row) -> list[SplitFile]:
         one = SplitFile(file, out / path.parent.relative_to(root), stem)
         other = taken.setdefault((one.folder, stem.casefold()), path)
         if other != path:
-            raise VideotuneError(
-                f"The scenes of {other} and of {path} would bear the same names ({stem}-scene-001). Rename one of them."
-            )
+            raise VideotuneError(f"The scenes of {other} and {path} would have the same names. Rename one of them.")
         try:
             if not file.exists:
                 raise ClipProblem("missing_file", file.missing)
@@ -242,9 +235,8 @@ def _write_scenes(one: SplitFile) -> Iterator[float]:
             if part.path is not None and not part.path.exists():
                 write = partial(shutil.copyfile, one.file.path)
                 if len(one.scenes) > 1:
-                    write = partial(
-                        _encode, info=one.info, part=part, frames=reader.frames(range(part.first, part.end))
-                    )
+                    frames = reader.frames(range(part.first, part.end))
+                    write = partial(_encode, info=one.info, part=part, frames=frames)
                 files.write_whole(part.path, write)
             yield part.start + part.seconds
 
@@ -277,6 +269,8 @@ def _encode(path: Path, info: MediaInfo, part: Scene, frames: Iterator[tuple[int
                 packet.duration = durations[packet.pts]
                 container.mux(packet)
 
+        last = max(1, round(info.frame_seconds * denominator / numerator))
+        ends = (*info.ticks[1:], info.ticks[-1] + last)
         for index, frame in frames:
             picture = _upright(frame, info, reformatter)
             if index == part.first:
@@ -286,16 +280,10 @@ def _encode(path: Path, info: MediaInfo, part: Scene, frames: Iterator[tuple[int
                 context.colorspace, context.color_range = (1, 1) if rgb else (frame.colorspace, frame.color_range)
                 context.color_primaries, context.color_trc = frame.color_primaries, frame.color_trc
             picture.pts, picture.time_base = info.ticks[index] - info.ticks[part.first], context.time_base
-            durations[picture.pts] = _ticks_of(info, index)
+            durations[picture.pts] = ends[index] - info.ticks[index]
             picture.pict_type = av.video.frame.PictureType.NONE  # the source's choice of keyframes is not ours
             mux(stream.encode(picture))
         mux(stream.encode())
-
-
-def _ticks_of(info: MediaInfo, index: int) -> int:
-    if index + 1 < len(info.ticks):
-        return info.ticks[index + 1] - info.ticks[index]
-    return max(1, round(info.frame_seconds * info.time_base[1] / info.time_base[0]))
 
 
 def _upright(frame: Any, info: MediaInfo, reformatter: Any) -> Any:

@@ -121,10 +121,8 @@ class DiffusersModel:
         channels, latent = net["in_channels"], vae["z_dim" if "z_dim" in vae else "latent_channels"]
         from_image = image_channels is not None and channels == image_channels(vae)
         if not from_image and channels != latent:
-            raise VideotuneError(
-                f"{folder}: its transformer reads {channels} channels, its VAE's latents have {latent}: it is no "
-                f"{cls.spec.name} checkpoint that videotune trains. Take both parts from one checkpoint."
-            )
+            fault = f"its transformer reads {channels} channels, its VAE's latents have {latent}"
+            raise VideotuneError(f"{folder}: {fault}. Take both parts from one {cls.spec.name} checkpoint.")
         return net, vae, latent, from_image
 
     # parts

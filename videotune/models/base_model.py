@@ -75,9 +75,7 @@ def check_base(folder: Path) -> None:
         if library == "diffusers" and has_weights(name):
             cls = getattr(diffusers, name, None)
             if cls is None:
-                raise VideotuneError(
-                    f"{folder / part}: diffusers {diffusers.__version__} has no {name}: install a newer one"
-                )
+                raise VideotuneError(f"{folder / part}: this diffusers has no {name}: install a newer one")
             check_part(cls, folder / part, to_fill(cls, folder / part, torch.float32))
 
 
@@ -90,15 +88,11 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: Say) -> P
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "model_index.json").is_file():
-            raise VideotuneError(
-                f"base_model_name: {folder} is no model in diffusers layout: it has no model_index.json"
-            )
+            raise VideotuneError(f"base_model_name: {folder} is not in diffusers layout: it has no model_index.json")
         return folder
     if folder.is_file():
-        raise VideotuneError(
-            f"base_model_name: {folder} is a file. Name the folder or Hub id of its model in diffusers layout, for its "
-            "other parts, and give the file as transformer.file"
-        )
+        remedy = "Name its model's folder or Hub id, and give the file as transformer.file"
+        raise VideotuneError(f"base_model_name: {folder} is a file. {remedy}")
     if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
         raise NotHere(f"base_model_name: no such folder: {name}")
     return fetch(name, weights=weights, own=tuple(files), echo=echo)
@@ -113,10 +107,8 @@ def part_files(value: str | Sequence[str | None] | None, spec: ModelSpec) -> dic
     given = [value] if isinstance(value, str) else list(value or ())
     experts = [expert.name for expert in spec.experts]
     if given and len(given) != len(experts):
-        names = f"the experts {', '.join(experts)}: list {len(experts)} files in that order, null for the base's own"
-        raise VideotuneError(
-            f"transformer.file: {len(given)} given; {spec.title} has {names if len(experts) > 1 else 'one transformer'}"
-        )
+        order = f"{spec.title} takes {len(experts)} ({', '.join(experts)}; null for the base's own)"
+        raise VideotuneError(f"transformer.file: {len(given)} given; {order}")
     found: dict[str, Path] = {}
     for expert, text in zip(experts, given, strict=False):
         if text is None:
@@ -128,10 +120,8 @@ def part_files(value: str | Sequence[str | None] | None, spec: ModelSpec) -> dic
             raise VideotuneError(f"transformer.file: {path.name} is not read: it must be a .safetensors file")
         others = [name for name in experts if name != expert and re.search(rf"{name}[^a-z]?noise", path.stem.lower())]
         if others:
-            raise VideotuneError(
-                f"transformer.file: {path.name} stands for the expert {expert!r}, and is one for {others[0]!r} by its name. "
-                f"The order is {', '.join(experts)}."
-            )
+            fault = f"{path.name} stands for the expert {expert!r}, and is one for {others[0]!r} by its name"
+            raise VideotuneError(f"transformer.file: {fault}. The order is {', '.join(experts)}.")
         if path.resolve() in {other.resolve() for other in found.values()}:
             raise VideotuneError(f"transformer.file: {path.name} is given for two experts; each has weights of its own")
         headers([path])
@@ -162,10 +152,8 @@ def with_files(base: Path, files: Mapping[str, Path]) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
         if folder.is_dir():  # another process of the run was quicker
             return folder
-        raise VideotuneError(
-            f"transformer.file: {folder} cannot be made of links ({error}). Instead, copy {base}, and put the file "
-            f"into it as {next(iter(files))}/{STEMS[0]}.safetensors."
-        ) from error
+        remedy = f"Copy {base}, and put the file into it as {next(iter(files))}/{STEMS[0]}.safetensors."
+        raise VideotuneError(f"transformer.file: {folder} cannot be made of links ({error}). {remedy}") from error
     return folder
 
 

@@ -226,16 +226,14 @@ class CogVideoX(DiffusersModel):
         stride, net = self.spec.rules.spatial_stride, self._net
         shape = net.sample_frames, net.sample_height * stride, net.sample_width * stride
         if net.use_learned_positional_embeddings and (frames, height, width) != shape:
+            size = f"{shape[1]}x{shape[2]}"
             raise VideotuneError(
-                f"{self.spec.title} has learned where {shape[0]} frames of {shape[1]}x{shape[2]} pixels lie, and knows no "
-                f"other shape; these are {frames} of {height}x{width}. "
-                f'Set video_config.frames={shape[0]} and resolution="{shape[1]}x{shape[2]}".'
+                f"{self.spec.title} knows {shape[0]} frames of {size} alone; these are {frames} of {height}x{width}. "
+                f'Set video_config.frames={shape[0]} and resolution="{size}".'
             )
         if net.patch_size_t is not None and (height > shape[1] or width > shape[2]):
-            raise VideotuneError(
-                f"{self.spec.title} has positions for at most {shape[1]}x{shape[2]} pixels, and these frames have "
-                f"{height}x{width}. Set a lower resolution."
-            )
+            most = f"at most {shape[1]}x{shape[2]} pixels; these are {height}x{width}"
+            raise VideotuneError(f"{self.spec.title} takes {most}. Set a lower resolution.")
 
     def token_frames(self, hidden_states: Tensor, **_: Any) -> int:
         """A frame of 1.5 is a pair of latent frames; frames come before channels."""

@@ -182,23 +182,18 @@ class HiDream(DiffusersModel):
         """One frame, and no more tokens than there are places."""
         if frames != 1:
             raise VideotuneError(
-                f"{self.spec.title} draws pictures: it takes images and single frames of clips, and these are {frames} "
-                "frames. Set video_config.frames=1."
+                f"{self.spec.title} draws pictures; these are {frames} frames. Set video_config.frames=1."
             )
         most = self.spec.rules.most_area
         if most is not None and height * width > most:
-            raise VideotuneError(
-                f"{self.spec.title} takes at most {most} pixels ({math.isqrt(most)}x{math.isqrt(most)}), and these are "
-                f"{height}x{width}. Set a lower resolution."
-            )
+            these = f"these are {height}x{width}. Set a lower resolution"
+            raise VideotuneError(f"{self.spec.title} takes at most {most} pixels; {these}.")
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Nothing to do: there is one frame. Raises VideotuneError where it is asked for."""
         if on:
-            raise VideotuneError(
-                f"video_config.use_temporal_attention, sample.use_temporal_attention: {self.spec.title} draws single "
-                "frames, which attend to no other: leave both as they are (true)."
-            )
+            keys = "video_config.use_temporal_attention, sample.use_temporal_attention"
+            raise VideotuneError(f"{keys}: {self.spec.title} draws single frames: leave both as they are (true).")
 
     def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
         """The pipeline asks the network for its places."""

@@ -143,10 +143,8 @@ def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: Say) -> 
     )
     free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
     if free < to_come:
-        raise VideotuneError(
-            f"base_model_name: {name} needs {size_text(to_come)} more, and the disk of {cache} has {size_text(free)} free. "
-            "Free some, or set HF_HOME to a folder on a disk with room."
-        )
+        room = f"{size_text(to_come)} more, and the disk of {cache} has {size_text(free)} free"
+        raise VideotuneError(f"base_model_name: {name} needs {room}. Free some, or set HF_HOME to another disk.")
     return True
 
 
@@ -200,11 +198,8 @@ def _near(name: str) -> str:
 def _no_layout(name: str, listed: Collection[str]) -> str:
     weights = [file for file in sorted(listed) if file.endswith((".safetensors", ".pth", ".ckpt", ".gguf"))]
     holds = f"it holds {some(weights)}" if weights else f"it holds {some(sorted(listed))}"
-    return (
-        f"base_model_name: {name} is not in diffusers layout: it has no model_index.json; {holds}. "
-        f"Often there is a second repository for diffusers: look for {name}-Diffusers, or {name}-diffusers. "
-        "A single file of a transformer goes into transformer.file."
-    )
+    remedy = f"Look for {name}-Diffusers; a single file of a transformer goes into transformer.file"
+    return f"base_model_name: {name} is not in diffusers layout: it has no model_index.json; {holds}. {remedy}."
 
 
 def verify(files: Iterable[Path], echo: Say) -> None:
@@ -228,14 +223,10 @@ def verify(files: Iterable[Path], echo: Say) -> None:
         with blob.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != blob.name:
-            raise VideotuneError(
-                f"base_model_name: {path} is damaged: its bytes are not those of the Hub (sha256 {found[:12]}…, not "
-                f"{blob.name[:12]}…). Delete {blob} and start again: it is fetched anew"
-            )
+            fault = f"its sha256 is {found[:12]}…, the Hub's {blob.name[:12]}…"
+            raise VideotuneError(f"base_model_name: {path} is damaged: {fault}. Delete {blob} and start again")
         try:
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
         except OSError as error:
-            echo(
-                f"note: that {path.name} is whole cannot be remembered ({error}); it is checked again at the next start"
-            )
+            echo(f"note: {path.name} is checked again at the next start: {mark} cannot be written ({error})")

@@ -146,10 +146,8 @@ class HunyuanVideo(DiffusersModel):
         one, other = (llama(TEMPLATE.format(word), verbose=False).input_ids for word in ("a", "0"))
         front = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
         if front != CROP or llama.padding_side != "right":
-            raise VideotuneError(
-                f"{folder} is not HunyuanVideo's tokenizer: it pads on the {llama.padding_side} and reads {front} "
-                f"tokens in front of a caption, where the pipeline pads on the right and cuts {CROP} off"
-            )
+            fault = f"it pads on the {llama.padding_side} and reads {front} tokens in front of a caption, not {CROP}"
+            raise VideotuneError(f"{folder} is not HunyuanVideo's tokenizer: {fault}")
         clip = read_tokenizer(self.folder / "tokenizer_2", self.folder / "text_encoder_2")
         return {"text_encoder": llama, "text_encoder_2": clip}
 
@@ -226,10 +224,8 @@ class HunyuanVideo(DiffusersModel):
     def tiny_pipeline(cls, variant: str) -> Any:
         """From text."""
         marks = {"eos_token": MARKS[3], "pad_token": MARKS[4], "model_input_names": ["input_ids", "attention_mask"]}
-        letters, words = (
-            bytes_tokenizer(MARKS, [_rest_of_template()], padding_side="right", **marks),
-            clip_tokenizer(77),
-        )
+        letters = bytes_tokenizer(MARKS, [_rest_of_template()], padding_side="right", **marks)
+        words = clip_tokenizer(77)
         vae = diffusers.AutoencoderKLHunyuanVideo(
             block_out_channels=(4, 4, 4, 4), norm_num_groups=2, latent_channels=4, layers_per_block=1
         )

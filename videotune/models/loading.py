@@ -184,10 +184,8 @@ def _load_by_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: to
         raise VideotuneError(f"{shown(files)} does not fit {folder / 'config.json'}: {error}") from error
     absent = sorted(found["missing_keys"])
     if absent:  # transformers would fill them with random numbers
-        raise VideotuneError(
-            f"{shown(files)} is not all of a {cls.__name__}: {len(absent)} tensors are missing, as {absent[0]}. "
-            "Take weights and config of one model."
-        )
+        lacks = f"{len(absent)} tensors are missing, as {absent[0]}. Take weights and config of one model"
+        raise VideotuneError(f"{shown(files)} is not all of a {cls.__name__}: {lacks}.")
     return net
 
 
@@ -195,10 +193,8 @@ def refuse_dtypes(files: list[Path], found: Mapping[str, Header]) -> None:
     """Raise VideotuneError for weights of 8 bits, and for integers: what is loaded is a plain network."""
     odd = [name for name, header in found.items() if header.dtype not in DTYPES and not name.endswith("position_ids")]
     if odd:
-        raise VideotuneError(
-            f"{shown(files)} holds weights of the dtype {found[odd[0]].dtype} ({odd[0]}): "
-            "take the file in bfloat16, float16 or float32"
-        )
+        kind = f"weights of the dtype {found[odd[0]].dtype} ({odd[0]})"
+        raise VideotuneError(f"{shown(files)} holds {kind}: take the file in bfloat16, float16 or float32")
 
 
 def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) -> Rename | None:
@@ -220,16 +216,14 @@ def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) 
         name = (wrong or spare or ["nothing"])[0]
         theirs = "x".join(map(str, found[name].shape)) if name in found else "missing"
         ours = "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
+        counts = [sum(header.count for header in found.values()), sum(map(math.prod, wanted.values()))]
+        there, own = (f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}" for count in counts)
         raise VideotuneError(
-            f"{shown(files)} does not fit {folder / 'config.json'}: the file holds "
-            f"{_billions(sum(header.count for header in found.values()))} parameters, a {cls.__name__} of this config has "
-            f"{_billions(sum(map(math.prod, wanted.values())))}. {len(wrong or spare)} tensors differ, as {name}: {theirs} "
-            f"in the file, {ours} by the config. Take weights and config of one model."
+            f"{shown(files)} does not fit {folder / 'config.json'}: it holds {there} parameters, a {cls.__name__} of this "
+            f"config {own}. {len(wrong or spare)} tensors differ, as {name}: {theirs} in the file, {ours} by the config."
         )
     if spare and echo:
-        echo(
-            f"note: {shown(files)}: {len(spare)} weights have no place in a {cls.__name__} and are left out: {spare[0]} …"
-        )
+        echo(f"note: {shown(files)}: {len(spare)} weights that no {cls.__name__} has are left out: {spare[0]} …")
     return rename
 
 
@@ -240,10 +234,8 @@ def _renaming(cls: Any, folder: Path, found: Mapping[str, Header]) -> Rename:
         raise VideotuneError(f"{shown(files)} is a LoRA, not a transformer: merge it first, or start from its base")
     if cls.__name__ not in loadable:
         read = [name for name in names() if getattr(FAMILIES[name], "transformer_class", None) in loadable]
-        raise VideotuneError(
-            f"{shown(files)}: diffusers reads no {cls.__name__} with the tensors' names of this file (the first is "
-            f"{next(iter(found), 'none')!r}); it reads those of {', '.join(read)}. Save it in diffusers layout first."
-        )
+        fault = f"diffusers reads no {cls.__name__} with the names of its tensors, only {', '.join(read)}"
+        raise VideotuneError(f"{shown(files)}: {fault}. Save it in diffusers layout first.")
     config, convert = cls.load_config(folder), loadable[cls.__name__]["checkpoint_mapping_fn"]
     return lambda state: convert(checkpoint=state, config=config)
 
@@ -257,14 +249,8 @@ def _renamed(cls: Any, files: list[Path], found: Mapping[str, Header], rename: R
     try:
         renamed = rename(empty)
     except (KeyError, IndexError, ValueError, RuntimeError, AttributeError) as error:
-        raise VideotuneError(
-            f"{shown(files)} is no transformer that diffusers can read as a {cls.__name__} ({error!r:.200})"
-        ) from error
+        raise VideotuneError(f"diffusers cannot read {shown(files)} as a {cls.__name__} ({error!r:.200})") from error
     return {name: Header("", tuple(value.shape), files[0].name) for name, value in renamed.items()}
-
-
-def _billions(count: int) -> str:
-    return f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}"
 
 
 def shown(files: list[Path]) -> str:

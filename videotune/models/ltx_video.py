@@ -234,9 +234,7 @@ class LTXVideo(DiffusersModel):
     def scheduler(self, shift: float | None) -> Any:
         """Raises VideotuneError for a ``shift`` from 0.9.5 on, whose pipeline brings a schedule of its own."""
         if shift is not None and self.newer:
-            raise VideotuneError(
-                f"sample.shift: the pipeline of {self.spec.title} has a schedule of its own; leave it out"
-            )
+            raise VideotuneError(f"sample.shift: {self.spec.title} has a schedule of its own; leave it out")
         return own_scheduler(self.folder, shift, use_dynamic_shifting=False)
 
     def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:

@@ -105,9 +105,8 @@ def _check(value: Any, where: str) -> None:
         for least, most in bounds if not (one is None or isinstance(one, dict | list)) else ():
             number = isinstance(one, int) or (isinstance(one, float) and one.is_integer())
             if isinstance(one, bool) or not number or not least <= one <= most:
-                raise VideotuneError(
-                    f"{where}: {key} is {str(one)[:40]!r}, and must be a whole number from {least} to {most:,}"
-                )
+                span = f"a whole number from {least} to {most:,}"
+                raise VideotuneError(f"{where}: {key} is {str(one)[:40]!r}, and must be {span}")
             break  # the first pattern that fits
 
 
@@ -143,9 +142,7 @@ def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     for part, value in index.items():
         if isinstance(value, list) and len(value) == 2 and value[1] is not None:
             if not re.fullmatch(r"\w+", part) or not all(isinstance(name, str) for name in value):
-                raise VideotuneError(
-                    f"model_index.json: {part[:40]!r} must be a part with its library and class, not {value}"
-                )
+                raise VideotuneError(f"model_index.json: {part[:40]!r} must be a library and a class, not {value}")
             parts[part] = (value[0], value[1])
     return parts
 
@@ -163,24 +160,19 @@ def check_parts(folder: Path) -> None:
     parts = model_parts(read_config(folder / "model_index.json"))
     for part in parts:
         if not (folder / part).is_dir():
-            raise VideotuneError(
-                f"the base model is incomplete: {folder} has no {part}/, which its model_index.json names"
-            )
+            raise VideotuneError(f"{folder} is incomplete: it has no {part}/, which its model_index.json names")
     configs = {part: read_config(folder / part / "config.json") for part, (_, cls) in parts.items() if has_weights(cls)}
     for part, config in configs.items():
         own, named = config.get("_class_name"), parts[part][1]
         if own is not None and own != named:
-            raise VideotuneError(
-                f"{folder / part} holds a {own}, where model_index.json names a {named}: take all parts from one model"
-            )
+            fault = f"holds a {own}, where model_index.json names a {named}"
+            raise VideotuneError(f"{folder / part} {fault}: take all parts from one model")
     for part, keys, other, other_keys, what in _SAME:
         for name in (part, f"{part}_2"):
             taken, given = _size(configs.get(name, {}), keys), _size(configs.get(other, {}), other_keys)
             if taken is not None and given is not None and taken != given:
-                raise VideotuneError(
-                    f"{folder} mixes two models: its {name} ({parts[name][1]}) takes {taken} {what}, its {other} "
-                    f"({parts[other][1]}) gives {given}. Take both parts from one checkpoint."
-                )
+                fault = f"its {name} takes {taken} {what}, its {other} gives {given}"
+                raise VideotuneError(f"{folder} mixes two models: {fault}. Take both parts from one checkpoint.")
 
 
 def _size(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
@@ -217,10 +209,8 @@ def weight_files(folder: Path) -> list[Path]:
         raise VideotuneError(f"{folder} has no weights{without_safetensors(p.name for p in folder.glob('*'))}")
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
-        raise VideotuneError(
-            f"{folder} lacks {some(absent)}: of {len(names)} files of weights that its index lists, "
-            f"{len(absent)} are missing. Fetch the model again, or copy all of it."
-        )
+        count = f"{len(absent)} of {len(names)} files of weights"
+        raise VideotuneError(f"{folder} lacks {some(absent)}: {count}. Fetch the model again, or copy all of it.")
     return [folder / name for name in names]
 
 
@@ -284,9 +274,7 @@ def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
         if instead and not shards(folder / part):
             raise VideotuneError(f"base_model_name: {folder / part} has no weights{instead}")
     if absent:
-        raise VideotuneError(
-            f"base_model_name: {name} is incomplete: {folder} lacks {some(absent)}. Copy or fetch all of the model."
-        )
+        raise VideotuneError(f"base_model_name: {name}: {folder} lacks {some(absent)}. Fetch or copy all of it.")
 
 
 def headers(files: Sequence[Path]) -> dict[str, Header]:

@@ -59,10 +59,8 @@ def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
         one, other = (tokenizer(text, truncation=True, max_length=most, verbose=False).input_ids for text in PROBES)
         last = max(tokenizer.get_vocab().values())
     if one == other:
-        raise VideotuneError(
-            f"{folder}: its tokenizer reads {PROBES[0]!r} and {PROBES[1]!r} as the same {len(one)} tokens: its vocabulary "
-            "is missing or damaged. Fetch the model again, or copy all of it"
-        )
+        fault = f"its tokenizer reads {PROBES[0]!r} and {PROBES[1]!r} as the same {len(one)} tokens"
+        raise VideotuneError(f"{folder}: {fault}: fetch the model again, or copy all of it")
     config = read_config(encoder / "config.json")
     # a pipeline pads with the end mark where neither the tokenizer nor its encoder names a token for it, as Llama's
     if tokenizer.pad_token is None and (tokenizer.eos_token is None or config.get("pad_token_id") is not None):
