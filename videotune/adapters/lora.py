@@ -61,10 +61,8 @@ def refuse_uneven(net: nn.Module, paths: Sequence[str], side: int) -> None:
         if count % side:
             fits = [n for n in range(2, min(inputs.values()) + 1) if all(many % n == 0 for many in inputs.values())]
             near = sorted(sorted(fits, key=lambda n: abs(n - side))[:4])
-            raise VideotuneError(
-                f"lora.rank: OFT turns {side} inputs at a time, and {path} has {count}; take one of "
-                f"{', '.join(map(str, near))}"
-            )
+            fault = f"OFT turns {side} inputs at a time, and {path} has {count}"
+            raise VideotuneError(f"lora.rank: {fault}; take one of {', '.join(map(str, near))}")
 
 
 def add_lora(net: nn.Module, spec: ModelSpec, settings: Lora, seed: int) -> dict[str, nn.Parameter]:

@@ -92,9 +92,8 @@ def _size_hints(candidate: Candidate, warnings: list[str], notes: list[str]) -> 
     width, height = candidate.media.width, candidate.media.height
     factor = upscale_factor(width, height, candidate.size, resize)
     if factor > 1.005:
-        (warnings if factor > UPSCALE_LIMIT else notes).append(
-            f"upscaled {factor:.2g}x: {width}x{height} pixels to {wide}x{high}"
-        )
+        hints = warnings if factor > UPSCALE_LIMIT else notes
+        hints.append(f"upscaled {factor:.2g}x: {width}x{height} pixels to {wide}x{high}")
     kept = kept_share(width, height, candidate.size)
     hints = warnings if kept < CROP_LIMIT else notes
     if resize in ("center", "random") and kept < CROP_NOTE:
@@ -123,10 +122,7 @@ def _time_hints(candidate: Candidate, rules: VideoRules, warnings: list[str], no
         notes.append(f"{beyond:.2f} of {info.seconds:.2f} s lie beyond max_duration {most:g}")
     cut = sampling.seconds_cut - beyond
     if cut > CUT_LIMIT * (info.seconds - beyond):
-        warnings.append(
-            f"{cut:.2f} of {info.seconds:.2f} s are in no window; fewer video_config.frames or "
-            "video_config.windows=slide show more of it"
-        )
+        warnings.append(f"{cut:.2f} of {info.seconds:.2f} s are in no window; fewer frames or windows=slide show more")
     elif cut * fps > 1 + 1e-6:
         notes.append(f"{cut:.2f} of {info.seconds:.2f} s are in no window")
     if info.unusable:
@@ -157,9 +153,7 @@ def _content_hints(candidate: Candidate, warnings: list[str], notes: list[str]) 
         cuts = "1 cut" if len(inside) == 1 else f"{len(inside)} cuts"
         warnings.append(f"{cuts} inside the windows (at {at} s): `videotune dataset split` makes a clip of each scene")
     if scan.jitter > JITTER_LIMIT:
-        notes.append(
-            f"variable frame rate: {scan.jitter:.0%} of the frames stay longer or shorter; shown by their times"
-        )
+        notes.append(f"variable frame rate: {scan.jitter:.0%} of the frames are uneven; shown by their times")
     if scan.damaged_at is not None:
         warnings.append(f"the pictures are damaged from {scan.damaged_at:.2f} s on; no window reaches there")
 
@@ -169,8 +163,7 @@ def notes_on_clips(candidates: Sequence[Candidate], video: VideoConfig, rules: V
     windows that none fills, frame rates, captions that do not differ."""
     folders = dict(sorted({candidate.repeats for candidate in candidates if candidate.repeats[0]}))
     listed = ", ".join(f"{name} {count}" for name, count in list(folders.items())[:5])
-    listed += ", …" if len(folders) > 5 else ""
-    notes = [f"repeats, as the names of folders say: {listed}; rename a folder to switch that off"] if folders else []
+    notes = [f"repeats by folders' names: {listed}{', …' if len(folders) > 5 else ''}"] if folders else []
     planned, changed = planned_frames(video, rules)
     default = VideoConfig().max_frames
     asked = video.frames is not None or video.max_frames != default or keep_every(video, rules) > 1
@@ -179,10 +172,8 @@ def notes_on_clips(candidates: Sequence[Candidate], video: VideoConfig, rules: V
         notes.append(changed)
     frames = [window.shape.frames for candidate in moving for window in candidate.sampling.windows]
     if max(frames, default=planned) < planned:
-        notes.append(
-            f"no clip is long enough for {planned} frames: the longest window has {max(frames)} "
-            "(video_config.pad_short freeze holds the last frame instead)"
-        )
+        longest = f"the longest window has {max(frames)} (pad_short freeze holds the last frame instead)"
+        notes.append(f"no clip is long enough for {planned} frames: {longest}")
     rates, fps = Counter(round(candidate.media.fps, 2) for candidate in moving), fps_of(video, rules)
     if len(rates) > 1:
         listed = ", ".join(f"{rate:g} fps ({count})" for rate, count in rates.most_common(5))

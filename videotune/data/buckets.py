@@ -39,10 +39,8 @@ def _parse_one(value: int | str) -> int | Size:
     pair = re.fullmatch(r"([0-9]{1,6})\s*[x×]\s*([0-9]{1,6})", text)
     numbers = [int(n) for n in pair.groups()] if pair else [int(text)] if re.fullmatch("[0-9]{1,6}", text) else []
     if isinstance(value, bool) or not numbers or not 1 <= min(numbers) <= max(numbers) <= MAX_SIDE:
-        raise VideotuneError(
-            f"resolution {value!r} is not understood. Give an integer such as 512 (about 512·512 pixels at each clip's "
-            f'own aspect ratio), "HEIGHTxWIDTH" such as "480x832", or a list of these; a side has at most {MAX_SIDE}.'
-        )
+        forms = f'512 (an area of 512·512), "480x832" (height × width), or a list; a side has at most {MAX_SIDE}'
+        raise VideotuneError(f"resolution {value!r} is not understood. Give {forms}.")
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 

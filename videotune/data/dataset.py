@@ -24,7 +24,6 @@ from .locations import Location, open_location
 from .media_index import MediaIndex
 from .media_info import MediaInfo
 from .source_videos import SourceClip, group_by_source, hold_out, near_duplicates
-from .workers import Workers
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ def scan(
     rules: VideoRules,
     index_path: Path | None = None,
     progress: Progress | None = None,
-    workers: Workers | None = None,
 ) -> Library:
     """Read the config's datasets into a library; files are opened only where the index does not know them.
 
@@ -78,7 +76,7 @@ def scan(
         locations.append(open_location(dataset.path, cache, progress))
         notes += locations[-1].notes
         candidates += [Candidate(file, dataset, locations[-1], choices, video) for file in locations[-1].files]
-    index = MediaIndex(index_path, progress, workers)
+    index = MediaIndex(index_path, progress)
     roots, until = [location.root for location in locations], config.video_config.max_duration
     for one, examined in zip(candidates, index.examine([c.file.path for c in candidates], roots, until), strict=True):
         one.content_id, one.info, one.scan, one.problem = examined

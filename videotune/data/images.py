@@ -52,9 +52,8 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
 
 
 def _too_large(size: str) -> ClipProblem:
-    return ClipProblem(
-        "unreadable", f"its header declares {size} pixels; at most {MAX_PIXELS // 10**6} million are read"
-    )
+    detail = f"its header declares {size} pixels; at most {MAX_PIXELS // 10**6} million are read"
+    return ClipProblem("unreadable", detail)
 
 
 def _unidentified(path: Path) -> ClipProblem:
@@ -114,16 +113,8 @@ def _to_srgb(picture: Picture, profile: bytes | None) -> Picture:
     if not profile:
         return picture
     try:
-        return (
-            ImageCms.profileToProfile(
-                picture,
-                ImageCms.ImageCmsProfile(BytesIO(profile)),
-                ImageCms.createProfile("sRGB"),
-                renderingIntent=ImageCms.Intent.RELATIVE_COLORIMETRIC,
-                outputMode="RGB",
-                flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
-            )
-            or picture
-        )
+        own, srgb = ImageCms.ImageCmsProfile(BytesIO(profile)), ImageCms.createProfile("sRGB")
+        intent, flags = ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION
+        return ImageCms.profileToProfile(picture, own, srgb, intent, "RGB", flags=flags) or picture
     except (ImageCms.PyCMSError, OSError, ValueError):
         return picture

@@ -201,10 +201,8 @@ class _Folder:
             hint = "Clips within Parquet files are not read: they are needed as files of their own."
         elif unread := sorted(there.keys() & set(_UNREAD)):
             hint = f"Pictures and videos of the kind {', '.join(unread)} are not read: convert them to .png or .mp4."
-        return (
-            f"No video files in {self.root}, nor images: looked for {' '.join(CLIP_SUFFIXES)} in it and all folders below; "
-            f"found {listing}. {hint}"
-        )
+        looked = f"looked for {' '.join(CLIP_SUFFIXES)} in it and below; found {listing}"
+        return f"No video files in {self.root}, nor images: {looked}. {hint}"
 
     def notes(self, clips: Sequence[ClipFile]) -> list[str]:
         """What may not be as the user thinks: two captions, thumbnails as clips, names that nearly match, archives."""

@@ -88,10 +88,8 @@ def _open_hub(path: str, cache: Path, progress: Progress | None) -> Location:
         return Location(archive.root, archive.files, [f"{note}/{packed[0]}", *archive.notes, *notes], name)
     kinds = Counter(os.path.splitext(file)[1] or "no suffix" for file in listed)
     has = ", ".join(f"{count} {suffix}" for suffix, count in kinds.most_common(8)) or "nothing"
-    raise VideotuneError(
-        f"The Hub dataset {repo} has no video or image files (it has {has}), nor one archive of them. Parquet files and "
-        "several archives are not read: save the clips as files and give their folder."
-    )
+    what = f"no video or image files (it has {has}), nor one archive of them"
+    raise VideotuneError(f"The Hub dataset {repo} has {what}. Save the clips as files and give their folder.")
 
 
 def _may_be_hub_id(path: str) -> bool:

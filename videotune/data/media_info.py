@@ -103,9 +103,8 @@ class MediaInfo:
         stamps, indices = self.timestamps, []
         for time in times:
             if not -1e-6 <= time <= self.seconds + 1e-6:
-                raise ClipProblem(
-                    "decode_error", f"{time:.3f} s lies outside the clip, which plays {self.seconds:.3f} s"
-                )
+                detail = f"{time:.3f} s lies outside the clip, which plays {self.seconds:.3f} s"
+                raise ClipProblem("decode_error", detail)
             index = max(bisect_right(stamps, time + 1e-6) - 1, 0)
             if index + 1 < len(stamps) and stamps[index + 1] - time <= 0.1 * (stamps[index + 1] - stamps[index]):
                 index += 1
@@ -216,10 +215,7 @@ def _read(path: str, container: Any) -> MediaInfo:
     seconds = info.timestamps[-1] + frame_seconds
     _check_whole(packets, cut_short, stream, container, float(order.ticks[0] * order.time_base) + seconds)
     if hdr is None and context.codec_tag.startswith(("dvh", "dva")):
-        raise ClipProblem(
-            "unreadable",
-            "it is Dolby Vision whose colours no other player reads (profile 5): export it as HLG, HDR10 or SDR",
-        )
+        raise ClipProblem("unreadable", "it is Dolby Vision profile 5: export it as HLG, HDR10 or SDR")
     return replace(info, frame_seconds=frame_seconds, fps=len(order.ticks) / seconds)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.lazy import diffusers, torch
+from videotune.lazy import diffusers, torch, transformers
 from videotune.models.model_files import Header, headers, note, read_config, weight_files
 from videotune.models.pretrained import explained, pretrained
 from videotune.models.registry import FAMILIES, names
@@ -76,11 +76,13 @@ def _load_network(
     cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str | None, blocks: Sequence[str],
     stay: torch.device,
 ) -> nn.Module:  # fmt: skip
+    from safetensors.torch import load_file  # imports torch
+
     files, net = weight_files(folder), to_fill(cls, folder, dtype)
     rename = check_part(cls, folder, net, echo=note)
     layers = {} if packed is None else _pack(cls, net, blocks, packed, dtype)
     for batch in [files] if rename else [[file] for file in files]:
-        state = _mapped(batch)
+        state = {name: tensor for path in batch for name, tensor in load_file(path).items()}  # pages of the files
         state = rename(state) if rename else state
         for path in [path for path in layers if f"{path}.weight" in state]:
             # where the run computes, so that what is streamed is what is not, to the bit; and fast
@@ -109,13 +111,6 @@ def _streamed(net: nn.Module, device: torch.device, echo: Say) -> nn.Module:
     streams = stream_blocks(net, [longest_list(net)], device, OffloadSettings(1.0), echo=echo)
     net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network
     return net
-
-
-def _mapped(files: list[Path]) -> dict[str, Tensor]:
-    """The tensors of files, not read yet: they are pages of the files."""
-    from safetensors.torch import load_file  # imports torch
-
-    return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
 
 def _placed(
@@ -271,7 +266,8 @@ def to_fill(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
 
     if read_config(folder / "config.json").get("quantization_config"):
         raise VideotuneError(f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16")
-    with _default_dtype(dtype), init_empty_weights():
+    # some models make their buffers in torch's default dtype
+    with transformers.modeling_utils.local_torch_dtype(dtype), init_empty_weights():
         return built(cls, folder)
 
 
@@ -291,7 +287,7 @@ def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
     if hasattr(cls, "load_config"):
         net = to_fill(cls, folder, dtype)
     else:
-        with _default_dtype(dtype):
+        with transformers.modeling_utils.local_torch_dtype(dtype):
             net = on_meta(cls, folder)
         net.tie_weights()  # type: ignore[operator]
     for name, parameter in net.named_parameters():
@@ -310,14 +306,3 @@ def kept_in_float32(cls: Any, dtype: torch.dtype) -> tuple[str, ...]:
 def dtype_of(name: str, cls: Any, dtype: torch.dtype) -> torch.dtype:
     """The dtype of a parameter, by its name, of a model that is loaded in ``dtype``."""
     return torch.float32 if any(part in kept_in_float32(cls, dtype) for part in name.split(".")) else dtype
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """As diffusers does: some models make their buffers in torch's default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

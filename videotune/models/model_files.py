@@ -274,7 +274,7 @@ def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
         if instead and not shards(folder / part):
             raise VideotuneError(f"base_model_name: {folder / part} has no weights{instead}")
     if absent:
-        raise VideotuneError(f"base_model_name: {name}: {folder} lacks {some(absent)}. Fetch or copy all of it.")
+        raise VideotuneError(f"base_model_name: {name} is incomplete: {folder} lacks {some(absent)}. Fetch all of it.")
 
 
 def headers(files: Sequence[Path]) -> dict[str, Header]:
