@@ -83,7 +83,7 @@ def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str
 
 def killed_in_the_second_save(rank: int) -> None:
     """The last process is killed while it writes its part of its second checkpoint."""
-    from videotune.trainer import sharded_checkpoint as pieces
+    from videotune.trainer import checkpoint_writer as pieces
 
     write, saves = pieces._write_own, []
 
@@ -99,8 +99,8 @@ def killed_in_the_second_save(rank: int) -> None:
 
 def without_room_once(rank: int) -> None:
     """The last process finds its disk full the first time that it writes its part of a checkpoint."""
+    from videotune.trainer import checkpoint_writer as pieces
     from videotune.trainer import saving as keeping
-    from videotune.trainer import sharded_checkpoint as pieces
 
     write, tries = pieces._write_own, []
     keeping.TRY_AGAIN = 0.2

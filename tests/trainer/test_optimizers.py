@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.errors import VideotuneError
-from videotune.trainer.checkpoint import write_tensors
+from videotune.trainer.checkpoint_writer import write_tensors
 from videotune.trainer.optimizers import (
     AnyOptimizer,
     apply,

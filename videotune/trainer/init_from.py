@@ -15,10 +15,9 @@ from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.embedding import read_embedding
 from videotune.exporter.lora import read_parts
-from videotune.trainer.checkpoint import Checkpoint, read_checkpoint
+from videotune.trainer.checkpoint import Checkpoint, cut, read_checkpoint
 from videotune.trainer.denoisers import DenoiserPool, put_weights
 from videotune.trainer.experts import of_expert, prefix
-from videotune.trainer.shard_files import cut
 from videotune.trainer.text_encoders import ROWS
 from videotune.types import Family
 

@@ -18,13 +18,12 @@ from videotune.trainer.checkpoint import (
     complete_checkpoints,
     listed,
     remove,
-    save_checkpoint,
     superfluous,
     sweep,
 )
+from videotune.trainer.checkpoint_writer import save_checkpoint
 from videotune.trainer.optimizers import optimizer_state, without_state
 from videotune.trainer.run_dir import poll_control
-from videotune.trainer.sharded_checkpoint import save_shards
 from videotune.trainer.trainer import Callback, Trainer, times
 
 if TYPE_CHECKING:
@@ -114,9 +113,7 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
         if not rows:  # of several each finds out by itself, and all hear of it
             refuse_full(trainer.run, parts)
         trainer.journal.sync()
-        if rows:
-            return save_shards(trainer.run, step, parts, rows, state, kind, dist)
-        return save_checkpoint(trainer.run, step, parts, state, kind)
+        return save_checkpoint(trainer.run, step, parts, state, kind, rows, dist if rows else None)
 
     saved = with_disk_retry(trainer, step, write)
     trainer.saved_at = time.monotonic()
