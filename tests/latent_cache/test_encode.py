@@ -24,7 +24,7 @@ from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
 from videotune.latent_cache import encode, keys
-from videotune.latent_cache.encode import Todo, cut_captions, entries_of, fill, missing, to_model
+from videotune.latent_cache.encode import CacheItems, cut_captions, entries_of, fill, missing, to_model
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.types import PLAIN, ClipShape, Moments, Window
@@ -41,6 +41,10 @@ class Data:
     takes: list[tuple[Window, int]]
     captions: list[str]
     seed: int = 3
+
+    @property
+    def items(self) -> CacheItems:
+        return CacheItems(tuple(self.captions), tuple(self.takes))
 
 
 def data_of(folder: Path) -> Data:
@@ -95,8 +99,8 @@ def quiet(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-def todo_of(family: Any, cache: Store, data: Data) -> Todo:
-    return missing(cache, CacheKeys.of(family, data.seed), data.captions, data.takes)
+def todo_of(family: Any, cache: Store, data: Data) -> CacheItems:
+    return missing(cache, CacheKeys.of(family, data.seed), data.items)
 
 
 def filled(family: Any, folder: Path, data: Data, workers: Workers | None = None) -> Watched:
@@ -145,9 +149,8 @@ def test_progress_report_and_what_is_freed(
     data, watched, told = data_of(clips), Watched(tiny_family("wan")), list[tuple[str, int, int]]()
     cache, family = Store(tmp_path), watched
     todo = todo_of(family, cache, data)
-    report = fill(family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row))  # type: ignore[arg-type]
-    assert (report.captions, report.samples) == (3, 4)
-    assert 0 < report.waited < report.seconds
+    waited = fill(family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row))  # type: ignore[arg-type]
+    assert waited > 0
     assert [row[1:] for row in told] == [(1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 4)]
     assert told[0][0].startswith("captions, ")
     assert told[-1][0].startswith("windows, ")
@@ -305,7 +308,7 @@ def test_a_change_makes_exactly_what_it_touches_anew(
     after = {entry.name: entry.hash for entry in Store(cache).entries()}
     assert before.items() <= after.items(), "what was there stays as it was"
     assert len(after) - len(before) == change.latents + change.texts
-    assert entries_of(CacheKeys.of(family, data.seed), data.captions, data.takes).keys() <= after.keys()
+    assert entries_of(CacheKeys.of(family, data.seed), data.items).keys() <= after.keys()
     assert not todo_of(family, Store(cache), data)
 
 
@@ -370,8 +373,8 @@ def test_two_fills_at_once_do_not_disturb_each_other(
     with Store(tmp_path).filling(), pytest.raises(VideotuneError, match=f"process {os.getpid()} on"):
         fill(watched, late, todo, data.facts, data.seed, None, quiet)  # type: ignore[arg-type]
     filled(family, tmp_path, data)
-    report = fill(watched, late, todo, data.facts, data.seed, None, quiet)  # type: ignore[arg-type]
-    assert (report.captions, report.samples, watched.captions, watched.pixels) == (0, 0, [], [])
+    fill(watched, late, todo, data.facts, data.seed, None, quiet)  # type: ignore[arg-type]
+    assert (watched.captions, watched.pixels) == ([], [])
 
 
 # ---- failures

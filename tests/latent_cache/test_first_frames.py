@@ -13,7 +13,7 @@ from tests.data_kit import with_config
 from tests.runs import fill as fill_cache
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import Source, prepare
-from videotune.latent_cache.encode import encode_sample, entries_of, missing, tensors_of
+from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing, tensors_of
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.trainer.components import make_objective, make_source, plain_batch
@@ -174,9 +174,9 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     assert len(names) == 5
     other = replace(source.keys, seed=6)
     assert other.latents(other.sample(bucket[0], 0)) not in names
-    pairs, few = [(bucket[0], variant) for variant in (PLAIN, 0, 1)], Store(tmp_path / "few")
-    assert len(missing(few, source.keys, (), pairs).samples) == len(entries_of(source.keys, (), pairs)) == 3
-    assert len(missing(few, replace(source.keys, image_noise=False), (), pairs).samples) == 1
+    items, few = CacheItems((), tuple((bucket[0], variant) for variant in (PLAIN, 0, 1))), Store(tmp_path / "few")
+    assert len(missing(few, source.keys, items).samples) == len(entries_of(source.keys, items)) == 3
+    assert len(missing(few, replace(source.keys, image_noise=False), items).samples) == 1
 
 
 @pytest.mark.parametrize("wide", [False, True])

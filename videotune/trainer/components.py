@@ -34,12 +34,7 @@ def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
     device = (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
     )
-    return device, dtype_of(dtype_name(config))
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """torch's name of a config's dtype."""
-    return DTYPES[name]
+    return device, DTYPES[dtype_name(config)]
 
 
 def dtype_name(config: Config) -> str:

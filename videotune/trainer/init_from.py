@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of
+from videotune.adapters.layers import load_weights
 from videotune.config.schema import Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.embedding import read_embedding
 from videotune.exporter.lora import read_parts
 from videotune.trainer.checkpoint import Checkpoint, cut, read_checkpoint
-from videotune.trainer.denoisers import DenoiserPool, put_weights
+from videotune.trainer.denoisers import DenoiserPool
 from videotune.trainer.experts import of_expert, prefix
 from videotune.trainer.text_encoders import ROWS
 from videotune.types import Family
@@ -51,7 +52,7 @@ def _begin_one(source: Path, family: Family, name: str, trainable: Trainable, co
     elif source.is_dir():
         rows = trainable.shards.rows if trainable.shards is not None else {}
         found_all = cut(of_expert(checkpoint_in(source).load("weights"), begin), rows)
-        put_weights(trainable.parameters, found_all, config, f"init_from: {source}")
+        load_weights(trainable.parameters, found_all, f"init_from: {source}")
         told = f"all {len({*trainable.parameters, *rows})} tensors"
     else:
         what = "is a file" if source.exists() else "is not there"

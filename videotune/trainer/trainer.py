@@ -22,7 +22,7 @@ from videotune.trainer.logging.speed import Throughput
 from videotune.trainer.logging.tensorboard import TensorBoardWriter
 from videotune.trainer.run_dir import Signals
 from videotune.trainer.run_spec import Job
-from videotune.trainer.text_encoders import encoder_of, live_text
+from videotune.trainer.text_encoders import live_text
 from videotune.types import Family, Window
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Trainer:
 
     def states(self, prompt: str) -> Mapping[str, Tensor]:
         """A prompt's text states: the cached ones, or by the text encoder as it is now."""
-        return self.source.text(prompt) if self.text is None else encoder_of(self.family, self.text)(prompt)
+        return self.source.text(prompt) if self.text is None else self.family.encode_text([self.text.spell(prompt)])[0]
 
     def prefix(self, expert: str) -> str:
         """What the names of an expert's parameters begin with in a checkpoint."""
