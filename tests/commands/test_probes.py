@@ -24,7 +24,6 @@ from videotune.validation.overhead import share_of_run
 from videotune.validation.sample_plan import (
     metric_prompts,
     metric_shape,
-    not_paid_yet,
     sample_metrics_plan,
 )
 
@@ -167,16 +166,6 @@ def test_a_run_too_short_to_pay_is_not_measured(said: Callable[..., Overrides], 
     assert lines[0]["not_measured"].startswith("budget: two measurements would take about")
     assert "not drawn before step 1" in lines[1]["not_measured"]
     assert not (tmp_path / "run" / "probe").exists()
-
-
-def test_the_budget_is_a_share_of_the_time_of_steps() -> None:
-    base = {"kind": "probe", "seconds": 2.0}
-    assert not_paid_yet([base], 100.0, 0.05) is None, "2 s and 2 s more are within 5 % of 100 s"
-    why = not_paid_yet([base], 78.0, 0.05)
-    assert why is not None, "and above 5 % of 78 s"
-    assert "taken 2 s and one more takes about 2 s, above sample_metrics.budget 0.05 of 78 s" in why
-    assert not_paid_yet([base, base], 100.0, 0.05) is not None
-    assert not_paid_yet([base, {"kind": "probe", "not_measured": "budget"}], 100.0, 0.05) is None
 
 
 def test_probes_are_the_smallest_that_the_model_draws() -> None:
