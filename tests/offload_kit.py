@@ -21,9 +21,9 @@ from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
 from videotune.models.registry import find
 from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.master_weights import MasterWeights
 from videotune.trainer.optimizers import RateSettings, make_optimizer
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
+from videotune.trainer.updates import MasterWeights
 from videotune.types import Batch, ClipShape, Condition
 
 CPU = torch.device("cpu")

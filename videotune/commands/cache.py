@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from videotune.console import bar, echo
 from videotune.data.file_checks import refuse_linked_folder
@@ -102,7 +102,7 @@ def prune_cache(
     return store, pruned
 
 
-def list_cache(place: Path) -> tuple[Store, list[maintenance.Row]]:
+def list_cache(place: Path) -> tuple[Store, list[dict[str, Any]]]:
     """The cache and a row for each entry; VideotuneError where ``place`` holds none."""
     store = open_store(place)
     return store, maintenance.listing(store)

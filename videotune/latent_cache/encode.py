@@ -302,9 +302,12 @@ def _decoded(
     rest, held = _groups(samples), 0
     ahead: deque[tuple[list[Take], Future[Any]]] = deque()
     following = next(rest, None)
+    most = 4 * workers.count if workers else 1
     try:
         while ahead or following is not None:
-            while following is not None and (not ahead or _room(held, len(ahead), following, workers)):
+            while following is not None and (
+                not ahead or (len(ahead) < most and held + _frame_bytes(following) <= AHEAD_BYTES)
+            ):
                 ahead.append((following, _asked(following, media[following[0].window.clip_id], workers)))
                 held += _frame_bytes(following)
                 following = next(rest, None)
@@ -339,11 +342,6 @@ def _picture(sample: Take) -> tuple[Any, ...]:
     """What the frames of two samples must share to be decoded together."""
     window = sample.window
     return window.clip_id, window.shape.height, window.shape.width, window.resize, sample.place
-
-
-def _room(held: int, waiting: int, following: Sequence[Take], workers: Workers | None) -> bool:
-    """Whether one more group may be decoded ahead."""
-    return workers is not None and held + _frame_bytes(following) <= AHEAD_BYTES and waiting < 4 * workers.count
 
 
 def _asked(group: Sequence[Take], clip: MediaInfo, workers: Workers | None) -> Future[Any]:

@@ -26,11 +26,10 @@ from videotune.trainer.components import device_and_dtype, dtype_name
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.ema import Ema
 from videotune.trainer.experts import TEXT, trained
-from videotune.trainer.master_weights import MasterWeights
 from videotune.trainer.optimizers import RateSettings, default_warmup, make_optimizer
 from videotune.trainer.step import Trainable
 from videotune.trainer.text_encoders import attach_text, live_text
-from videotune.trainer.updates import InBackward
+from videotune.trainer.updates import InBackward, MasterWeights
 from videotune.types import Family, ModelSpec
 
 
