@@ -14,7 +14,7 @@ from tests import forked
 KILLED = -signal.SIGKILL
 WHEN = {
     "mid-accumulation": ("trainer.step", "denoising_loss"),
-    "save": ("trainer.checkpoint", "write_tensors"),
+    "save": ("trainer.checkpoint_writer", "write_tensors"),
     "ruler": ("validation.validation_loss", "denoising_loss"),
     "preview": ("validation.decoding", "decode"),
 }

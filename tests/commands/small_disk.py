@@ -105,7 +105,7 @@ def after_the_first_save(fill: Callable[[], None]) -> None:
 
 def in_the_middle_of_the_second_save(fill: Callable[[], None]) -> None:
     """So that the check before it says nothing, and a file of tensors meets the full disk."""
-    from videotune.trainer import checkpoint as state
+    from videotune.trainer import checkpoint_writer as state
 
     write, written = state.write_tensors, []
 

@@ -15,7 +15,8 @@ from tests.kills import SAVING, kill_points, killed_at
 from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
-from videotune.trainer.checkpoint import complete_checkpoints, save_checkpoint
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.checkpoint_writer import save_checkpoint
 from videotune.trainer.logging.journal import History, Journal, read_journal
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume, checkpoint_of

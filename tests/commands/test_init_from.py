@@ -17,7 +17,8 @@ from tests.shell import export, train
 from videotune.adapters.lora import updates
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.lora import read_back
-from videotune.trainer.checkpoint import complete_checkpoints, entry_of
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.checkpoint_writer import entry_of
 from videotune.trainer.components import open_models
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume

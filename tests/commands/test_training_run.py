@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from tests.shell import check, train
 from videotune.errors import DONE, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import read_json, write_json
-from videotune.trainer.checkpoint import complete_checkpoints, entry_of
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.checkpoint_writer import entry_of
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume

@@ -18,7 +18,7 @@ import torch
 from tests.runs import fill as fill_cache
 from tests.runs import prepare
 from videotune.latent_cache.batches import Source
-from videotune.latent_cache.encode import fill, missing
+from videotune.latent_cache.encode import CacheItems, fill, missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.trainer.components import make_objective, make_source, open_models
@@ -124,7 +124,9 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
     seed = job.config.seed
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        todo = missing(store, CacheKeys.of(family, seed), (), [(window, variant) for window in windows])
+        todo = missing(
+            store, CacheKeys.of(family, seed), CacheItems((), tuple((window, variant) for window in windows))
+        )
         fill(eye, store, todo, job.library.media, seed, None, lambda what, done, total: None)
     frames = [((x + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy() for x in handed]
     return dict(zip(windows, frames, strict=True))

@@ -16,7 +16,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import prepare, uniforms
 from videotune.models.cogvideox import CogVideoX
 from videotune.rng import draws
-from videotune.trainer.components import make_objective, shift_of
+from videotune.trainer.components import make_objective
 
 
 def levels(lab: Lab, **knobs: Any) -> tuple[list[float], list[float]]:
@@ -64,7 +64,7 @@ def test_the_shift_may_follow_each_bucket_s_tokens(lab: Lab) -> None:
         spec = replace(job.spec, shift_by_tokens=(10, 0.5, 50, 1.5))
         config = job.config.model_copy(update={"timestep_shift": "resolution"})
         source = source_of(lab, {"resolution": size, "timestep_distribution": "UNIFORM"})
-        source = replace(source, objective=make_objective(spec, config), shift_of=shift_of(spec, config))
+        source = replace(source, objective=make_objective(spec, config), spec=spec, config=config)
         tokens = spec.tokens(job.shapes[0])
         shift = shifts[tokens] = math.exp(0.5 + (tokens - 10) / 40)
         for step in (1, 2, 3):
