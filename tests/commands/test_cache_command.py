@@ -71,9 +71,9 @@ def test_a_damaged_entry_is_listed_with_exit_code_2_and_made_anew(
     key = spoil(Store(folder), "latents")
     capsys.readouterr()
     assert verify_cache(data) == SKIPPED
-    said = capsys.readouterr().out
-    assert "holds other bytes than were written" in said
-    assert "1 of 13 entries are damaged" in said
+    printed = capsys.readouterr().out
+    assert "holds other bytes than were written" in printed
+    assert "1 of 13 entries are damaged" in printed
     assert not Store(folder).has("latents", key)
     assert verify_cache(data) == DONE
     assert cache(words) == DONE
@@ -93,10 +93,10 @@ def test_pruning_removes_what_the_words_do_not_need_and_only_when_told(
     cache(words)
     capsys.readouterr()
     assert prune_cache(words) == DONE
-    said = capsys.readouterr().out
-    assert "would remove 3 entries" in said
-    assert "11 entries would stay. --yes does it" in said
-    assert f"text of {old!r}" in said
+    printed = capsys.readouterr().out
+    assert "would remove 3 entries" in printed
+    assert "11 entries would stay. --yes does it" in printed
+    assert f"text of {old!r}" in printed
     assert len(Store(data / ".videotune-cache").entries()) == 14
     assert prune_cache(words, yes=True) == DONE
     assert "removed 3 entries" in capsys.readouterr().out

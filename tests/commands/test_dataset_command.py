@@ -19,11 +19,11 @@ def test_the_table_says_what_became_of_each_file(tmp_path: Path, capsys: pytest.
     write_clip(tmp_path / "in" / "film.mp4", shots([1, 2, 3], 30)[:-12])
     write_clip(tmp_path / "in" / "whole.mp4", shots([4], 30))
     assert run(tmp_path / "in", tmp_path / "out") == DONE
-    said = " ".join(capsys.readouterr().out.split())
-    assert "left out: 2.50 to 3.25 s" in said
-    assert "no cut: copied as it is" in said
-    assert "3 scenes of 2 files" in said
-    assert "1 scene is shorter than 1 s" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "left out: 2.50 to 3.25 s" in printed
+    assert "no cut: copied as it is" in printed
+    assert "3 scenes of 2 files" in printed
+    assert "1 scene is shorter than 1 s" in printed
 
 
 def test_an_animated_gif_is_split_and_a_still_one_is_an_image(
@@ -34,9 +34,9 @@ def test_an_animated_gif_is_split_and_a_still_one_is_an_image(
     pages[0].save(tmp_path / "in" / "a.gif", save_all=True, append_images=pages[1:], duration=40)
     pages[0].save(tmp_path / "in" / "b.gif")
     assert run(tmp_path / "in", tmp_path / "out", 0.5) == DONE
-    said = capsys.readouterr().out
-    assert "1 image was not split" in said
-    assert f"videotune check {tmp_path / 'out'}" in said
+    printed = capsys.readouterr().out
+    assert "1 image was not split" in printed
+    assert f"videotune check {tmp_path / 'out'}" in printed
     assert len([*(tmp_path / "out").glob("a-scene-*")]) == 2
 
 
@@ -55,10 +55,10 @@ def test_images_are_listed_and_not_split(tmp_path: Path, capsys: pytest.CaptureF
     for name in ("a.png", "b.jpg"):
         Image.fromarray(noise(1)[0]).save(tmp_path / "in" / name)
     assert run(tmp_path / "in", tmp_path / "out") == DONE
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("image: not split") == 2
-    assert "2 scenes of 1 file are in" in said
-    assert "2 images were not split or copied" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("image: not split") == 2
+    assert "2 scenes of 1 file are in" in printed
+    assert "2 images were not split or copied" in printed
     assert not [*(tmp_path / "out").glob("*.png"), *(tmp_path / "out").glob("*.jpg")]
 
 

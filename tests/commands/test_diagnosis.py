@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands.safety_kit import Make
 from tests.shell import train
 from videotune.cli.main import main
 from videotune.config.load import merge
 from videotune.config.resolve import parse
 from videotune.reporter.diagnosis import findings
 from videotune.reporter.read import read_run
-from videotune.trainer.resolve_config import Overrides
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SECONDS = {"data": 0.01, "forward": 1.0, "backward": 2.0, "optimizer": 0.1}
@@ -134,7 +133,7 @@ def test_remedies_for_memory_are_those_of_the_run(tmp_path: Path) -> None:
 def test_a_real_run_at_a_wrong_rate_is_found_out(
     rate: str,
     line: str,
-    said: Callable[..., Overrides],
+    overrides: Make,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -142,7 +141,8 @@ def test_a_real_run_at_a_wrong_rate_is_found_out(
     """Of whole weights, since an adapter of a tiny model bears nearly every rate."""
     run = tmp_path / "run"
     train(
-        said("steps=6", "training_method=FINE_TUNE", f"learning_rate={rate}", "validate_every=2", "save_every=0"), run
+        overrides("steps=6", "training_method=FINE_TUNE", f"learning_rate={rate}", "validate_every=2", "save_every=0"),
+        run,
     )
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["videotune", "doctor", str(run), "--json"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.commands.safety_kit import Make
 from tests.runs import open_run, prepare
 from tests.shell import train
 from videotune.errors import VideotuneError
@@ -43,11 +43,11 @@ def state_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stopped_and_gone_on_is_never_having_stopped(kind: str, said: Callable[..., Overrides], tmp_path: Path) -> None:
-    words = said(*KINDS[kind], "steps=4", "save_every=4")
+def test_stopped_and_gone_on_is_never_having_stopped(kind: str, overrides: Make, tmp_path: Path) -> None:
+    words = overrides(*KINDS[kind], "steps=4", "save_every=4")
     train(words, tmp_path / "whole")
     again = tmp_path / "again"
-    train(said(*KINDS[kind], "steps=2", "save_every=2"), again)
+    train(overrides(*KINDS[kind], "steps=2", "save_every=2"), again)
     train(Overrides(sets=("steps=4", "save_every=4")), again, resume=Resume())
     one, other = state_of(tmp_path / "whole"), state_of(again)
     assert set(one) == set(other)
@@ -57,7 +57,7 @@ def test_stopped_and_gone_on_is_never_having_stopped(kind: str, said: Callable[.
 
 
 def test_a_loss_that_is_not_finite_is_told_and_updates_nothing_within_backward(
-    said: Callable[..., Overrides], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step 2 is given a loss that is not a number."""
     from videotune.trainer import step as room
@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_is_told_and_updates_nothing_within_backward(
 
     monkeypatch.setattr(room, "denoising_loss", spoilt)
     run = tmp_path / "run"
-    train(said("steps=3", "save_every=1", "optimizer.step_in_backward=true"), run)
+    train(overrides("steps=3", "save_every=1", "optimizer.step_in_backward=true"), run)
     steps = {line["step"]: line for line in read_journal(run) if line["kind"] == "step"}
     assert [steps[k].get("skipped", False) for k in (1, 2, 3)] == [False, True, False]
     first, second, third = (one.load("weights") for one in complete_checkpoints(run))
@@ -82,17 +82,17 @@ def test_a_loss_that_is_not_finite_is_told_and_updates_nothing_within_backward(
     assert "but for the tensors" not in text
 
 
-def test_several_processes_cannot_update_within_backward(said: Callable[..., Overrides], tmp_path: Path) -> None:
+def test_several_processes_cannot_update_within_backward(overrides: Make, tmp_path: Path) -> None:
 
-    job = open_run(said("optimizer.step_in_backward=true"), tmp_path / "run", None).job
+    job = open_run(overrides("optimizer.step_in_backward=true"), tmp_path / "run", None).job
     with pytest.raises(VideotuneError, match="gradients of 2 processes have to be summed"):
         prepare(job, tmp_path / "run", dist=DistributedContext(0, 2))
 
 
 @pytest.mark.parametrize("kind", ["ADAMW", "ADAMW_8BIT", "LION", "LION_8BIT", "MUON", "PRODIGY", "ADAFACTOR"])
-def test_the_plan_knows_how_large_a_checkpoint_gets(kind: str, said: Callable[..., Overrides], tmp_path: Path) -> None:
+def test_the_plan_knows_how_large_a_checkpoint_gets(kind: str, overrides: Make, tmp_path: Path) -> None:
     """To a tenth of what lies there, and never much less; small matrices are kept in float32 whatever their optimizer."""
-    words = said(
+    words = overrides(
         f"optimizer={kind}", "lora.rank=256", "steps=1", "ema=0.9", *(["learning_rate=1"] if kind == "PRODIGY" else [])
     )
     train(words, tmp_path / "run")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands.safety_kit import equal, state, steps_of
+from tests.commands.safety_kit import Make, equal, state, steps_of
 from tests.shell import train
 from videotune.errors import DONE
 from videotune.files import read_json
@@ -34,11 +34,9 @@ PARTS = {
 }
 """What trains, by how its names begin."""
 
-Said = Callable[..., Overrides]
-
 
 @pytest.fixture(scope="module")
-def preset_words(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Said:
+def preset_words(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Words of a preset on the tiny TI2V: its size and its length are smaller, previews are not drawn."""
     cache = tmp_path_factory.mktemp("presets") / "cache"
 
@@ -50,7 +48,7 @@ def preset_words(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_fa
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_a_preset_of_the_guide_trains_resumes_and_exports(name: str, preset_words: Said, tmp_path: Path) -> None:
+def test_a_preset_of_the_guide_trains_resumes_and_exports(name: str, preset_words: Make, tmp_path: Path) -> None:
     """In float32, as a CPU is slow in the preset's bfloat16. One clip is shorter than a window of 8GB."""
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     short = ("save_every=1", "train_dtype=FLOAT_32")
@@ -76,7 +74,7 @@ def test_a_preset_of_the_guide_trains_resumes_and_exports(name: str, preset_word
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_a_run_has_the_settings_of_its_preset(name: str, preset_words: Said) -> None:
+def test_a_run_has_the_settings_of_its_preset(name: str, preset_words: Make) -> None:
     """What stands in the preset, and was not set to another value, is what the run goes by, and comes from there."""
     from videotune.config.load import flatten, read_preset
 
@@ -90,7 +88,7 @@ def test_a_run_has_the_settings_of_its_preset(name: str, preset_words: Said) -> 
     assert {resolved.origins[key] for key in wanted if key not in changed} == {"preset"}
 
 
-def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset_words: Said) -> None:
+def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset_words: Make) -> None:
     """16 is the autoencoder's own; 8 is twice its 4, so of 9 frames at 12 fps the window has 5."""
     job = open_job(*resolve_config(preset_words("wan 2.2 LoRA 8GB")))
     assert (job.spec.rules.spatial_stride, job.spec.rules.temporal_stride) == (16, 4)
@@ -100,15 +98,17 @@ def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset_words: S
     assert job.library.windows
 
 
-def test_the_guides_multiplier_is_not_called_unused(preset_words: Said) -> None:
+def test_the_guides_multiplier_is_not_called_unused(preset_words: Make) -> None:
     """Only what a person has set and nothing uses is said; a preset is for mixed datasets too."""
     job = open_job(*resolve_config(preset_words("wan 2.2 LoRA 8GB")))
     assert not any("video_batch_size_multiplier" in note for note in job.notes)
-    said = open_job(*resolve_config(preset_words("wan 2.2 LoRA 8GB", "video_config.video_batch_size_multiplier=0.25")))
-    assert any("video_batch_size_multiplier is unused" in note for note in said.notes)
+    printed = open_job(
+        *resolve_config(preset_words("wan 2.2 LoRA 8GB", "video_config.video_batch_size_multiplier=0.25"))
+    )
+    assert any("video_batch_size_multiplier is unused" in note for note in printed.notes)
 
 
-def test_streamed_blocks_take_nothing_of_the_text_encoder_along(preset_words: Said) -> None:
+def test_streamed_blocks_take_nothing_of_the_text_encoder_along(preset_words: Make) -> None:
     """A text encoder that trains needs as much on the card however many blocks of the denoiser wait on the host."""
     job = open_job(*resolve_config(preset_words("wan 2.2 Finetune")))
     facts = read_step_spec(PlanInputs.of(job, "FLOAT_32"))

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.commands.safety_kit import Make
 from tests.runs import callback, measure, open_run, prepare, preview
 from videotune.cli.plan import overhead_text
 from videotune.latent_cache.exposure import band, most
@@ -20,7 +21,6 @@ from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.logging.speed import time_left
 from videotune.trainer.loop import train_loop
 from videotune.trainer.progress import progress_parts, seconds_left, steps_left, tokens_of_buckets
-from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.setup import announce
 from videotune.trainer.trainer import Trainer, due, times
 from videotune.validation.overhead import share_of_all, share_of_run
@@ -36,9 +36,6 @@ OFTEN = (
     "save_every=2",
     "sample_metrics.budget=0",
 )
-
-
-Say = Callable[..., Overrides]
 
 
 @contextmanager
@@ -68,10 +65,10 @@ def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) 
     ids=["guided", "averaged", "told its guidance"],
 )
 def test_the_plan_knows_how_often_and_how_many_passes(
-    family: str, more: tuple[str, ...], said: Say, tiny_bases: Callable[[str], Path], tmp_path: Path
+    family: str, more: tuple[str, ...], overrides: Make, tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Against the calls of the network: what passes through it in a reading and in a preview, and how many there were."""
-    words = said(f"base_model_name={tiny_bases(family)}", f"cache_dir={tmp_path / 'cache'}", *OFTEN, *more)
+    words = overrides(f"base_model_name={tiny_bases(family)}", f"cache_dir={tmp_path / 'cache'}", *OFTEN, *more)
     job = open_run(words, tmp_path / "run").job
     trainer, planned = prepare(job, tmp_path / "run", False), make_plan(job)["beside"]
     announce(trainer, None)
@@ -86,9 +83,9 @@ def test_the_plan_knows_how_often_and_how_many_passes(
     assert len({line["step"] for line in journal if line["kind"] == "sample"}) == planned["previews"]["count"] == 3
 
 
-def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
+def test_the_share_is_that_of_the_tokens(overrides: Make, tmp_path: Path) -> None:
     """By hand: 4 readings of 9 passes a window, beside 5 steps of 2 samples that count threefold; all of one shape."""
-    words = said(*OFTEN, "batch_size=2", "video_config.frames=5")
+    words = overrides(*OFTEN, "batch_size=2", "video_config.frames=5")
     facts = make_plan(open_run(words, tmp_path / "run").job)["beside"]
     windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
     assert facts["readings"]["share"] == pytest.approx(4 * 9 * windows / (3 * 2 * 5), rel=0.01)
@@ -97,25 +94,25 @@ def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
     told = overhead_text(facts)
     assert f"4 readings of {windows} windows" in told
     assert "3 × 1 previews" in told
-    quiet = said("validate_every=0", "sample_after=0", "sample_metrics.budget=0")
+    quiet = overrides("validate_every=0", "sample_after=0", "sample_metrics.budget=0")
     nothing = make_plan(open_run(quiet, tmp_path / "other").job)["beside"]
     assert nothing == {"readings": None, "previews": None, "probes": None}
     assert overhead_text(nothing) == ""
 
 
-def test_processes_share_the_steps_and_not_what_is_done_between(said: Say, tmp_path: Path) -> None:
+def test_processes_share_the_steps_and_not_what_is_done_between(overrides: Make, tmp_path: Path) -> None:
     """With twice the processes as many steps have twice the samples in the same time; a reading takes what it took."""
     often = (*OFTEN[:-1], "sample_metrics.budget=1000")
-    words = said(*often)
+    words = overrides(*often)
     one, two = (make_plan(open_run(words, tmp_path / str(n), None, n).job)["beside"] for n in (1, 2))
     assert one == two
 
 
-def test_probes_are_planned_up_to_their_budget(said: Say, tmp_path: Path) -> None:
+def test_probes_are_planned_up_to_their_budget(overrides: Make, tmp_path: Path) -> None:
     """Three checkpoints and the base: four probes, however large the budget; and none where it cannot pay for two."""
 
     def planned(budget: float) -> tuple[Any, float]:
-        words = said(*OFTEN[:-1], f"sample_metrics.budget={budget}", "steps=6")
+        words = overrides(*OFTEN[:-1], f"sample_metrics.budget={budget}", "steps=6")
         job = open_run(words, tmp_path / f"{budget}").job
         plan = sample_metrics_plan(job)
         assert plan is not None
@@ -127,9 +124,9 @@ def test_probes_are_planned_up_to_their_budget(said: Say, tmp_path: Path) -> Non
     assert planned(1.9 * one)[0] is None
 
 
-def test_the_bar_says_views_with_their_band(said: Say, tmp_path: Path) -> None:
+def test_the_bar_says_views_with_their_band(overrides: Make, tmp_path: Path) -> None:
     """By the window that is shown most, step by step as the exposure has it."""
-    words = said(*OFTEN, "steps=200", "batch_size=6")
+    words = overrides(*OFTEN, "steps=200", "batch_size=6")
     trainer = prepare(open_run(words, tmp_path / "run").job, tmp_path / "run", False)
     trainer.journal.close()
     told = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
@@ -138,9 +135,9 @@ def test_the_bar_says_views_with_their_band(said: Say, tmp_path: Path) -> None:
     assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"views a window, {told[120]}")
 
 
-def test_the_time_left_counts_what_is_done_between_steps(said: Say, tmp_path: Path) -> None:
+def test_the_time_left_counts_what_is_done_between_steps(overrides: Make, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = said(*OFTEN)
+    words = overrides(*OFTEN)
     trainer = prepare(open_run(words, run).job, run, False)
     announce(trainer, None)
     assert train_loop(trainer) == "done"
@@ -154,8 +151,8 @@ def test_the_time_left_counts_what_is_done_between_steps(said: Say, tmp_path: Pa
         assert seconds_left(trainer, step) == pytest.approx(wanted), "asked before what follows the step"
 
 
-def test_probes_are_counted_up_to_their_budget(said: Say, tmp_path: Path) -> None:
-    words = said(*OFTEN[:-1], "sample_metrics.budget=0.05")
+def test_probes_are_counted_up_to_their_budget(overrides: Make, tmp_path: Path) -> None:
+    words = overrides(*OFTEN[:-1], "sample_metrics.budget=0.05")
     trainer = prepare(open_run(words, tmp_path / "run").job, tmp_path / "run", False)
     announce(trainer, None)
     trainer.journal.close()

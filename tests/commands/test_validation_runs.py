@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands.safety_kit import of_kind, warnings_of
+from tests.commands.safety_kit import Make, of_kind, warnings_of
 from tests.shell import plan, train
 from videotune.errors import DONE
 from videotune.files import digest, read_json, write_json
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume
-
-Say = Callable[..., Overrides]
 
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -25,7 +22,7 @@ def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def words(said: Say, small_clips: Path, tmp_path: Path) -> Say:
+def words(overrides: Make, small_clips: Path, tmp_path: Path) -> Make:
     """A run on four clips that is measured on two others, with an average of its weights."""
     for part in ("videos", "captions"):
         for number, path in enumerate(sorted((small_clips / part).iterdir())):
@@ -36,12 +33,12 @@ def words(said: Say, small_clips: Path, tmp_path: Path) -> Say:
     def make(*sets: str) -> Overrides:
         data = [{"path": str(tmp_path / "own")}, {"path": str(tmp_path / "others"), "kind": "validation"}]
         often = ("steps=4", "validate_every=1", "save_every=2", "ema.decay=0.5", f"datasets={json.dumps(data)}")
-        return Overrides(sets=(*said().sets, *often, *sets))
+        return Overrides(sets=(*overrides().sets, *often, *sets))
 
     return make
 
 
-def test_a_killed_and_resumed_run_reads_the_same_bits(words: Say, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_reads_the_same_bits(words: Make, tmp_path: Path) -> None:
     """Readings, views and verdicts, of the average and of the weights; the first half ends as a kill would leave it."""
     straight, run = tmp_path / "straight", tmp_path / "run"
     assert train(words(), straight) == DONE
@@ -73,7 +70,7 @@ def test_a_killed_and_resumed_run_reads_the_same_bits(words: Say, tmp_path: Path
     assert of_kind(run, "end")[-1]["take"]["step"] in (2, 4)
 
 
-def test_the_ruler_is_frozen_and_another_one_is_flagged(words: Say, tmp_path: Path) -> None:
+def test_the_ruler_is_frozen_and_another_one_is_flagged(words: Make, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(words("steps=1"), run) == DONE
     frozen = read_json(run / "ruler.json")
@@ -100,27 +97,29 @@ def test_the_ruler_is_frozen_and_another_one_is_flagged(words: Say, tmp_path: Pa
     assert "its averaging differ" in warnings_of(run)[-1]
 
 
-def test_the_plan_answers_how_many_steps_so_many_views_take(said: Say, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_answers_how_many_steps_so_many_views_take(
+    overrides: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Six windows, two samples a step: three steps a view."""
-    assert plan(said("batch_size=2", "steps=9", "video_config.frames=9"), as_json=True) == DONE
+    assert plan(overrides("batch_size=2", "steps=9", "video_config.frames=9"), as_json=True) == DONE
     facts = json.loads(capsys.readouterr().out)
     windows = facts["windows"]
     asked = facts["views"]["steps_for"]
     assert list(asked) == ["10", "20", "50", "100"]
     assert (
-        plan(said(f"steps={asked['10']}", "batch_size=2", "video_config.frames=9"), views=(10, 33), as_json=True)
+        plan(overrides(f"steps={asked['10']}", "batch_size=2", "video_config.frames=9"), views=(10, 33), as_json=True)
         == DONE
     )
     again = json.loads(capsys.readouterr().out)["views"]
     assert again["per_window"]["max"] == 10
     assert list(again["steps_for"]) == ["10", "33"]
     assert asked["10"] == pytest.approx(10 * windows / 2, abs=windows)
-    assert plan(said("batch_size=2", "video_config.frames=9"), views=(10,)) == DONE
+    assert plan(overrides("batch_size=2", "video_config.frames=9"), views=(10,)) == DONE
     assert f"10 in {asked['10']} steps" in capsys.readouterr().out
 
 
-def test_without_held_out_clips_the_run_says_that_no_validation_is_possible(said: Say, tmp_path: Path) -> None:
-    assert train(said("steps=3", "validate_every=1", "early_stopping=1"), tmp_path / "run") == DONE
+def test_without_held_out_clips_the_run_says_that_no_validation_is_possible(overrides: Make, tmp_path: Path) -> None:
+    assert train(overrides("steps=3", "validate_every=1", "early_stopping=1"), tmp_path / "run") == DONE
     every = of_kind(tmp_path / "run", "verdict")
     assert [(line["step"], line["verdict"]) for line in every] == [(step, None) for step in range(4)]
     told = every[-1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands.safety_kit import equal, facts_of, state
+from tests.commands.safety_kit import Make, equal, facts_of, state
 from tests.shell import export, train
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.errors import DONE, VideotuneError
@@ -19,11 +19,9 @@ from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume
 
-Say = Callable[..., Overrides]
-
 
 @pytest.fixture(scope="module")
-def said(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Say:
+def overrides(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Words of a run of four steps over a tiny base in NFLOAT_4."""
     folder = tmp_path_factory.mktemp("packed")
     fixed = (
@@ -36,16 +34,16 @@ def said(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: p
 
 
 @pytest.fixture(scope="module")
-def straight(said: Say, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("straight") / "run"
-    assert train(said(), run) == DONE
+    assert train(overrides(), run) == DONE
     return run
 
 
-def test_resumed_is_never_stopped_and_streamed_from_there(straight: Path, said: Say, tmp_path: Path) -> None:
+def test_resumed_is_never_stopped_and_streamed_from_there(straight: Path, overrides: Make, tmp_path: Path) -> None:
     """Rounding anew gives the same bits; another place for the weights too."""
     run = tmp_path / "run"
-    assert train(said("steps=2"), run) == DONE
+    assert train(overrides("steps=2"), run) == DONE
     assert train(Overrides(sets=("steps=4", "layer_offload_fraction=1")), run, resume=Resume()) == DONE
     assert equal(state(run, 4), state(straight, 4))
     assert facts_of(run)[-2:] == facts_of(straight)[-2:]
@@ -57,11 +55,11 @@ def test_another_kind_is_refused_on_a_resume(straight: Path) -> None:
             train(Overrides(sets=(f"{key}=FLOAT_8", "steps=5")), straight, resume=Resume())
 
 
-def test_ruler_and_samples_are_of_the_rounded_base(straight: Path, said: Say, tmp_path: Path) -> None:
+def test_ruler_and_samples_are_of_the_rounded_base(straight: Path, overrides: Make, tmp_path: Path) -> None:
     from videotune.memory.quantization import share_of
 
     plain = tmp_path / "plain"
-    assert train(said("weight_dtype=auto", "sample_after=0", "steps=1"), plain) == DONE
+    assert train(overrides("weight_dtype=auto", "sample_after=0", "steps=1"), plain) == DONE
     one, other = (
         next(line for line in read_journal(run) if line["kind"] == "ruler")["train"]["mean"]
         for run in (straight, plain)

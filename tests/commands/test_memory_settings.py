@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.commands.safety_kit import equal, facts_of, of_kind, state
+from tests.commands.safety_kit import Make, equal, facts_of, of_kind, state
 from tests.shell import plan, train
 from videotune.console import size
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
@@ -27,27 +27,25 @@ from videotune.trainer.run_dir import read_run_config
 from videotune.trainer.run_spec import open_job
 from videotune.validation import decoding
 
-Say = Callable[..., Overrides]
-
 
 def opened(words: Overrides) -> Any:
     return open_job(*resolve_config(words))
 
 
-def test_on_a_cpu_all_stays_where_it_is_and_that_is_written_down(said: Say, tmp_path: Path) -> None:
-    assert train(said("steps=1", "batch_size=2", "lora.rank=2"), tmp_path / "run") == DONE
+def test_on_a_cpu_all_stays_where_it_is_and_that_is_written_down(overrides: Make, tmp_path: Path) -> None:
+    assert train(overrides("steps=1", "batch_size=2", "lora.rank=2"), tmp_path / "run") == DONE
     kept = read_run_config(tmp_path / "run")
     assert [kept["settings"][key] for key in OPEN] == [2, "OFF", 0.0]
     assert {kept["origins"][key] for key in OPEN} == {"plan"}
-    named = said("steps=1", "batch_size=2", "gradient_checkpointing=ON", "micro_batch_size=1")
+    named = overrides("steps=1", "batch_size=2", "gradient_checkpointing=ON", "micro_batch_size=1")
     assert train(named, tmp_path / "named") == DONE
     kept = read_run_config(tmp_path / "named")
     assert [kept["settings"][key] for key in OPEN] == [1, "ON", 0.0]
     assert [kept["origins"][key] for key in OPEN] == ["user", "user", "plan"]
 
 
-def test_where_the_host_is_short_blocks_are_computed_again(said: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = opened(said("steps=1"))
+def test_where_the_host_is_short_blocks_are_computed_again(overrides: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = opened(overrides("steps=1"))
     assert fit_settings(job).config.gradient_checkpointing == "OFF"
     import psutil
 
@@ -56,10 +54,10 @@ def test_where_the_host_is_short_blocks_are_computed_again(said: Say, monkeypatc
 
 
 def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
-    said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    assert train(said("steps=2", "lora.rank=2", "micro_batch_size=1"), run) == DONE
+    assert train(overrides("steps=2", "lora.rank=2", "micro_batch_size=1"), run) == DONE
     monkeypatch.setattr(fitting, "on_host", lambda job: dict(zip(OPEN, (1, "ON", 0.0), strict=True)))
     assert train(Overrides(sets=("steps=3",)), run, resume=Resume()) == DONE
     assert read_run_config(run)["settings"]["gradient_checkpointing"] == "OFF"
@@ -69,8 +67,8 @@ def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
     assert read_run_config(run)["origins"]["micro_batch_size"] == "user"
 
 
-def test_a_plan_for_a_card(said: Say, capsys: pytest.CaptureFixture[str]) -> None:
-    words = said("steps=10", "batch_size=2")
+def test_a_plan_for_a_card(overrides: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    words = overrides("steps=10", "batch_size=2")
     assert plan(words, card="rtx 3060 12gb") == DONE
     told = capsys.readouterr().out
     for text in ("memory of the device, calculated", "it fits RTX 3060", "host memory:", "calculated for RTX 3060"):
@@ -89,16 +87,18 @@ def test_a_plan_for_a_card(said: Say, capsys: pytest.CaptureFixture[str]) -> Non
         ((), Fixed()),
     ],
 )
-def test_a_plan_chooses_nothing_that_the_run_would_refuse(said: Say, sets: tuple[str, ...], forced: Fixed) -> None:
-    job = opened(said("steps=1", "batch_size=4", "training_method=FINE_TUNE", *sets))
+def test_a_plan_chooses_nothing_that_the_run_would_refuse(
+    overrides: Make, sets: tuple[str, ...], forced: Fixed
+) -> None:
+    job = opened(overrides("steps=1", "batch_size=4", "training_method=FINE_TUNE", *sets))
     assert fixed(job.config, 2, 4) == forced
     found = fit(job, "FLOAT_32", 10**6, None)
     assert not found.fits, "so that all that may be chosen was chosen"
     assert found.training.choice.micro_batch == (forced.micro_batch or 1)
 
 
-def test_tiles_are_read_only_where_nothing_else_fits(said: Say) -> None:
-    job = opened(said("steps=1", "sample_after=1", "sample.resolution=64x64", "sample.frames=9"))
+def test_tiles_are_read_only_where_nothing_else_fits(overrides: Make) -> None:
+    job = opened(overrides("steps=1", "sample_after=1", "sample.resolution=64x64", "sample.frames=9"))
     roomy = fit(job, "FLOAT_32", 1 << 40, None)
     assert roomy.phases["preview"][0] == PLAIN
     assert TILED not in step_spec(job, "FLOAT_32").elsewhere["preview"]
@@ -106,9 +106,11 @@ def test_tiles_are_read_only_where_nothing_else_fits(said: Say) -> None:
     assert TILED in step_spec(job, "FLOAT_32").elsewhere["preview"], "remembered"
 
 
-def test_what_does_not_fit_is_told_with_remedies(said: Say) -> None:
+def test_what_does_not_fit_is_told_with_remedies(overrides: Make) -> None:
     job = opened(
-        said("steps=10", "batch_size=4", "gradient_checkpointing=OFF", "layer_offload_fraction=0", "micro_batch_size=4")
+        overrides(
+            "steps=10", "batch_size=4", "gradient_checkpointing=OFF", "layer_offload_fraction=0", "micro_batch_size=4"
+        )
     )
     whole = fit(job, "FLOAT_32", None, None)
     assert whole.fits is None
@@ -126,32 +128,34 @@ def test_what_does_not_fit_is_told_with_remedies(said: Say) -> None:
     assert any("take a larger card, fewer frames" in line for line in least.remedies)
 
 
-def test_rounded_weights_are_named_with_what_they_save_and_never_chosen(said: Say) -> None:
-    job = opened(said("steps=10"))
+def test_rounded_weights_are_named_with_what_they_save_and_never_chosen(overrides: Make) -> None:
+    job = opened(overrides("steps=10"))
     short = fit(job, "FLOAT_32", 2**30, None)
     (line,) = (line for line in short.remedies if line.startswith("weight_dtype=FLOAT_8"))
     net = open_models(job.spec, job.base, job.config).denoiser()
     numbers = sum(m.weight.numel() for m in net.blocks.modules() if isinstance(m, torch.nn.Linear))
     assert f"the denoiser's take {size(round(numbers * (4 - 1 - 4 / 128)))} less" in line
     assert "weight_dtype" not in short.chosen
-    rounded = opened(said("steps=10", "weight_dtype=NFLOAT_4"))
+    rounded = opened(overrides("steps=10", "weight_dtype=NFLOAT_4"))
     assert not any("weight_dtype" in line for line in fit(rounded, "FLOAT_32", 2**30, None).remedies)
     saved = [fit(one, "FLOAT_32", None, None).training.device["end"]["weights"] for one in (job, rounded)]
     assert saved[0] > saved[1], "and the plan knows"
 
 
-def test_what_was_planned_is_said_beside_what_was_held(said: Say) -> None:
+def test_what_was_planned_is_said_beside_what_was_held(overrides: Make) -> None:
     """On CUDA the two stand in the journal's last line; elsewhere there is no peak to tell."""
-    job = fit_settings(opened(said("steps=10", "batch_size=2", "lora.rank=3")))
+    job = fit_settings(opened(overrides("steps=10", "batch_size=2", "lora.rank=3")))
     assert planned_bytes(job, "FLOAT_32") is None, "no plan was made"
     result = fit(job, "FLOAT_32", 80 * 10**9, None)
     assert planned_bytes(job, "FLOAT_32") == result.training.allocated
     assert peak(job, torch.device("cpu")) is None
 
 
-def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(said: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
+    overrides: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a CUDA machine whose card has so many bytes."""
-    job = opened(said("steps=10", "batch_size=2"))
+    job = opened(overrides("steps=10", "batch_size=2"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(fitting, "dtype_name", lambda config: "FLOAT_32")
     monkeypatch.setattr(fitting, "asked_card", lambda vram, name: (80 * 10**9, None))
@@ -169,7 +173,7 @@ def out_of_memory() -> torch.OutOfMemoryError:
 
 
 def test_a_preview_that_finds_no_room_sets_the_denoiser_aside_and_then_takes_tiles(
-    said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run is the same to the bit, and so is a preview with the denoiser aside."""
     real, seen, tries = decoding.decode, [], []
@@ -186,7 +190,7 @@ def test_a_preview_that_finds_no_room_sets_the_denoiser_aside_and_then_takes_til
     for most, wanted in ((0, [False]), (1, [False, False]), (2, [False, False, True])):
         tries.clear()
         run = tmp_path / f"run{most}"
-        words = said("steps=2", "sample_after=1", "samples=1", "sample.steps=1", "lora.rank=2")
+        words = overrides("steps=2", "sample_after=1", "samples=1", "sample.steps=1", "lora.rank=2")
         assert train(words, run) == DONE
         assert tries[: len(wanted)] == wanted
         assert len(of_kind(run, "sample")) == 3
@@ -198,7 +202,7 @@ def test_a_preview_that_finds_no_room_sets_the_denoiser_aside_and_then_takes_til
 
 
 def test_a_text_encoder_that_finds_no_room_is_streamed_and_says_the_same(
-    said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill, tries = cache_filling.fill, []
 
@@ -210,9 +214,9 @@ def test_a_text_encoder_that_finds_no_room_is_streamed_and_says_the_same(
         return fill(family, *words)
 
     plain, streamed = tmp_path / "plain", tmp_path / "streamed"
-    assert train(said("steps=2", f"cache_dir={tmp_path / 'one'}"), plain) == DONE
+    assert train(overrides("steps=2", f"cache_dir={tmp_path / 'one'}"), plain) == DONE
     monkeypatch.setattr(cache_filling, "fill", short)
-    assert train(said("steps=2", f"cache_dir={tmp_path / 'two'}"), streamed) == DONE
+    assert train(overrides("steps=2", f"cache_dir={tmp_path / 'two'}"), streamed) == DONE
     assert "the blocks of the text encoder now come from host memory" in capsys.readouterr().err
     assert facts_of(streamed) == facts_of(plain), "bit for bit what the whole encoder says"
     assert equal(state(streamed, 2), state(plain, 2))
@@ -221,18 +225,20 @@ def test_a_text_encoder_that_finds_no_room_is_streamed_and_says_the_same(
 
 @pytest.mark.parametrize("family", ["wan", "cogvideox"])
 def test_without_reading_a_step_no_more_is_promised_than_it_keeps(
-    family: str, said: Say, tiny_bases: Callable[[str], Path]
+    family: str, overrides: Make, tiny_bases: Callable[[str], Path]
 ) -> None:
     """Of what a step really keeps, OFF, by its reading: at least so much is set aside for it."""
-    job = opened(said("steps=1", "batch_size=2", f"base_model_name={tiny_bases(family)}", "video_config.target_fps=16"))
+    job = opened(
+        overrides("steps=1", "batch_size=2", f"base_model_name={tiny_bases(family)}", "video_config.target_fps=16")
+    )
     seen = FakeRun(open_models(job.spec, job.base, job.config), job.config)
     depths = tuple(seen.depths.items())
     kept = max(parts.get("activations", 0) for parts in seen.step(job.shapes[0], 2, "OFF", depths).phases.values())
     assert kept < activations_at_most(job, 4) < 30 * kept
 
 
-def test_a_plan_begins_with_its_verdict(said: Say, capsys: pytest.CaptureFixture[str]) -> None:
-    words = said("steps=10")
+def test_a_plan_begins_with_its_verdict(overrides: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    words = overrides("steps=10")
     assert plan(words, card="rtx 3060 12gb") == DONE
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("it fits RTX 3060 12GB: ")
@@ -243,8 +249,8 @@ def test_a_plan_begins_with_its_verdict(said: Say, capsys: pytest.CaptureFixture
     assert "hours" not in capsys.readouterr().out.splitlines()[0], "no rate is known of it"
 
 
-def test_without_a_card_a_plan_says_what_the_training_then_does(said: Say, tmp_path: Path) -> None:
-    words = said("steps=1", "batch_size=2", "lora.rank=2")
+def test_without_a_card_a_plan_says_what_the_training_then_does(overrides: Make, tmp_path: Path) -> None:
+    words = overrides("steps=1", "batch_size=2", "lora.rank=2")
     job = opened(words)
     planned = to_json(fit(job, "FLOAT_32", None, None), job, "FLOAT_32")["chosen"]
     assert train(words, tmp_path / "run") == DONE
@@ -252,7 +258,9 @@ def test_without_a_card_a_plan_says_what_the_training_then_does(said: Say, tmp_p
     assert planned == {key: kept[key] for key in OPEN}
 
 
-def test_a_plan_that_needs_more_than_the_disk_has_ends_with_2(said: Say, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(said("steps=1000000000", "save_every=1")) == SKIPPED
+def test_a_plan_that_needs_more_than_the_disk_has_ends_with_2(
+    overrides: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(overrides("steps=1000000000", "save_every=1")) == SKIPPED
     assert "too much" in capsys.readouterr().out
-    assert plan(said("steps=1000000000", "save_every=1", "save_keep=2")) == DONE
+    assert plan(overrides("steps=1000000000", "save_every=1", "save_keep=2")) == DONE
