@@ -1,8 +1,8 @@
-"""What a run does beside its steps is planned as it happens, and the time left counts it."""
+"""What a run does between its steps: by default it takes 8 % of their time; it is planned as it happens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.commands.safety_kit import Make
-from tests.runs import callback, measure, open_run, prepare, preview
+from tests.commands.safety_kit import Make, of_kind
+from tests.runs import measure, open_run, prepare, preview
 from videotune.cli.plan import overhead_text
 from videotune.latent_cache.exposure import band, most
 from videotune.planner.plan import make_plan
-from videotune.trainer.logging.journal import read_journal
+from videotune.toy.dataset import write_dataset
 from videotune.trainer.logging.speed import time_left
 from videotune.trainer.loop import train_loop
 from videotune.trainer.progress import progress_parts, seconds_left, steps_left, tokens_of_buckets
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.resume import Resume
+from videotune.trainer.run_dir import begin
+from videotune.trainer.run_spec import Job, open_job
 from videotune.trainer.setup import announce
 from videotune.trainer.trainer import Trainer, due, times
-from videotune.validation.overhead import share_of_all, share_of_run
-from videotune.validation.sample_metrics import SampleMetricsCallback
+from videotune.validation.overhead import overhead, planned, share_of_all, share_of_run
 from videotune.validation.sample_plan import sample_metrics_plan
+from videotune.validation.selection import levels_of
 
 OFTEN = (
     "steps=5",
@@ -62,83 +66,79 @@ def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) 
 @pytest.mark.parametrize(
     ("family", "more"),
     [("wan", ()), ("wan", ("ema.decay=0.5", "sample.guidance=1")), ("hunyuan_video", ("sample.guidance=6",))],
-    ids=["guided", "averaged", "told its guidance"],
+    ids=["guided", "averaged", "guidance embedded"],
 )
 def test_the_plan_knows_how_often_and_how_many_passes(
-    family: str, more: tuple[str, ...], overrides: Make, tiny_bases: Callable[[str], Path], tmp_path: Path
+    family: str, more: tuple[str, ...], overrides: Make, tmp_path: Path
 ) -> None:
-    """Against the calls of the network: what passes through it in a reading and in a preview, and how many there were."""
-    words = overrides(f"base_model_name={tiny_bases(family)}", f"cache_dir={tmp_path / 'cache'}", *OFTEN, *more)
-    job = open_run(words, tmp_path / "run").job
-    trainer, planned = prepare(job, tmp_path / "run", False), make_plan(job)["beside"]
+    """Against the calls of the network: what passes through it in a validation and a preview, and how many there were."""
+    run = tmp_path / "run"
+    job = open_run(overrides(*OFTEN, *more, base=(family,)), run).job
+    trainer, planned = prepare(job, run, False), make_plan(job)["beside"]
     announce(trainer, None)
-    for look, part in ((measure, "readings"), (preview, "previews")):
+    for act, part in ((measure, "readings"), (preview, "previews")):
         with counted(trainer) as seen:
-            look(trainer, 0)
+            act(trainer, 0)
         assert sum(seen) == planned[part]["passes"], part
     assert train_loop(trainer) == "done"
     trainer.journal.close()
-    journal = read_journal(tmp_path / "run")
-    assert len({line["step"] for line in journal if line["kind"] == "ruler"}) == planned["readings"]["count"] == 4
-    assert len({line["step"] for line in journal if line["kind"] == "sample"}) == planned["previews"]["count"] == 3
+    assert len({line["step"] for line in of_kind(run, "ruler")}) == planned["readings"]["count"] == 4
+    assert len({line["step"] for line in of_kind(run, "sample")}) == planned["previews"]["count"] == 3
 
 
 def test_the_share_is_that_of_the_tokens(overrides: Make, tmp_path: Path) -> None:
-    """By hand: 4 readings of 9 passes a window, beside 5 steps of 2 samples that count threefold; all of one shape."""
-    words = overrides(*OFTEN, "batch_size=2", "video_config.frames=5")
-    facts = make_plan(open_run(words, tmp_path / "run").job)["beside"]
+    """By hand: 4 validations of 9 passes, beside 5 steps of 2 samples that count threefold; all of one shape. With twice the
+    processes the same: as many steps have twice the samples in the same time."""
+
+    def found(*sets: str, processes: int = 1) -> dict[str, Any]:
+        settings = overrides("batch_size=2", "video_config.frames=5", *sets)
+        return make_plan(open_run(settings, tmp_path / "run", None, processes).job)["beside"]
+
+    facts = found(*OFTEN)
     windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
-    assert facts["readings"]["share"] == pytest.approx(4 * 9 * windows / (3 * 2 * 5), rel=0.01)
+    assert facts["readings"]["passes"] == sum(len(levels_of(place, windows)) for place in range(windows)) == 9
+    assert facts["readings"]["share"] == pytest.approx(4 * 9 / (3 * 2 * 5), rel=0.01)
     assert facts["previews"]["share"] == pytest.approx(3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01)
     assert share_of_all(facts) == facts["readings"]["share"] + facts["previews"]["share"]
-    told = overhead_text(facts)
-    assert f"4 readings of {windows} windows" in told
-    assert "3 × 1 previews" in told
-    quiet = overrides("validate_every=0", "sample_after=0", "sample_metrics.budget=0")
-    nothing = make_plan(open_run(quiet, tmp_path / "other").job)["beside"]
-    assert nothing == {"readings": None, "previews": None, "probes": None}
-    assert overhead_text(nothing) == ""
-
-
-def test_processes_share_the_steps_and_not_what_is_done_between(overrides: Make, tmp_path: Path) -> None:
-    """With twice the processes as many steps have twice the samples in the same time; a reading takes what it took."""
+    printed = overhead_text(facts)
+    assert f"4 validations of {windows} windows" in printed
+    assert "3 × 1 previews" in printed
+    assert found() == {"readings": None, "previews": None, "probes": None}
+    assert overhead_text(found()) == ""
     often = (*OFTEN[:-1], "sample_metrics.budget=1000")
-    words = overrides(*often)
-    one, two = (make_plan(open_run(words, tmp_path / str(n), None, n).job)["beside"] for n in (1, 2))
-    assert one == two
+    assert found(*often) == found(*often, processes=2)
 
 
 def test_probes_are_planned_up_to_their_budget(overrides: Make, tmp_path: Path) -> None:
-    """Three checkpoints and the base: four probes, however large the budget; and none where it cannot pay for two."""
+    """The base and three checkpoints, however large the budget; two of them for less; none where it cannot pay for two."""
 
     def planned(budget: float) -> tuple[Any, float]:
-        words = overrides(*OFTEN[:-1], f"sample_metrics.budget={budget}", "steps=6")
-        job = open_run(words, tmp_path / f"{budget}").job
+        settings = overrides(*OFTEN[:-1], f"sample_metrics.budget={budget}", "steps=6")
+        job = open_run(settings, tmp_path / f"{budget}").job
         plan = sample_metrics_plan(job)
         assert plan is not None
         return make_plan(job)["beside"]["probes"], share_of_run(plan, job)
 
     found, one = planned(1000)
-    assert found == {"share_at_most": pytest.approx(4 * one, rel=0.01)}
-    assert planned(3 * one)[0] == {"share_at_most": pytest.approx(3 * one, rel=0.01)}
+    assert found == {"count": 4, "samples": 8, "share": pytest.approx(4 * one, rel=0.01)}
+    assert planned(3 * one)[0] == {"count": 3, "samples": 8, "share": pytest.approx(3 * one, rel=0.01)}
     assert planned(1.9 * one)[0] is None
 
 
-def test_the_bar_says_views_with_their_band(overrides: Make, tmp_path: Path) -> None:
-    """By the window that is shown most, step by step as the exposure has it."""
-    words = overrides(*OFTEN, "steps=200", "batch_size=6")
-    trainer = prepare(open_run(words, tmp_path / "run").job, tmp_path / "run", False)
+def test_the_progress_bar_has_times_seen_with_their_band(overrides: Make, tmp_path: Path) -> None:
+    """By the window that is seen most, step by step as the exposure has it."""
+    trainer = prepare(open_run(overrides("steps=200", "batch_size=6"), tmp_path / "run").job, tmp_path / "run", False)
     trainer.journal.close()
-    told = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
-    assert len(set(told.values())) == 4
-    assert {step: trainer.band_at(step) for step in told} == told
-    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"views a window, {told[120]}")
+    bands = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
+    assert len(set(bands.values())) == 4
+    assert {step: trainer.band_at(step) for step in bands} == bands
+    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"views a window, {bands[120]}")
 
 
 def test_the_time_left_counts_what_is_done_between_steps(overrides: Make, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = overrides(*OFTEN)
-    trainer = prepare(open_run(words, run).job, run, False)
+    settings = overrides(*OFTEN)
+    trainer = prepare(open_run(settings, run).job, run, False)
     announce(trainer, None)
     assert train_loop(trainer) == "done"
     trainer.journal.close()
@@ -151,11 +151,58 @@ def test_the_time_left_counts_what_is_done_between_steps(overrides: Make, tmp_pa
         assert seconds_left(trainer, step) == pytest.approx(wanted), "asked before what follows the step"
 
 
-def test_probes_are_counted_up_to_their_budget(overrides: Make, tmp_path: Path) -> None:
-    words = overrides(*OFTEN[:-1], "sample_metrics.budget=0.05")
-    trainer = prepare(open_run(words, tmp_path / "run").job, tmp_path / "run", False)
-    announce(trainer, None)
-    trainer.journal.close()
-    metrics = callback(trainer, SampleMetricsCallback)
-    assert metrics.seconds_left(trainer, 0, 10.0, 1000.0) == 3 * 10.0, "after steps 2, 4 and 5"
-    assert metrics.seconds_left(trainer, 0, 10.0, 100.0) == 0.05 * 100.0
+BIG = ("family=wan", "resolution=480x832", "allow_crop=true")
+
+
+def open_planned(clips: Path, *sets: str) -> Job:
+    return planned(open_job(*resolve_config(Overrides(data=str(clips), sets=sets))))
+
+
+@pytest.fixture(scope="module")
+def forty_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forty")
+    write_dataset(folder, concept_clips=40, reminder_clips=0, seed=1)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "sets", [(), ("batch_size=4",), ("ema.decay=0.99",), ("sample.guidance=1",), ("save_every=100",)]
+)
+@pytest.mark.parametrize("family", ["wan", "ltx_video"])
+def test_from_500_steps_on_all_of_it_takes_8_percent(family: str, sets: tuple[str, ...], forty_clips: Path) -> None:
+    for steps in (500, 1100, 4000):
+        job = open_planned(
+            forty_clips, f"family={family}", "resolution=480x832", "allow_crop=true", f"steps={steps}", *sets
+        )
+        found = overhead(job)
+        assert 0.02 < share_of_all(found) <= 0.08, (steps, found)
+        assert found["readings"]["count"] >= 2
+        assert found["previews"]["count"] >= 2
+        if "ema.decay=0.99" not in sets:
+            assert found["readings"]["count"] >= 3, "a verdict takes three"
+
+
+def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(forty_clips: Path) -> None:
+    named = ("validate_every=10", "sample_after=20", "validation_windows=9")
+    job = open_planned(forty_clips, *BIG, "steps=500", *named)
+    assert (job.config.validate_every, job.config.sample_after, job.config.validation_windows) == (10, 20, 9)
+    assert job.config.samples == 2
+    assert job.config.sample.steps == job.spec.sample_steps
+    short, long = (open_planned(forty_clips, *BIG, f"steps={steps}") for steps in (500, 8000))
+    assert short.resolved.origins["validate_every"] == short.resolved.origins["sample.steps"] == "plan"
+    counts = [overhead(job)["readings"]["count"] for job in (short, long)]
+    assert counts[0] < counts[1]
+    assert short.config.sample.steps < long.config.sample.steps == long.spec.sample_steps
+    assert short.config.samples == 1
+
+
+def test_a_run_keeps_its_spacing_when_it_is_prolonged(overrides: Make, tmp_path: Path) -> None:
+    """The spacing stands in config.json; a resume to more steps reads it there."""
+    run = tmp_path / "run"
+    first = open_run(overrides("steps=4"), run).job
+    begin(run, first, {}, make_plan(first), "FLOAT_32")
+    later = open_run(Overrides(sets=("steps=400",)), run, Resume()).job
+    for key in ("validate_every", "sample_after", "validation_windows"):
+        assert getattr(later.config, key) == getattr(first.config, key)
+        assert later.resolved.origins[key] == "plan"
+    assert overhead(later)["readings"]["count"] > overhead(first)["readings"]["count"]

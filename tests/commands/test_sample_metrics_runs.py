@@ -22,7 +22,6 @@ from videotune.validation.overhead import share_of_run
 from videotune.validation.sample_plan import (
     metric_prompts,
     metric_shape,
-    not_paid_yet,
     sample_metrics_plan,
 )
 
@@ -127,16 +126,6 @@ def test_a_failing_measurement_is_a_warning(overrides: Make, tmp_path: Path, mon
         f"the probe at step {step} failed: RuntimeError: no such picture" for step in (0, 1)
     ]
     assert of_kind(tmp_path / "run", "probe") == []
-
-
-def test_the_budget_is_a_share_of_the_time_of_steps() -> None:
-    base = {"kind": "probe", "seconds": 2.0}
-    assert not_paid_yet([base], 100.0, 0.05) is None, "2 s and 2 s more are within 5 % of 100 s"
-    why = not_paid_yet([base], 78.0, 0.05)
-    assert why is not None, "and above 5 % of 78 s"
-    assert "taken 2 s and one more takes about 2 s, above sample_metrics.budget 0.05 of 78 s" in why
-    assert not_paid_yet([base, base], 100.0, 0.05) is not None
-    assert not_paid_yet([base, {"kind": "probe", "not_measured": "budget"}], 100.0, 0.05) is None
 
 
 def test_samples_have_the_smallest_shape_of_the_model() -> None:

@@ -12,7 +12,7 @@ from videotune.config.resolve import parse
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import _others, nearest_key, nearest_value
 from videotune.errors import VideotuneError
-from videotune.trainer.resolve_config import Overrides, layers, with_sets
+from videotune.trainer.resolve_config import Overrides, user_keys, with_sets
 
 BOMB = "a: &a [x, x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
@@ -93,7 +93,7 @@ def test_numbers_that_no_run_can_have_are_out_of_bounds(raw: dict[str, object]) 
 def test_the_home_of_a_user_that_there_is_not_is_told() -> None:
     for key in ("cache_dir", "init_from", "base_model_name"):
         with pytest.raises(VideotuneError):
-            layers(Overrides(sets=(f"{key}=~no-such-user-here/x",)))
+            user_keys(Overrides(sets=(f"{key}=~no-such-user-here/x",)))
 
 
 def test_every_unknown_key_is_told_with_the_name_that_it_has_here() -> None:
@@ -161,7 +161,7 @@ def test_a_config_of_another_trainer_is_recognised(tmp_path: Path, name: str) ->
 
 
 def test_a_key_of_the_only_dataset_is_set_by_its_name() -> None:
-    user, _ = layers(Overrides(data="clips", sets=("datasets.trigger=ohwx", "datasets.repeats=3")))
+    user = user_keys(Overrides(data="clips", sets=("datasets.trigger=ohwx", "datasets.repeats=3")))
     assert [(row["trigger"], row["repeats"]) for row in user["datasets"]] == [("ohwx", 3)]
     two = {"datasets": [{"path": "a"}, {"path": "b"}]}
     assert with_sets(two, parse_sets(["datasets.1.trigger=x"]))["datasets"] == [

@@ -28,7 +28,7 @@ from videotune.reporter.diagnosis import diagnose
 from videotune.trainer.checkpoint import complete_checkpoints, last_checkpoint
 from videotune.trainer.components import open_models
 from videotune.trainer.logging.journal import History
-from videotune.trainer.resolve_config import Overrides, layers, resolve_config
+from videotune.trainer.resolve_config import Overrides, resolve_config, user_keys
 from videotune.trainer.resume import Resume
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -58,7 +58,7 @@ def test_configs(tmp_path: Path) -> None:
 
     def read() -> None:
         for path in files:
-            layers(Overrides(config=path))
+            user_keys(Overrides(config=path))
         resolve_config(Overrides(config=files[0]))
 
     outcome = try_each(files, read, 2 * COUNT)

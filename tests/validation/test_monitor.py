@@ -18,8 +18,8 @@ from videotune.latent_cache.exposure import Exposure, advice, band, exposure, mo
 from videotune.latent_cache.sampler import Schedule, times_seen
 from videotune.trainer.logging.journal import History, Journal, read_journal
 from videotune.types import Batch, ClipShape, Condition, Window
-from videotune.validation.selection import spread, spread_over_clips
-from videotune.validation.validation_loss import ValidationLoss, _mean, normalised, read_validation, related
+from videotune.validation.selection import levels_of, spread, spread_over_clips
+from videotune.validation.validation_loss import ValidationLoss, _mean, read_validation, related
 
 SHAPE = ClipShape(5, 32, 32, 16.0)
 
@@ -143,13 +143,20 @@ def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[
     assert first["held_out"]["by_quantile"] != first["train"]["by_quantile"]
 
 
-def test_each_clip_counts_alike_in_any_order(tiny_family: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_windows_take_turns_and_together_read_every_level(count: int, tiny_family: Callable[..., Any]) -> None:
+    """Against a reading of each window alone, which is at all levels."""
     family = tiny_family("wan")
-    net, loss = family.denoiser(), objective("flow", {}, Timesteps())
-    three = windows(3)
-    forth = read_validation(ValidationLoss(three, (), 0), family, {"transformer": net}, loss, batch_of)["held_out"]
-    back = read_validation(ValidationLoss(three[::-1], (), 0), family, {"transformer": net}, loss, batch_of)["held_out"]
-    assert forth["mean"] == pytest.approx(back["mean"], rel=1e-9)
+    nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
+    some = windows(count)
+    whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)["held_out"]
+    assert sum(len(levels_of(place, count)) for place in range(count)) == sum(
+        value is not None for clip in whole["clips"].values() for value in clip
+    )
+    alone = [read_validation(ValidationLoss((one,), (), 0), family, nets, loss, batch_of)["held_out"] for one in some]
+    for level, mean in enumerate(whole["by_quantile"]):
+        own = [alone[place]["by_quantile"][level] for place in range(count) if level in levels_of(place, count)]
+        assert mean == pytest.approx(sum(own) / len(own), rel=1e-5)
 
 
 def test_without_held_out_clips_the_reading_says_so(tiny_family: Callable[..., Any]) -> None:
@@ -157,13 +164,16 @@ def test_without_held_out_clips_the_reading_says_so(tiny_family: Callable[..., A
     nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
     reading = read_validation(ValidationLoss((), windows(1), 0), family, nets, loss, batch_of)
     assert reading["held_out"] is None
-    assert normalised(reading["held_out"], None) is None
+    assert related(reading["held_out"], None) is None
 
 
 def test_normalising_counts_every_noise_level_alike() -> None:
     first = {"by_quantile": [1.0] * 8 + [0.001]}
-    now = {"by_quantile": [1.0] * 8 + [0.002]}
-    assert normalised(now, first) == pytest.approx((8 + 2) / 9)
+    values = [1.0] * 8 + [0.002]
+    now = {"mean": 1.0, "by_quantile": values, "windows": 1, "clips": {"a": values}}
+    told = related(now, first)
+    assert told is not None
+    assert told["normalised"] == pytest.approx((8 + 2) / 9)
 
 
 def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from videotune.validation.selection import OF_HELD_OUT
+from videotune.validation.selection import MOST_WINDOWS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_the_verdict_was_right_as_often_as_is_said() -> None:
     found = json.loads((DOCS / "verdict.json").read_text(encoding="utf-8"))
     told, summary, rows = (DOCS / "monitor.md").read_text(encoding="utf-8"), found["summary"], found["runs"]
-    assert found["settings"]["held_out"] == OF_HELD_OUT, "the figures are of another ruler than is used"
+    assert found["settings"]["held_out"] <= MOST_WINDOWS - MOST_WINDOWS // 3, "the figures are of another validation"
     four = [row for row in rows if row["case"] == "four"]
     count = len({row["seed"] for row in four})
     assert count == len(four) == 20

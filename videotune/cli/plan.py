@@ -173,18 +173,16 @@ def show_fit(facts: Mapping[str, Any]) -> None:
 
 
 def overhead_text(found: Mapping[str, Any]) -> str:
-    """The same in a line; empty where nothing is done beside the steps."""
-    told = []
+    """What a run does between its steps in a line, with its share of their time; empty where it does nothing."""
+    parts = []
     if one := found["readings"]:
-        clips = one["held_out_windows"] + one["training_windows"]
-        told.append(
-            f"{one['count']} readings of {clips} windows, about {one['share']:.0%} of the steps' time (validate_every)"
-        )
+        windows = one["held_out_windows"] + one["training_windows"]
+        parts.append(f"{one['count']} validations of {windows} windows {one['share']:.1%}")
     if one := found["previews"]:
-        told.append(f"{one['count']} × {one['prompts']} previews, about {one['share']:.0%} (sample_after)")
+        parts.append(f"{one['count']} × {one['prompts']} previews of {one['steps']} denoising steps {one['share']:.1%}")
     if one := found["probes"]:
-        told.append(f"probes, at most {one['share_at_most']:.0%} (sample_metrics.budget)")
-    return f"beside the steps: {'; '.join(told)}" if told else ""
+        parts.append(f"{one['count']} sample metrics {one['share']:.1%}")
+    return f"between the steps, of their time: {', '.join(parts)}" if parts else ""
 
 
 def curve(density: list[float]) -> list[str]:

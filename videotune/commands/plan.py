@@ -16,6 +16,7 @@ from videotune.planner.plan import make_plan
 from videotune.trainer.experts import trained
 from videotune.trainer.resolve_config import ConfigSource, Layers, overrides, resolve_config
 from videotune.trainer.run_spec import Job, open_job, refuse_skips
+from videotune.validation.overhead import planned
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def plan(
 
     ``views``: how many times a window is to be seen, for which the steps are calculated, instead of 10, 20, 50 and 100.
     """
-    job = open_job(*resolve_config(overrides(config, layers, allow_skips), planning=True))
+    job = planned(open_job(*resolve_config(overrides(config, layers, allow_skips), planning=True)))
     refuse_skips(job, allow_skips)
     found = make_plan(job, views or TARGETS)
     free = shutil.disk_usage(Path.cwd()).free  # a run lies below this folder, unless its --out names another

@@ -130,8 +130,8 @@ class Sample(Section):
 class SampleMetrics(Section):
     """Small samples that are measured: how near they come to the clips, how diverse they are, how they move."""
 
-    budget: float = safe(0.05, ge=0)
-    """share of the training time that they may take; what does not fit is not measured; 0: never"""
+    budget: float = safe(0.015, ge=0)
+    """share of the training time that they may take; their spacing follows from it; 0: never"""
     samples: int = safe(8, ge=1, le=10_000)
     """number of samples generated at a checkpoint, evenly over its prompts"""
     steps: int = safe(12, ge=1)
@@ -282,8 +282,10 @@ class Config(Section):
 
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = data(0.1)
     """share of source videos held out, from 20 source videos up"""
-    validate_every: int = safe(250, ge=0)
-    """steps between validations; 0: never"""
+    validate_every: int | None = safe(None, ge=0)
+    """steps between validations; 0: never (default: such that they take 4.5 % of the run)"""
+    validation_windows: int | None = safe(None, ge=3)
+    """number of windows that a validation reads, a third of them of training clips (default: 6 to 24)"""
     early_stopping: int | None = safe(None, ge=1)
     """number of verdicts OVERFITTING in a row that end the run; the best checkpoint is exported (default: never)"""
     save_every: int = safe(250, ge=0)
@@ -296,8 +298,8 @@ class Config(Section):
     """steps between backups; 0: by backup_after alone"""
     backup_keep: int = safe(2, ge=1)
     """number of newest backups to keep"""
-    sample_after: int = safe(250, ge=0)
-    """steps between previews, step 0 too; 0: never"""
+    sample_after: int | None = safe(None, ge=0)
+    """steps between previews, step 0 too; 0: never (default: such that all beside the steps takes 8 % of the run)"""
     samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = safe(2)
     """prompts of the previews, or the number of captions to take as prompts"""
     sample: Sample = Field(default_factory=Sample)

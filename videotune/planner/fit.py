@@ -39,7 +39,7 @@ from videotune.planner.memory import (
 from videotune.planner.memory_plan import known_step_spec, step_spec, with_tiles
 from videotune.trainer.components import dtype_name, dtype_of, weights_of
 from videotune.trainer.run_spec import Job
-from videotune.validation.overhead import beside, share_of_all
+from videotune.validation.overhead import overhead, planned, share_of_all
 
 OPEN = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
 """The keys that are chosen where the person leaves them open."""
@@ -204,7 +204,7 @@ def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
         hours = took * job.steps / 3600
         times = {
             "hours": round(hours, 3),
-            "hours_beside": round(hours * share_of_all(beside(job)), 3),
+            "hours_beside": round(hours * share_of_all(overhead(job)), 3),
             "seconds_a_step": round(took, 4),
         }
     return {
@@ -258,7 +258,7 @@ def fit_settings(job: Job) -> Job:
 def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
     """``fit_settings`` for a run that starts or resumes; with ``replan`` what was chosen before is chosen anew, and told."""
     before = job.config
-    job, told = fit_settings(reopened(job) if replan else job), []
+    job, told = planned(fit_settings(reopened(job) if replan else job)), []
     for key in OPEN if replan else ():
         if getattr(job.config, key) != getattr(before, key):
             told.append(f"replanned: {key}: {getattr(before, key)!r} -> {getattr(job.config, key)!r}")

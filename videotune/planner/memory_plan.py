@@ -41,7 +41,7 @@ class PlanInputs:
         """Those of a job that names a base model."""
         assert job.base is not None
         config = job.config
-        previews = bool(config.sample_after and config.samples)
+        previews = bool(config.sample_after != 0 and config.samples)
         preview = sample_settings(config, job.spec, usual_shape(job)).shape if previews else None
         return cls(job.spec, job.base.folder, config, dtype, job.shapes, preview)
 

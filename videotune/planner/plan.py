@@ -22,7 +22,7 @@ from videotune.trainer.experts import trained
 from videotune.trainer.run_spec import Job
 from videotune.trainer.text_encoders import text_size
 from videotune.validation.callbacks import reads_of_run
-from videotune.validation.overhead import beside
+from videotune.validation.overhead import overhead
 
 
 def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
         "buckets": buckets,
         "adapter": adapter,
         "experts": experts_of(job),
-        "beside": beside(job),
+        "beside": overhead(job),
         "disk": disk(job, adapter),
         "notes": list(job.notes),
         "settings": config.model_dump(mode="json"),

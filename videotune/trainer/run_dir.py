@@ -185,8 +185,11 @@ def read_run_config(run: Path) -> dict[str, Any]:
 
 
 def run_settings(run: Path) -> dict[str, Any]:
-    """The config of a run as the person's own layer, to settle it again."""
-    settings: dict[str, Any] = read_run_config(run)["settings"]
+    """The config of a run as the person's own layer, to sample from it: previews may take fewer denoising steps."""
+    kept = read_run_config(run)
+    settings: dict[str, Any] = kept["settings"]
+    if kept["origins"].get("sample.steps") == "plan":
+        settings["sample"]["steps"] = None
     return settings
 
 

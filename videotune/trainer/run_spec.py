@@ -240,7 +240,7 @@ def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
         "video_config.variants": not (noisy or any(window.varies for window in windows))
         and "nothing of a window is drawn at random",
         "video_config.windows": video.stretch and "stretch makes one window of each clip",
-        "early_stopping": (not config.validate_every and "validate_every is 0, and only readings can say when to stop")
+        "early_stopping": (config.validate_every == 0 and "validate_every is 0, and only readings can say when to stop")
         or (
             len({window.clip_id for window in held_out}) < 2
             and "fewer than two clips are held out, and only such clips tell learning from copying"

@@ -20,10 +20,11 @@ from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Window
 from videotune.validation.decoding import decoded
 from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row
+from videotune.validation.overhead import planned
 from videotune.validation.previews import first_frames_of, prompts_of, sample_settings, usual_shape
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.sample_plan import sample_metrics_plan
-from videotune.validation.selection import validation_windows
+from videotune.validation.selection import MOST_WINDOWS, validation_windows
 from videotune.validation.validation_loss import ValidationLoss, owners, read_validation, related
 from videotune.validation.validation_set import freeze
 from videotune.validation.verdict import write_verdict
@@ -34,6 +35,7 @@ FAILED = "the preview at step {} failed"
 
 def callbacks_of(job: Job) -> list[Callback]:
     """What a run does between its steps, in this order."""
+    job = planned(job)
     config, plan = job.config, sample_metrics_plan(job)
     found = [Saving(config.save_every), Validation(job), Previews(job)]
     return found if plan is None else [*found, SampleMetricsCallback(job, plan)]
@@ -50,8 +52,11 @@ class Validation(Callback):
     """The validation loss every ``validate_every`` steps, and the verdict on it."""
 
     def __init__(self, job: Job) -> None:
-        self.every, self._job = job.config.validate_every, job
-        held_out, training = validation_windows(job.library.held_out_windows, job.training_windows)
+        config = job.config
+        self.every, self._job = config.validate_every or 0, job
+        held_out, training = validation_windows(
+            job.library.held_out_windows, job.training_windows, config.validation_windows or MOST_WINDOWS
+        )
         self.loss = ValidationLoss(held_out, training, job.config.seed)
         self.verdict: Verdict | None = None
         self._name: str | None = None
@@ -172,7 +177,7 @@ class Previews(Callback):
     word = "sample"
 
     def __init__(self, job: Job) -> None:
-        self.every, self._job = job.config.sample_after, job
+        self.every, self._job = job.config.sample_after or 0, job
         self._prompts = prompts_of(job)
 
     def prompts(self) -> Sequence[str]:

@@ -1,19 +1,39 @@
-"""What a run does beside its steps: readings of the ruler, previews, probes; how often, and what that costs."""
+"""What a run does between its steps: validation, previews, sample metrics; how often by default, and what it costs.
+
+Costs are counted in tokens that pass through the denoiser and never timed: the same settings give the same run anywhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from math import ceil
 from typing import Any
 
+from videotune.config.resolve import Resolved
 from videotune.trainer.run_spec import Job
 from videotune.trainer.trainer import times
-from videotune.types import ModelSpec
+from videotune.types import ModelSpec, Window
 from videotune.validation.previews import prompts_of, sample_settings, usual_shape
 from videotune.validation.sample_plan import SampleMetricsPlan, sample_metrics_plan
-from videotune.validation.selection import QUANTILES, validation_windows
+from videotune.validation.selection import LEAST_WINDOWS, MOST_WINDOWS, levels_of, validation_windows
 
 PASSES_A_STEP = 3
 """Forward and backward of a training step in forward passes."""
+
+OF_ALL, OF_VALIDATION, OF_METRICS = 0.08, 0.045, 0.015
+"""The share of a run's time that all of it takes by default, validation alone, sample metrics alone (the default of
+``sample_metrics.budget``); previews take what is left."""
+
+VALIDATIONS, PREVIEWS = 5, 3
+"""So many, first and last included, are paid for by fewer windows, by fewer denoising steps and prompts."""
+
+UNIT = 250
+"""Where no checkpoints are saved, spacings are multiples of so many steps; else of theirs."""
+
+PREVIEW_STEPS = (20, 12, 8)
+"""Denoising steps of a preview where the family's own are too many."""
 
 
 def tokens_a_step(job: Job) -> float:
@@ -23,7 +43,7 @@ def tokens_a_step(job: Job) -> float:
 
 
 def passes_of(spec: ModelSpec, guidance: float) -> int:
-    """Forward passes of a denoising step: guidance above 1 asks a second time, where the network is not told it."""
+    """Forward passes of a denoising step: guidance above 1 asks a second time, unless the network takes it as an input."""
     return 2 if guidance > 1 and not spec.guidance_embedded else 1
 
 
@@ -36,60 +56,150 @@ def share_of_steps(job: Job, tokens: float) -> float:
     return tokens / (PASSES_A_STEP * tokens_a_step(job) * job.steps)
 
 
-def beside(job: Job) -> dict[str, Any]:
-    """What a whole run does beside its steps, as ``plan.json`` has it; None for what it does not.
+def planned(job: Job) -> Job:
+    """The job with the spacing and the size of validation and previews where the person left them open.
 
-    ``readings`` and ``previews``: count, passes through the denoiser of one, and the share of the steps' time that all of
-    them take, estimated. ``probes``: the share that they take at most.
+    They follow from what ``OF_ALL`` pays for, and the run keeps them. The first and the last always run.
     """
-    return {"readings": readings(job), "previews": previews(job), "probes": probes(job)}
+    if job.config.validation_windows is None:
+        job = _with(job, "validation_windows", _affordable_windows(job))
+    if job.config.validate_every is None:
+        job = _with(job, "validate_every", _spacing(job, OF_VALIDATION / _one_validation(job)))
+    if job.config.sample_after is None:
+        left = OF_ALL - _taken(job)
+        steps, prompts = _affordable_preview(job, left)
+        job = _with(_with(job, "sample.steps", steps), "samples", prompts)
+        job = _with(job, "sample_after", _spacing(job, left / _one_preview(job)))
+    return job
 
 
-def readings(job: Job) -> dict[str, Any] | None:
-    """Each window at nine noise levels; twice where averages of the weights are kept, which are read beside the weights."""
-    count, twice = times(job.config.validate_every, job.steps), 1 + (job.config.ema.decay is not None)
+def _with(job: Job, key: str, value: int | None) -> Job:
+    """The job with a value for a key; None: as it is."""
+    if value is None:
+        return job
+    (section, _, name), config = key.rpartition("."), job.config
+    new = {section: getattr(config, section).model_copy(update={name: value})} if section else {name: value}
+    return replace(job, resolved=Resolved(config.model_copy(update=new), {**job.resolved.origins, key: "plan"}))
+
+
+def _spacing(job: Job, count: float) -> int:
+    """The fewest steps between so many that are paid for, the first and the last included."""
+    unit, most = job.config.save_every or UNIT, max(2, int(count))
+    return min(job.steps, unit * ceil(job.steps / ((most - 1) * unit)))
+
+
+def _windows(job: Job) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
+    return validation_windows(
+        job.library.held_out_windows, job.training_windows, job.config.validation_windows or MOST_WINDOWS
+    )
+
+
+def _passes(job: Job) -> list[tuple[Window, int]]:
+    """Each window of a validation, and its passes; twice as many where an average of the weights is read too."""
+    twice = 1 + (job.config.ema.decay is not None)
+    parts = _windows(job)
+    return [(window, twice * len(levels_of(place, len(part)))) for part in parts for place, window in enumerate(part)]
+
+
+def _one_validation(job: Job) -> float:
+    return share_of_steps(job, sum(count * job.spec.tokens(window.shape) for window, count in _passes(job)))
+
+
+def _affordable_windows(job: Job) -> int:
+    """As many as leave room for ``VALIDATIONS``."""
+    share = VALIDATIONS * _one_validation(job) / len(_passes(job))
+    return min(MOST_WINDOWS, max(LEAST_WINDOWS, int(OF_VALIDATION / share)))
+
+
+def _preview_passes(job: Job, steps: int, prompts: int) -> int:
+    settings = sample_settings(job.config, job.spec, usual_shape(job))
+    return steps * prompts * passes_of(job.spec, settings.guidance)
+
+
+def _one_preview(job: Job, steps: int | None = None, prompts: int | None = None) -> float:
+    """The share of a preview of each prompt."""
+    settings = sample_settings(job.config, job.spec, usual_shape(job))
+    count = _preview_passes(job, steps or settings.steps, max(1, len(prompts_of(job))) if prompts is None else prompts)
+    return share_of_steps(job, count * job.spec.tokens(settings.shape))
+
+
+def _affordable_preview(job: Job, share: float) -> tuple[int | None, int | None]:
+    """(denoising steps, prompts; None: as they are) that leave room for ``PREVIEWS``; the smallest where none does."""
+    own, count = sample_settings(job.config, job.spec, usual_shape(job)).steps, len(prompts_of(job))
+    open_keys = {key for key in ("sample.steps", "samples") if job.resolved.origins[key] in ("default", "family")}
+    steps = [own, *(few for few in PREVIEW_STEPS if few < own)] if "sample.steps" in open_keys else [own]
+    prompts = [count, 1] if "samples" in open_keys and count > 1 else [count]
+    choices = list(product(steps, prompts))
+    found = next((one for one in choices if PREVIEWS * _one_preview(job, *one) <= share), choices[-1])
+    return found[0] if found[0] < own else None, found[1] if found[1] < count else None
+
+
+def overhead(job: Job) -> dict[str, Any]:
+    """What a whole run does between its steps, as ``plan.json`` has it; None for what it does not.
+
+    For each the count, the passes through the denoiser of one, and the share of the steps' time that all of them take,
+    estimated.
+    """
+    return {"readings": validations(job), "previews": previews(job), "probes": metrics(job)}
+
+
+def validations(job: Job) -> dict[str, Any] | None:
+    """Each window at a third of the noise levels."""
+    count = times(job.config.validate_every or 0, job.steps)
     if not count:
         return None
-    held_out, training = validation_windows(job.library.held_out_windows, job.training_windows)
-    windows = (*held_out, *training)
-    tokens = QUANTILES * twice * sum(job.spec.tokens(window.shape) for window in windows)
-    passes = QUANTILES * twice * len(windows)
+    held_out, training = _windows(job)
     return {
         "count": count,
         "held_out_windows": len(held_out),
         "training_windows": len(training),
-        "passes": passes,
-        "share": rounded(share_of_steps(job, count * tokens)),
+        "passes": sum(passes for _, passes in _passes(job)),
+        "share": rounded(count * _one_validation(job)),
     }
 
 
 def previews(job: Job) -> dict[str, Any] | None:
     """Each prompt by so many denoising steps, of two passes with guidance for which the network is asked twice."""
-    count, prompts = times(job.config.sample_after, job.steps), prompts_of(job)
+    count, prompts = times(job.config.sample_after or 0, job.steps), prompts_of(job)
     if not (count and prompts):
         return None
-    settings = sample_settings(job.config, job.spec, usual_shape(job))
-    passes = len(prompts) * settings.steps * passes_of(job.spec, settings.guidance)
-    tokens = passes * job.spec.tokens(settings.shape)
+    steps = sample_settings(job.config, job.spec, usual_shape(job)).steps
     return {
         "count": count,
         "prompts": len(prompts),
-        "passes": passes,
-        "share": rounded(share_of_steps(job, count * tokens)),
+        "steps": steps,
+        "passes": _preview_passes(job, steps, len(prompts)),
+        "share": rounded(count * _one_preview(job)),
     }
 
 
-def probes(job: Job) -> dict[str, Any] | None:
-    """At most the budget, and no more than one before the first step and at each checkpoint; None: it cannot pay for two."""
-    plan, budget = sample_metrics_plan(job), job.config.sample_metrics.budget
-    if plan is None or 2 * (one := share_of_run(plan, job)) > budget:
+def metrics(job: Job) -> dict[str, Any] | None:
+    """The base's samples and those at checkpoints; None where the budget does not pay for two."""
+    plan = sample_metrics_plan(job)
+    if plan is None or not (every := metrics_spacing(plan, job)):
         return None
-    saves = times(job.config.save_every, job.steps, 0) if job.config.save_every else 1
-    return {"share_at_most": rounded(min(budget, (1 + saves) * one))}
+    count = times(every, job.steps)
+    return {"count": count, "samples": plan.samples, "share": rounded(count * share_of_run(plan, job))}
+
+
+def metrics_spacing(plan: SampleMetricsPlan, job: Job) -> int:
+    """The steps between sample metrics, a multiple of those between checkpoints; 0: the budget does not pay for two."""
+    one, budget = share_of_run(plan, job), job.config.sample_metrics.budget
+    saves = job.config.save_every or job.steps
+    return 0 if 2 * one > budget else min(job.steps, saves * ceil(job.steps / ((int(budget / one) - 1) * saves)))
+
+
+def _taken(job: Job) -> float:
+    """What validation and sample metrics leave no more for previews; a number that a person names takes its part alone."""
+    read, sampled = validations(job), metrics(job)
+    of_validation = read["share"] if read else 0.0
+    if job.resolved.origins["validate_every"] != "plan":
+        of_validation = min(of_validation, OF_VALIDATION)
+    return of_validation + min(OF_METRICS, sampled["share"] if sampled else 0.0)
 
 
 def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:
-    """What a probe costs as a share of the whole training, estimated before a step was timed; decoding is left out."""
+    """What sample metrics cost once, as a share of the whole training; decoding is left out."""
     settings, spec = plan.settings, job.spec
     passes = passes_of(spec, settings.guidance)
     return share_of_steps(job, plan.samples * settings.steps * passes * spec.tokens(settings.shape))
@@ -101,6 +211,5 @@ def rounded(share: float) -> float:
 
 
 def share_of_all(found: Mapping[str, Any]) -> float:
-    """Readings, previews and probes together, as a share of the steps' time."""
-    estimated = sum(one["share"] for one in (found["readings"], found["previews"]) if one)
-    return float(estimated + (found["probes"] or {"share_at_most": 0.0})["share_at_most"])
+    """All of it together, as a share of the steps' time."""
+    return float(sum(one["share"] for one in found.values() if one))

@@ -29,11 +29,10 @@ from videotune.validation.diversity import diversity
 from videotune.validation.features import Embedding, both_ways, default_embedding, open_encoder
 from videotune.validation.gallery import Shown, name_of, show
 from videotune.validation.motion import mean_measures, measures
-from videotune.validation.overhead import share_of_run
+from videotune.validation.overhead import metrics_spacing, share_of_run
 from videotune.validation.sample_plan import (
     SampleMetricsPlan,
     facts_of,
-    not_paid_yet,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class SampleMetricsCallback(Callback):
 
     def __init__(self, job: Job, plan: SampleMetricsPlan) -> None:
         self.job, self.plan, self._budget = job, plan, job.config.sample_metrics.budget
-        self.every = job.config.save_every or job.steps
+        self.every = metrics_spacing(plan, job)
         self.embedding: Embedding | None = None
         self.shown: Shown | None = None
 
@@ -107,10 +106,6 @@ class SampleMetricsCallback(Callback):
         failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
         return (step == 0 or due(step, self.every, trainer.job.steps)) and not read and not failed
 
-    def seconds_left(self, trainer: Trainer, step: int, took: float, steps: float) -> float:
-        """At most the budget."""
-        return min(super().seconds_left(trainer, step, took, steps), self._budget * steps)
-
     def run(self, trainer: Trainer, step: int) -> None:
         """Sample and measure; at step 0 the samples are the base's. A failure is a warning and never ends the run."""
         if not trainer.participates:
@@ -141,17 +136,16 @@ class SampleMetricsCallback(Callback):
     def _why_not(self, trainer: Trainer, step: int) -> str | None:
         """Why nothing is measured here, in words; None where it is."""
         if step == 0:
-            share = share_of_run(self.plan, trainer.job)
-            if 2 * share <= self._budget:  # the base's samples alone would say nothing
+            if self.every:  # the base's samples alone would say nothing
                 return None
-            need, most = f"{2 * share:.2g}", f"{self._budget:g}"
+            need, most = f"{2 * share_of_run(self.plan, trainer.job):.2g}", f"{self._budget:g}"
             return f"budget: two measurements would take about {need} of the run, above sample_metrics.budget {most}"
         kept = trainer.run / FILE
         if not kept.is_file() or not base_file(trainer.run).is_file():
             return "the base's samples were not drawn before step 1, so there is nothing to compare with"
         if read_json(kept)["drawing"] != facts_of(self.plan):
             return "prompts, shape or steps of the probe are no longer those that the base's samples were drawn with"
-        return not_paid_yet(trainer.journal.history.of_kind("probe"), trainer.journal.history.seconds, self._budget)
+        return None
 
     def _sampled(self, trainer: Trainer, step: int) -> list[Frames]:
         """The samples' frames, uint8 (T,H,W,3); written as videos too, so that what is measured can be looked at."""

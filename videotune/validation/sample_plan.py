@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,20 +119,3 @@ def facts_of(plan: SampleMetricsPlan) -> dict[str, Any]:
         "temporal_attention": settings.temporal_attention,
         "told": [window.id for window in plan.told],
     }
-
-
-def not_paid_yet(probes: Sequence[Mapping[str, Any]], trained: float, budget: float) -> str | None:
-    """Why the budget does not allow another probe now; None where it does.
-
-    ``probes``: their lines in the journal; ``trained``: the seconds of all steps.
-
-    Time that steps took is what the budget is a share of, so probes lie evenly over a run that cannot pay them all.
-    """
-    taken = [line["seconds"] for line in probes if "seconds" in line]
-    one = min(taken, default=0.0)
-    if sum(taken) + one <= budget * trained:
-        return None
-    return (
-        f"budget: probes have taken {sum(taken):.3g} s and one more takes about {one:.3g} s, "
-        f"above sample_metrics.budget {budget:g} of {trained:.3g} s of steps"
-    )

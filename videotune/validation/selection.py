@@ -1,4 +1,4 @@
-"""What the ruler reads: which windows, and at how many noise levels; importing this imports no torch."""
+"""What validation reads: which windows, and at which noise levels; importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from videotune.types import Window
 T = TypeVar("T")
 
 QUANTILES = 9
-"""Noise levels at which the ruler reads a window."""
+"""Noise levels of a validation."""
 
-OF_HELD_OUT = 16
-"""How many held-out windows the ruler reads at most: what tells copying from learning is the scatter over these."""
+TURNS = 3
+"""Each window is read at every third noise level, its neighbour at the next ones: a third of the passes, all levels."""
 
-OF_TRAINING = 8
-"""How many training windows it reads at most: of these the mean alone counts."""
+MOST_WINDOWS, LEAST_WINDOWS = 24, 6
+"""How many windows are read. Two thirds are held out: what tells copying from learning is the scatter over these."""
 
 
 def spread(items: Sequence[T], count: int) -> tuple[T, ...]:
@@ -27,10 +27,16 @@ def spread(items: Sequence[T], count: int) -> tuple[T, ...]:
 
 
 def validation_windows(
-    held_out: Sequence[Window], training: Sequence[Window]
+    held_out: Sequence[Window], training: Sequence[Window], most: int
 ) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
-    """Those that the ruler reads: (held-out, training)."""
-    return spread_over_clips(held_out, OF_HELD_OUT), spread_over_clips(training, OF_TRAINING)
+    """At most so many that validation reads: (held-out, training)."""
+    return spread_over_clips(held_out, most - most // 3), spread_over_clips(training, most // 3)
+
+
+def levels_of(place: int, windows: int) -> list[int]:
+    """The noise levels at which the window at ``place`` of so many is read; together they are read at all of them."""
+    turns = min(TURNS, windows)
+    return list(range(place % turns, QUANTILES, turns))
 
 
 def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ...]:

@@ -1,7 +1,7 @@
-"""The ruler: the same clips, noise levels and noise at every reading, so that two readings differ by the model alone.
+"""The validation loss: the same clips, noise levels and noise at every validation, so that two differ by the model alone.
 
-Held-out clips, and a fixed probe of training clips, at 9 fixed quantiles of the timestep distribution, each with its own
-fixed noise; plain v-MSE, no caption dropout. It draws nothing from training and changes nothing in it.
+Held-out clips and some training clips, at 9 fixed quantiles of the timestep distribution, each window at a third of them and
+with its own fixed noise; plain v-MSE, no caption dropout. It draws nothing from training and changes nothing in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from videotune.diffusion.loss import Objective, denoising_loss
 from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.rng import draws
 from videotune.types import Batch, Expert, Family, Window
-from videotune.validation.selection import QUANTILES
+from videotune.validation.selection import QUANTILES, levels_of
 
 AT_ONCE = 4096
 """Noise levels of a window are read together while they are no more tokens than this: small clips cost less that way."""
@@ -42,13 +42,15 @@ def read_validation(
 ) -> dict[str, Any]:
     """{"held_out": {mean, by_quantile, windows, clips} or None, "train": likewise}; plain mse averaged over the clips.
 
-    ``clips``: the mse at each level of each clip, averaged over its windows, by the first digits of its id, as windows
-    name it; each clip counts alike, however many windows it has. Each noise level is read by the expert whose it is; of
-    ``nets`` one after the other is looked up, each once.
+    ``clips``: the mse at each level of each clip (None: not read there), averaged over its windows, by the first digits of
+    its id, as windows name it; each clip counts alike, however many windows it has. Each noise level is read by the expert
+    whose it is; of ``nets`` one after the other is looked up, each once.
     """
     levels = objective.timesteps.quantiles(QUANTILES)
     parts = {"held_out": validation.held_out, "train": validation.train}
-    errors = {part: torch.zeros(len(windows), QUANTILES, dtype=torch.float64) for part, windows in parts.items()}
+    errors = {
+        part: torch.full((len(windows), QUANTILES), torch.nan, dtype=torch.float64) for part, windows in parts.items()
+    }
     for expert in family.spec.experts:
         own = [i for i, t in enumerate(levels.tolist()) if _has(expert, t)]
         if not own:
@@ -61,7 +63,8 @@ def read_validation(
                 for part, windows in parts.items():
                     for place, window in enumerate(windows):
                         batch = batch_of(window).map(lambda x, device=device: x.to(device))  # type: ignore[misc]
-                        for some in _together(own, tokens_of(family, batch)):
+                        wanted = [i for i in levels_of(place, len(windows)) if i in own]
+                        for some in _together(wanted, tokens_of(family, batch)):
                             found = _errors(validation.seed, window, some, levels, family, net, objective, batch)
                             errors[part][place, some] = found
         finally:
@@ -105,43 +108,42 @@ def _errors(
 
 
 def _mean(errors: torch.Tensor, windows: Sequence[Window]) -> dict[str, Any] | None:
-    """A part of a reading; None where there was nothing to read."""
+    """A part of a reading, from a (window, level) table with NaN where a window is not read; None: nothing was read."""
     if not windows:
         return None
     names = [window.clip_id[:CLIP_DIGITS] for window in windows]
-    rows = {name: errors[[i for i, other in enumerate(names) if other == name]] for name in dict.fromkeys(names)}
-    clips = {name: own.mean(0).tolist() for name, own in rows.items()}
-    means = [sum(level) / len(clips) for level in zip(*clips.values(), strict=True)]
+    read = torch.tensor([[i in levels_of(place, len(names)) for i in range(QUANTILES)] for place in range(len(names))])
+    clips: dict[str, list[float | None]] = {}
+    for name in dict.fromkeys(names):
+        own = [place for place, other in enumerate(names) if other == name]
+        each = [errors[own, i][read[own, i]] for i in range(QUANTILES)]
+        clips[name] = [float(level.mean()) if len(level) else None for level in each]
+    levels = [[level for level in column if level is not None] for column in zip(*clips.values(), strict=True)]
+    means = [sum(level) / len(level) for level in levels]
     return {"mean": sum(means) / len(means), "by_quantile": means, "windows": len(windows), "clips": clips}
-
-
-def normalised(reading: Mapping[str, Any] | None, first: Mapping[str, Any] | None) -> float | None:
-    """The mean over quantiles of each one's ratio to the first reading: every noise level counts alike."""
-    if reading is None or first is None:
-        return None
-    return _ratio(reading["by_quantile"], first["by_quantile"], range(QUANTILES))
 
 
 def related(
     reading: Mapping[str, Any] | None, first: Mapping[str, Any] | None, owners: Sequence[str] = ()
 ) -> dict[str, Any] | None:
-    """A part of a reading as the journal has it: in relation to the same part of the ruler's first reading.
+    """A part of a reading as the journal has it: in relation to the same part of the set's first reading.
 
-    Each clip's value is the mean over quantiles of its error's ratio to the first reading's mean over the clips, so that
-    the values average to ``normalised``. ``owners``: the expert of each quantile, where there
-    are two; then each one's own value is given too.
+    Each clip's value is the mean over its levels of its error's ratio to the first reading's mean over the clips;
+    ``normalised`` is the mean of these values. ``owners``: the expert of each quantile, where there are two; then each
+    one's own value, the mean ratio at its levels, is given too.
     """
     if reading is None:
         return None
-    before = reading if first is None else first
+    before = (reading if first is None else first)["by_quantile"]
     out = {key: reading[key] for key in ("mean", "by_quantile", "windows")}
-    out["normalised"] = normalised(reading, before)
-    whole = range(QUANTILES)
-    out["clips"] = {name: _ratio(own, before["by_quantile"], whole) for name, own in reading["clips"].items()}
+    clips = {name: _ratio(own, before, range(QUANTILES)) for name, own in reading["clips"].items()}
+    finite = [value for value in clips.values() if value is not None]
+    out["normalised"] = sum(finite) / len(finite) if len(finite) == len(clips) else None
+    out["clips"] = clips
     names = list(dict.fromkeys(owners))
     if len(names) > 1:
         own = {name: [i for i, owner in enumerate(owners) if owner == name] for name in names}
-        out["experts"] = {name: _ratio(reading["by_quantile"], before["by_quantile"], own[name]) for name in names}
+        out["experts"] = {name: _ratio(reading["by_quantile"], before, own[name]) for name in names}
     return out
 
 
@@ -155,12 +157,14 @@ def _has(expert: Expert, t: float) -> bool:
     return expert.t_lo <= t < expert.t_hi or t == expert.t_hi == 1
 
 
-def _ratio(now: Sequence[float], before: Sequence[float | None], places: Collection[int]) -> float | None:
-    """The mean of the ratios at some quantiles; None where the first reading was not finite."""
+def _ratio(now: Sequence[float | None], before: Sequence[float | None], places: Collection[int]) -> float | None:
+    """The mean of the ratios at the quantiles that were read; None where the first reading was not finite."""
     ratios = []
     for i in places:
-        then = before[i]
+        value, then = now[i], before[i]
+        if value is None:
+            continue
         if then is None:
             return None
-        ratios.append(now[i] / max(then, 1e-12))
+        ratios.append(value / max(then, 1e-12))
     return sum(ratios) / len(ratios)
