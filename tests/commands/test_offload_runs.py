@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.safety_kit import Make, equal, facts_of, of_kind, state
+from tests.commands.safety_kit import Make, assert_same_run, of_kind, resume
 from tests.offload_kit import deepen
 from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
 from videotune.validation import decoding
 
 
@@ -36,7 +35,7 @@ def overrides(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_facto
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The latents of every preview, in order: the encoder of the files themselves does not give the same bits twice."""
     seen: list[torch.Tensor] = []
 
@@ -49,7 +48,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return seen
 
 
-def rulers(run: Path) -> list[Any]:
+def validations(run: Path) -> list[Any]:
     return [{k: v for k, v in line.items() if k not in ("seconds", "time")} for line in of_kind(run, "ruler")]
 
 
@@ -67,19 +66,20 @@ LONG = ("full-bf16", "one-expert-full")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in RUNS])
-def test_a_streamed_run_is_the_plain_run(name: str, overrides: Make, tmp_path: Path, drawn: list[torch.Tensor]) -> None:
+def test_a_streamed_run_is_the_plain_run(
+    name: str, overrides: Make, tmp_path: Path, decoded: list[torch.Tensor]
+) -> None:
     """Losses, checkpoints, averages, previews and the ruler."""
     variant, sets = RUNS[name]
     plain, streamed = tmp_path / "plain", tmp_path / "streamed"
     assert train(overrides(*sets, variant=variant), plain) == DONE
-    count = len(drawn)
+    count = len(decoded)
     assert train(overrides(*sets, *STREAMED, variant=variant), streamed) == DONE
-    assert facts_of(streamed) == facts_of(plain)
-    assert equal(state(streamed, 4), state(plain, 4))
-    assert rulers(streamed) == rulers(plain)
+    assert_same_run(streamed, plain, 4)
+    assert validations(streamed) == validations(plain)
     assert count == (0 if "sample_after=0" in sets else 2)
-    assert len(drawn) == 2 * count
-    assert all(torch.equal(one, other) for one, other in zip(drawn[:count], drawn[count:], strict=True))
+    assert len(decoded) == 2 * count
+    assert all(torch.equal(one, other) for one, other in zip(decoded[:count], decoded[count:], strict=True))
 
 
 def test_new_tokens_learn_through_streamed_blocks(overrides: Make, tmp_path: Path) -> None:
@@ -89,32 +89,29 @@ def test_new_tokens_learn_through_streamed_blocks(overrides: Make, tmp_path: Pat
     for fraction in (0.5, 1.0):
         run = tmp_path / f"streamed-{fraction}"
         assert train(overrides(*sets, f"layer_offload_fraction={fraction}"), run) == DONE
-        assert facts_of(run) == facts_of(tmp_path / "plain")
-        assert equal(state(run, 3), state(tmp_path / "plain", 3))
+        assert_same_run(run, tmp_path / "plain", 3)
 
 
-def test_a_resume_turns_streaming_on(overrides: Make, tmp_path: Path) -> None:
-    sets = ("lora.dropout=0.2", "ema.decay=0.9", "sample_after=0", "validate_every=0")
-    plain, run = tmp_path / "plain", tmp_path / "run"
+@pytest.mark.parametrize(
+    ("sets", "first", "then"),
+    [
+        (("lora.dropout=0.2", "ema.decay=0.9"), (), STREAMED),
+        (("training_method=FINE_TUNE",), ("layer_offload_fraction=1",), ("layer_offload_fraction=0",)),
+    ],
+)
+def test_a_resume_turns_streaming_on_and_off(
+    sets: tuple[str, ...], first: tuple[str, ...], then: tuple[str, ...], overrides: Make, tmp_path: Path
+) -> None:
+    sets, plain, run = (*sets, "sample_after=0", "validate_every=0"), tmp_path / "plain", tmp_path / "run"
     assert train(overrides(*sets), plain) == DONE
-    assert train(overrides(*sets, "steps=2"), run) == DONE
-    assert train(Overrides(sets=("steps=4", *STREAMED)), run, resume=Resume()) == DONE
-    assert facts_of(run) == facts_of(plain)
-    assert equal(state(run, 4), state(plain, 4))
-
-
-def test_a_run_that_was_streamed_goes_on_without(overrides: Make, tmp_path: Path) -> None:
-    sets = ("training_method=FINE_TUNE", "sample_after=0", "validate_every=0")
-    assert train(overrides(*sets), tmp_path / "plain") == DONE
-    assert train(overrides(*sets, "steps=2", "layer_offload_fraction=1"), tmp_path / "run") == DONE
-    assert train(Overrides(sets=("steps=4", "layer_offload_fraction=0")), tmp_path / "run", resume=Resume()) == DONE
-    assert facts_of(tmp_path / "run") == facts_of(tmp_path / "plain")
-    assert equal(state(tmp_path / "run", 4), state(tmp_path / "plain", 4))
+    assert train(overrides(*sets, "steps=2", *first), run) == DONE
+    assert resume(run, "steps=4", *then) == DONE
+    assert_same_run(run, plain, 4)
 
 
 def test_what_cannot_update_weights_on_the_host_is_refused(overrides: Make, tmp_path: Path) -> None:
-    words = overrides("training_method=FINE_TUNE", "layer_offload_fraction=0.5", "optimizer=ADAMW_8BIT")
+    settings = overrides("training_method=FINE_TUNE", "layer_offload_fraction=0.5", "optimizer=ADAMW_8BIT")
     with pytest.raises(
         VideotuneError, match=r"optimizer\.name: ADAMW_8BIT does not update weights that wait on the host"
     ):
-        train(words, tmp_path / "run")
+        train(settings, tmp_path / "run")

@@ -31,8 +31,7 @@ from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.planner.out_of_memory import remedies
 from videotune.trainer import loop
-from videotune.trainer import step as room
-from videotune.trainer import updates as ways
+from videotune.trainer import step as step_module
 from videotune.trainer.step import of_memory
 from videotune.trainer.trainer import Trainer
 
@@ -117,7 +116,7 @@ def test_a_state_that_may_be_half_updated_is_not_saved(
     overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The optimizer ran out of memory in the middle of its update: only what was saved before is good."""
-    run, updates, apply = tmp_path / "run", [], ways.apply
+    run, updates, apply = tmp_path / "run", [], step_module.apply
 
     def half(optimizer: Any, good: Any) -> None:
         updates.append(1)
@@ -127,7 +126,7 @@ def test_a_state_that_may_be_half_updated_is_not_saved(
             raise OUT_OF_MEMORY
         apply(optimizer, good)
 
-    monkeypatch.setattr(ways, "apply", half)
+    monkeypatch.setattr(step_module, "apply", half)
     with pytest.raises(DoesNotFit, match="complete are those of the steps 2; go on with"):
         train(overrides("steps=6", "save_every=2"), run)
     assert complete(run) == [2]
@@ -153,7 +152,7 @@ def test_out_of_memory_on_the_host(server: None, overrides: Make, finished: Fini
 
 def narrow(step: int) -> None:
     """From this step on the process has 64 MB more than it holds, and the step wants 256."""
-    loss, passes = room.denoising_loss, []
+    loss, passes = step_module.denoising_loss, []
 
     def greedy(*given: Any) -> Any:
         passes.append(1)
@@ -163,7 +162,7 @@ def narrow(step: int) -> None:
             torch.empty(256 << 20, dtype=torch.uint8).fill_(1)
         return loss(*given)
 
-    room.denoising_loss = greedy  # type: ignore[attr-defined]
+    step_module.denoising_loss = greedy  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
