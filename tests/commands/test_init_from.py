@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
     "folder": ("empty", (), "is no complete checkpoint: its name is no step's"),
     "incomplete": ("step-9", (), "is no complete checkpoint: it has no COMPLETE"),
     "full for adapter": ("full", (), "holds no LoRA: it is of a run that trained every weight"),
-    "adapter for full": ("checkpoint", FULL, "does not fit this model"),
+    "adapter for full": ("checkpoint", FULL, "does not fit what trains"),
     "file for full": (FILES[0], FULL, "is a file; FINE_TUNE begins from a checkpoint's folder"),
 }
 """For each case what the run begins from, its settings, and what the error names."""

@@ -12,6 +12,7 @@ import torch
 
 from tests.commands.moments import nth
 from tests.commands.safety_kit import Finished, Make, assert_same_run, equal, of_kind, resume, state
+from tests.failing_forward import OUT_OF_MEMORY
 from tests.shell import plan, train
 from videotune.console import size
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
@@ -174,8 +175,6 @@ def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
 
 
 # ---- another way where there is no room
-
-OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(

@@ -3,8 +3,6 @@
 import re
 import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,38 +23,14 @@ from tests.commands.safety_kit import (
     steps_of,
     warnings_of,
 )
+from tests.failing_forward import OUT_OF_MEMORY, failing_forward
 from tests.shell import train
 from videotune.config.resolve import parse
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.planner.out_of_memory import remedies
-from videotune.trainer import loop
 from videotune.trainer import step as step_module
 from videotune.trainer.step import of_memory
-from videotune.trainer.trainer import Trainer
-
-OUT_OF_MEMORY = torch.OutOfMemoryError(
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
-)
-
-
-@contextmanager
-def failing_forward(number: int, error: BaseException = OUT_OF_MEMORY) -> Iterator[None]:
-    """The number-th forward pass of the network in training raises it, as a device that is too small does."""
-    make, passes = loop.step_records, []
-
-    def with_hook(trainer: Trainer) -> Any:
-        def hook(module: Any, given: Any) -> None:
-            passes.append(1)
-            if len(passes) == number:
-                raise error
-
-        trainer.net.register_forward_pre_hook(hook)
-        return make(trainer)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "step_records", with_hook)
-        yield
 
 
 def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remedy_resumes(

@@ -199,7 +199,7 @@ def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(forty_clips
 def test_a_run_keeps_its_spacing_when_it_is_prolonged(overrides: Make, tmp_path: Path) -> None:
     """The spacing stands in config.json; a resume to more steps reads it there."""
     run = tmp_path / "run"
-    first = open_run(overrides("steps=4"), run).job
+    first = open_run(overrides("steps=4", "validate_every=null", "sample_after=null"), run).job
     begin(run, first, {}, make_plan(first), "FLOAT_32")
     later = open_run(Overrides(sets=("steps=400",)), run, Resume()).job
     for key in ("validate_every", "sample_after", "validation_windows"):
