@@ -1,4 +1,4 @@
-"""The demo's words, table and pictures, without its training; what it shows is told in docs/toy.md."""
+"""The demo's settings, table and pictures, without its training; docs/toy.md has what it shows."""
 
 from pathlib import Path
 

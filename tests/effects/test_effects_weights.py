@@ -30,7 +30,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """What each method trains over frozen weights; FINE_TUNE the text encoder alone, since what trains is not rounded."""
 
-SETTINGS = list(itertools.product(("OFF", "ON", "CPU_OFFLOADED"), (0.0, 0.5, 1.0)))
 SEEN: dict[tuple[str, str], list[float]] = {}
 
 
@@ -101,35 +100,29 @@ def expected(lab: Lab, kind: str, method: str) -> list[float]:
     return SEEN[kind, method]
 
 
-def trained(lab: Lab, kind: str, method: str, mode: str, fraction: float) -> list[float]:
-    knobs = {"weight_dtype": kind, "gradient_checkpointing": mode, "layer_offload_fraction": fraction}
-    return losses(lab, METHODS[method] | knobs)
+SOME = [
+    ("FLOAT_8", "LORA", "ON", 0.5),
+    ("INT_8", "LORA", "CPU_OFFLOADED", 1.0),
+    ("NFLOAT_4", "LORA", "OFF", 1.0),
+    ("FLOAT_8", "EMBEDDING", "CPU_OFFLOADED", 1.0),
+    ("INT_8", "FINE_TUNE", "OFF", 0.5),
+    ("NFLOAT_4", "EMBEDDING", "ON", 0.5),
+]
+"""Each pair of values is there."""
+
+ALL = itertools.product(NEAR, METHODS, ("OFF", "ON", "CPU_OFFLOADED"), (0.0, 0.5, 1.0))
 
 
 @pytest.mark.parametrize(
     ("kind", "method", "mode", "fraction"),
-    [
-        ("FLOAT_8", "LORA", "ON", 0.5),
-        ("INT_8", "LORA", "CPU_OFFLOADED", 1.0),
-        ("NFLOAT_4", "LORA", "OFF", 1.0),
-        ("FLOAT_8", "EMBEDDING", "CPU_OFFLOADED", 1.0),
-        ("INT_8", "FINE_TUNE", "OFF", 0.5),
-        ("NFLOAT_4", "EMBEDDING", "ON", 0.5),
-    ],
+    [*SOME, *(pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in SOME)],
 )
-def test_some_of_all_combinations_train_with_the_losses_they_should_have(
+def test_quantized_weights_train_with_the_same_losses_wherever_they_lie(
     kind: str, method: str, mode: str, fraction: float, lab: Lab
 ) -> None:
-    """To the bit those of the same weights on the device, near those of plain weights; each pair of values is there."""
-    assert trained(lab, kind, method, mode, fraction) == expected(lab, kind, method)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", NEAR)
-def test_every_combination_trains_with_the_losses_it_should_have(kind: str, method: str, lab: Lab) -> None:
-    for mode, fraction in SETTINGS:
-        assert trained(lab, kind, method, mode, fraction) == expected(lab, kind, method)
+    """To the bit those of the same weights on the device, near those of plain weights."""
+    knobs = {"weight_dtype": kind, "gradient_checkpointing": mode, "layer_offload_fraction": fraction}
+    assert losses(lab, METHODS[method] | knobs) == expected(lab, kind, method)
 
 
 def test_what_is_frozen_beside_a_fine_tuning_may_be_rounded(lab: Lab) -> None:

@@ -12,7 +12,6 @@ from tests.reporter.report_kit import (
     attributes,
     chapters,
     config,
-    full_run,
     part,
     put,
     report,
@@ -22,11 +21,6 @@ from tests.reporter.report_kit import (
 )
 
 USE = "pipe = SomePipeline.from_pretrained('owner/base'); pipe.load_lora_weights(THIS_FILE)"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return full_run(tmp_path / "my run & more")
 
 
 def test_every_clip_is_accounted_for(run: Path) -> None:
