@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.commands.safety_kit import Finished, Make, assert_same_run, largest_difference, resume, state
@@ -137,27 +136,6 @@ def test_kinds_without_degrees_have_no_strength(
     assert np.abs(off - rendered(base=str(tiny_bases("wan")))).max() <= 1
 
 
-@pytest.mark.parametrize("kind", ["DORA", "LOHA", "OFT"])
-def test_the_line_of_python_in_a_file_loads_it(
-    kind: str, of_variant: Callable[[str], Path], tiny_bases: Callable[[str], Path]
-) -> None:
-    run = of_variant(kind)
-    line = next(line for line in read_json(run / "exports.json") if line["format"] in ("diffusers", "peft"))
-    path = run / line["path"]
-    with safe_open(path, "pt") as file:
-        facts = json.loads(file.metadata()["videotune"])
-    use = facts["use"].replace("THIS_FILE", repr(str(path))).replace(repr(facts["base"]["name"]), "BASE")
-    names: dict[str, Any] = {"BASE": str(tiny_bases("wan"))}
-    exec(f"from diffusers import WanPipeline\n{use}", names)
-    layer = names["pipe"].transformer.blocks[0].attn1.to_q
-    assert facts["variant"] == kind
-    assert type(layer).__module__.startswith(f"peft.tuners.{'lora' if kind == 'DORA' else kind.lower()}")
-    trained = by_module(load_file(run / "checkpoints" / "step-4" / "weights.safetensors"))["blocks.0.attn1.to_q"]
-    part = {"DORA": "lora_A", "LOHA": "hada_w1_a", "OFT": "oft_R"}[kind]
-    (held,) = [p for _, p in getattr(layer, part).named_parameters()]
-    assert torch.equal(held.float(), trained[part])
-
-
 def test_merging_what_has_no_adapter_is_refused(
     of_variant: Callable[[str], Path], finished: Finished, overrides: Make
 ) -> None:
@@ -165,21 +143,6 @@ def test_merging_what_has_no_adapter_is_refused(
         export(of_variant("LORA"), ["comfyui"], merge=True)
     with pytest.raises(VideotuneError, match="--merge: a fine-tuned model has no adapter"):
         export(finished("steps=4", "save_every=2", *LAYERS, "train_dtype=FLOAT_32"), merge=True)
-
-
-def test_both_experts_merge_into_one_folder(overrides: Make, tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
-    base, run = ("wan", "t2v-a14b"), tmp_path / "run"
-    sets = ("steps=2", "expert_share=0.5", "expert_period=1", "lora.variant=LOKR")
-    assert train(overrides(*sets, base=base), run) == DONE
-    names = sorted(line["path"] for line in read_json(run / "exports.json"))
-    assert [name.rsplit("_", 2)[1] for name in names] == ["high", "low"]
-    assert export(run, merge=True) == DONE
-    merged = run / "export" / "run-step-2-merged"
-    for part in ("transformer", "transformer_2"):
-        name = f"{part}/diffusion_pytorch_model.safetensors"
-        old, new = load_file(tiny_bases(*base) / name), load_file(merged / name)
-        assert len({key for key in old if not torch.equal(old[key], new[key])}) == 16
-    assert read_json(merged / "videotune.json")["expert"] == ["high", "low"]
 
 
 # ---- plan

@@ -34,7 +34,6 @@ from videotune.trainer.ema import Ema
 from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.run_dir import Interrupted, signals
 
 pytestmark = pytest.mark.usefixtures("server")
 EACH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -189,15 +188,6 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
     assert complete(run) == [2], "saved after it"
     assert resume(run) == DONE
     assert_same_run(run, straight, 4)
-
-
-def test_a_signal_just_before_something_that_can_be_given_up_gives_it_up() -> None:
-    with signals() as asked:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.01)
-        assert asked.stop
-        with pytest.raises(Interrupted), asked.breaking():
-            pytest.fail("it was begun")
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.commands.safety_kit import Make, equal, facts_of, resume, start, state, steps_of
-from tests.journal_lines import step_line
 from tests.shell import compare, export, train
 from videotune.commands.export import exported
 from videotune.commands.sample import SampleOptions, open_sampler
@@ -16,8 +15,7 @@ from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json
 from videotune.reporter.build import write_report
 from videotune.reporter.diagnosis import diagnose, repair_journal
-from videotune.trainer.logging import journal
-from videotune.trainer.logging.journal import History, read_journal
+from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.run_dir import SCHEDULER
 
@@ -202,38 +200,6 @@ def test_a_journal_that_lacks_what_was_saved_is_refused_and_can_be_repaired(how:
     refused(run, r"says nothing of the steps.*--repair-journal")
     assert repair_journal(run) == DONE
     assert resume(run, "steps=9") == DONE
-
-
-def test_the_journal_is_parsed_once_in_a_resume(run: Path, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
-    parse = journal.parse_line
-    monkeypatch.setattr(journal, "parse_line", lambda line: (parsed.append(line), parse(line))[1])
-    there = len(read_journal(run))
-    assert resume(run, "steps=12") == DONE
-    assert len(parsed) == there, "each line of before once; none of those that the process itself wrote"
-
-
-def test_a_cut_is_what_filtering_every_line_gives(tmp_path: Path) -> None:
-    lines = [{"kind": "start", "time": 1.0}]
-    for step in range(1, 9):
-        lines += [step_line(step, skipped=step > 5), {"kind": "save", "time": 1.0, "step": step}]
-        if step % 3 == 0:
-            lines += [
-                {"kind": "resume", "time": 1.0, "from_step": step},
-                {"kind": "end", "step": step, "why": "stopped"},
-            ]
-    for step in range(10):
-        path = tmp_path / "journal.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "st')
-        history = History(tmp_path)
-        gone = history.cut(step)
-        kept = [line for line in lines if line.get("step", 0) <= step and line["kind"] != "end"]
-        assert read_journal(tmp_path) == kept
-        assert gone == len(lines) - len(kept)
-        again = History(tmp_path)
-        assert (history.lines, history.newest, history.last) == (again.lines, again.newest, again.last)
-        assert (history.events, history.skipped_at_the_end) == (again.events, again.skipped_at_the_end)
-        assert history.seconds == pytest.approx(again.seconds)
 
 
 def test_a_process_with_a_damaged_run_ends_with_a_sentence(server: None, run: Path) -> None:

@@ -20,7 +20,7 @@ from videotune.files import read_json
 from videotune.planner import fit as fitting
 from videotune.planner.cards import card
 from videotune.planner.fake_run import FakeRun
-from videotune.planner.fit import OPEN, activations_at_most, fit, fit_settings, fixed, peak, planned_bytes, to_json
+from videotune.planner.fit import OPEN, activations_at_most, fit, fit_settings, fixed, to_json
 from videotune.planner.memory import PLAIN, TILED, Fixed
 from videotune.planner.memory_plan import step_spec
 from videotune.trainer import cache_filling
@@ -150,15 +150,6 @@ def test_quantized_weights_are_named_with_what_they_save_and_never_chosen(small:
     assert not any("weight_dtype" in line for line in fit(rounded, "FLOAT_32", 2**30, None).remedies)
     saved = [fit(one, "FLOAT_32", None, None).training.device["end"]["weights"] for one in (small, rounded)]
     assert saved[0] > saved[1], "and the plan knows"
-
-
-def test_planned_bytes_are_those_of_the_plan(small: Any) -> None:
-    """On CUDA they stand beside the peak in the journal's last line; elsewhere there is no peak."""
-    job = fit_settings(small)
-    assert planned_bytes(job, "FLOAT_32") is None, "no plan was made"
-    result = fit(job, "FLOAT_32", 80 * 10**9, None)
-    assert planned_bytes(job, "FLOAT_32") == result.training.allocated
-    assert peak(job, torch.device("cpu")) is None
 
 
 def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
