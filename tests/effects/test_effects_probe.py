@@ -27,17 +27,17 @@ def measured(lab: Lab, **knobs: Any) -> tuple[dict[str, Any], list[dict[str, tor
 
 
 @pytest.mark.effect("sample_metrics.budget")
-@pytest.mark.parametrize(("budget", "measured", "told"), [(0, [], []), (0.05, [], [0, 3, 4]), (1e6, [0, 3, 4], [])])
+@pytest.mark.parametrize(("budget", "steps", "not_measured"), [(0, [], []), (0.05, [], [0]), (1e6, [0, 3, 4], [])])
 def test_what_the_budget_does_not_allow_is_not_measured(
-    lab: Lab, budget: float, measured: list[int], told: list[int]
+    lab: Lab, budget: float, steps: list[int], not_measured: list[int]
 ) -> None:
     trainer = trainer_of(lab, PROBED | {"sample_metrics.budget": budget, "steps": 4, "save_every": 3})
     with watched(trainer.net) as calls:
         train_loop(trainer)
     lines = [line for line in read_journal(trainer.run) if line["kind"] == "probe"]
-    assert [line["step"] for line in lines if "not_measured" not in line] == measured
-    assert [line["step"] for line in lines if "not_measured" in line] == told
-    assert len(calls) == 4 + 2 * len(measured)
+    assert [line["step"] for line in lines if "not_measured" not in line] == steps
+    assert [line["step"] for line in lines if "not_measured" in line] == not_measured
+    assert len(calls) == 4 + 2 * len(steps)
 
 
 @pytest.mark.effect("sample_metrics.samples", "sample_metrics.steps", "sample_metrics.prompts")
