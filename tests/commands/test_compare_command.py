@@ -31,8 +31,8 @@ SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample.
 def a_run(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints at steps 10 and 20; made in two processes, as far as its time is concerned."""
     folder = tmp_path_factory.mktemp("compared")
-    begun = time.perf_counter()
     settings = overrides("steps=10", "save_every=10", "learning_rate=0.03", f"cache_dir={folder / 'cache'}", *SIZE)
+    begun = time.perf_counter()
     assert train(settings, folder / "run") == DONE
     assert resume(folder / "run", "steps=20") == DONE
     (folder / "wall").write_text(str(time.perf_counter() - begun))

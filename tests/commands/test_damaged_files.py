@@ -15,6 +15,7 @@ from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json
 from videotune.reporter.build import write_report
 from videotune.reporter.diagnosis import diagnose, repair_journal
+from videotune.trainer.logging import journal
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.run_dir import SCHEDULER
@@ -208,3 +209,11 @@ def test_a_process_with_a_damaged_run_ends_with_a_sentence(server: None, run: Pa
     assert running.ended() == FAILED
     assert "Traceback" not in running.stderr
     assert facts_of(run)
+
+
+def test_the_journal_is_parsed_once_in_a_resume(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    parse, there = journal.parse_line, len(read_journal(run))
+    monkeypatch.setattr(journal, "parse_line", lambda line: (parsed.append(line), parse(line))[1])
+    assert resume(run, "steps=12") == DONE
+    assert len(parsed) == there, "each line of before once; none of those that the process itself wrote"
