@@ -173,7 +173,7 @@ def test_a_base_with_another_scheduler_is_refused_and_other_versions_are_reporte
         lambda line: "[" * 100_000,
     ],
 )
-def test_a_damaged_line_of_the_journal_is_refused_by_number_and_can_be_taken_out(
+def test_a_damaged_line_of_the_journal_is_refused_by_number_and_can_be_removed(
     damage: Callable[[str], str], run: Path, straight: Path
 ) -> None:
     path = run / "journal.jsonl"

@@ -137,7 +137,7 @@ def test_a_disk_without_room_for_the_export_is_waited_for(
     assert (disk.after / "report.html").is_file()
 
 
-def test_a_full_disk_before_the_run_is_told_in_a_sentence(overrides: Make, tmp_path: Path) -> None:
+def test_a_full_disk_before_the_run_is_an_error_that_names_the_file(overrides: Make, tmp_path: Path) -> None:
     """What a run begins with cannot be written: the file is named, and nothing waits."""
     running = start(overrides("steps=1", f"cache_dir={tmp_path / 'cache'}"), tmp_path / "run", first=no_long_files)
     assert running.ended() == FAILED
@@ -258,7 +258,7 @@ def test_a_broken_disk_is_not_waited_for(finished: Finished, tmp_path: Path, mon
         resume(run, "steps=5")
 
 
-def test_an_old_checkpoint_that_cannot_be_taken_away_ends_no_run(
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
     overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def held(_: Path) -> None:

@@ -165,7 +165,7 @@ def test_the_guides_multiplier_is_not_called_unused(preset: Make) -> None:
     assert any("video_batch_size_multiplier is unused" in note for note in unused.notes)
 
 
-def test_streamed_blocks_take_nothing_of_the_text_encoder_along(preset: Make) -> None:
+def test_streamed_blocks_leave_the_text_encoder_on_the_device(preset: Make) -> None:
     """A text encoder that trains needs as much on the card however many blocks of the denoiser wait on the host."""
     job = open_job(*resolve_config(preset("wan 2.2 Finetune")))
     facts = read_step_spec(PlanInputs.of(job, "FLOAT_32"))

@@ -151,7 +151,7 @@ def test_images_that_do_not_fit_the_model_or_the_prompts(tiny_bases: Callable[..
     refused("whose name says", "t2v-a14b", loras=(image,))
 
 
-def test_the_base_with_two_experts_is_drawn_and_its_files_find_their_experts(
+def test_the_base_with_two_experts_is_sampled_and_its_files_find_their_experts(
     tiny_bases: Callable[..., Path], tiny_family: Callable[..., Any], tmp_path: Path
 ) -> None:
     from videotune.adapters.lora import add_lora

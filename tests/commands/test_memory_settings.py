@@ -213,7 +213,7 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
 
 
 @pytest.mark.parametrize("family", ["wan", "cogvideox"])
-def test_without_reading_a_step_no_more_is_promised_than_it_keeps(
+def test_without_a_fake_step_the_bound_on_activations_holds(
     family: str, overrides: Make, tiny_bases: Callable[[str], Path]
 ) -> None:
     """Of what a step really keeps, OFF, by its reading: at least so much is set aside for it."""

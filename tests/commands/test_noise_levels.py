@@ -16,7 +16,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.trainer.resolve_config import Overrides, resolve_config
 
 
-def test_bands_density_and_ruler_are_those_of_the_draws() -> None:
+def test_bands_density_and_validation_levels_are_those_of_the_distribution() -> None:
     words = Overrides(family="wan", sets=("timestep_distribution=BETA", "timestep_alpha=3", "timestep_shift=2"))
     facts = noise_levels(words)
     (one,) = facts["distributions"]

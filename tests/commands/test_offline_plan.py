@@ -42,7 +42,7 @@ def test_a_training_still_says_what_is_not_here(tmp_path: Path, clips: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_does_not_come_with_videotune_is_told(tmp_path: Path, clips: Path) -> None:
+def test_a_model_that_does_not_come_with_videotune_is_named(tmp_path: Path, clips: Path) -> None:
     done = offline(tmp_path, "plan", str(clips), "--base", "somebody/other")
     assert done.returncode == 1
     assert "somebody/other" in done.stderr

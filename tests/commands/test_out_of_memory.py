@@ -179,7 +179,7 @@ def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> No
     assert lines[0].startswith("--resume --set micro_batch_size=1: the same steps, one sample at a time, about 1/2 of")
 
 
-def test_another_split_is_refused_where_videos_among_images_would_take_other_samples(
+def test_another_split_is_refused_where_videos_among_images_would_be_other_samples(
     overrides: Make, small_clips: Path, tmp_path: Path
 ) -> None:
     """There the samples of a step follow from batch_size alone, not from its product with the accumulation."""

@@ -66,7 +66,7 @@ def begun(finished: Finished, tmp_path: Path) -> Callable[..., Path]:
 # ---- keys
 
 
-def test_safe_keys_take_effect_at_once_and_are_reported(begun: Callable[..., Path], finished: Finished) -> None:
+def test_safe_keys_apply_at_once_and_are_reported(begun: Callable[..., Path], finished: Finished) -> None:
     run = begun()
     assert resume(run, "steps=8", "save_every=3") == DONE
     assert complete(run) == [2, 4, 6, 8]
@@ -114,7 +114,7 @@ def test_what_the_saved_state_does_not_fit_is_refused_with_the_reason(
     assert "save_every" not in text
 
 
-def test_an_override_takes_effect_at_the_very_next_step(begun: Callable[..., Path], finished: Finished) -> None:
+def test_an_override_applies_at_the_very_next_step(begun: Callable[..., Path], finished: Finished) -> None:
     run, straight = begun(), finished("steps=6", "save_every=2")
     saved = {step: state(run, step) for step in (2, 4)}
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE

@@ -132,7 +132,7 @@ def test_a_dataset_has_its_own_resolution_and_windows(
 
 
 @pytest.mark.effect("missing_caption_text")
-def test_clips_without_a_caption_take_the_text_that_is_given(lab: Lab) -> None:
+def test_clips_without_a_caption_have_the_given_text(lab: Lab) -> None:
     data = write_dataset(lab.tmp / "data", {"a.mp4": noise(9, 32, 32)}, {"a.mp4": None}, fps=16)
 
     def text(words: str) -> torch.Tensor:

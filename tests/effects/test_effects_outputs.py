@@ -88,7 +88,7 @@ def test_the_prompts_that_are_named_are_sampled(lab: Lab) -> None:
 
 
 @pytest.mark.effect("samples")
-def test_as_many_different_captions_are_taken_as_were_asked_for(lab: Lab) -> None:
+def test_previews_have_as_many_different_captions_as_asked(lab: Lab) -> None:
     """Three clips of which two share a caption have two captions to draw."""
     for name in "abc":
         (lab.tmp / "data").mkdir(exist_ok=True)

@@ -130,7 +130,7 @@ def test_gradients_are_clipped_to_the_norm_once_a_step(lab: Lab) -> None:
 
 
 @pytest.mark.effect("train_dtype")
-def test_the_frozen_weights_and_activations_take_the_train_dtype(lab: Lab) -> None:
+def test_frozen_weights_and_activations_have_the_train_dtype(lab: Lab) -> None:
     losses = {}
     for name, dtype in (("FLOAT_32", torch.float32), ("BFLOAT_16", torch.bfloat16), (None, torch.float32)):
         trainer = trainer_of(in_cache(lab, str(name)), {"train_dtype": name})

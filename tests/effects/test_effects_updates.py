@@ -121,7 +121,7 @@ def test_within_backward_the_norm_of_each_tensor_is_what_is_clipped(lab: Lab) ->
 
 
 @pytest.mark.effect("ema.device")
-def test_the_average_lies_where_it_is_told_and_is_the_same(lab: Lab) -> None:
+def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
     """Here both are the CPU, so that a weight of a CUDA device is only pretended; the values are measured in earnest."""
     found = {}
     for where in ("device", "host"):

@@ -110,7 +110,7 @@ def test_the_recommended_checkpoint(
 
 
 @pytest.mark.effect("tensorboard")
-def test_curves_readings_and_previews_stand_in_tensorboard(lab: Lab) -> None:
+def test_tensorboard_has_curves_validation_and_previews(lab: Lab) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     knobs = {"steps": 3, "validate_every": 3, "sample_after": 3, "samples": ["a cat"], "sample.frames": 5}
@@ -138,7 +138,7 @@ def test_curves_readings_and_previews_stand_in_tensorboard(lab: Lab) -> None:
 
 
 @pytest.mark.effect("tensorboard")
-def test_without_its_package_it_is_said_before_any_work(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tensorboard_is_an_error_before_any_work(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(VideotuneError, match=r"videotune\[tensorboard\]"):
         trainer_of(lab, {"tensorboard": True})

@@ -125,7 +125,7 @@ def test_quantized_weights_train_with_the_same_losses_wherever_they_lie(
     assert losses(lab, METHODS[method] | knobs) == expected(lab, kind, method)
 
 
-def test_what_is_frozen_beside_a_fine_tuning_may_be_rounded(lab: Lab) -> None:
+def test_frozen_parts_of_a_fine_tuning_may_be_quantized(lab: Lab) -> None:
     """And a statement of the dtype that the weights have anyway is none of another."""
     knobs = {"training_method": "FINE_TUNE", "transformer.weight_dtype": "FLOAT_32", "weight_dtype": "INT_8"}
     trainer = trainer_of(lab, knobs)
@@ -134,7 +134,7 @@ def test_what_is_frozen_beside_a_fine_tuning_may_be_rounded(lab: Lab) -> None:
     assert trainer.family.weights.transformer is None
 
 
-def test_words_are_not_case_sensitive_and_auto_undoes_a_preset_s(lab: Lab) -> None:
+def test_dtypes_are_not_case_sensitive_and_auto_undoes_a_preset_s(lab: Lab) -> None:
     sets = (f"base_model_name={lab.model}", "weight_dtype=nfloat_4", "transformer.weight_dtype=AUTO")
     config = resolve_config(Overrides(sets=sets))[0].config
     assert (config.weight_dtype, config.transformer.weight_dtype) == ("NFLOAT_4", "auto")

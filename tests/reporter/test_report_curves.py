@@ -103,7 +103,7 @@ def test_times_seen_are_counted_from_the_journal(run: Path) -> None:
     assert bars(run) == expected
 
 
-def test_clips_that_were_taken_out_decide_no_band(run: Path) -> None:
+def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
     """After a resume with changed data: the account has the clips of today, the journal's steps those of before too."""
     gone = f"{'e' * 12}@0.000+17x64x64"
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]

@@ -85,7 +85,7 @@ def use_of(run: Path, *entries: dict[str, Any], **settings: Any) -> str:
     return report(run)
 
 
-def test_the_use_of_the_file_is_told_in_code(tmp_path: Path) -> None:
+def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
     page = use_of(tmp_path, {"format": "diffusers", "path": "export/x-step-9.safetensors", "use": USE})
     found = re.search(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
     assert found

@@ -209,7 +209,7 @@ def measured(folder: Path, *records: dict[str, Any]) -> str:
     return part(report(folder), "metrics")
 
 
-def test_the_nearest_clip_stands_beside_each_sample_by_its_name(tmp_path: Path) -> None:
+def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
     path = tmp_path / "probe" / "step-000250-0badcafe-seed42.mp4"
     path.parent.mkdir()
     path.write_bytes(b"video")
@@ -223,7 +223,7 @@ def test_the_nearest_clip_stands_beside_each_sample_by_its_name(tmp_path: Path) 
     assert len(kit.chapters(tmp_path)["metrics"]["charts"]) == 2
 
 
-def test_no_copy_is_said_too_and_what_an_encoder_is_called_and_that_clips_are_alike(tmp_path: Path) -> None:
+def test_metrics_name_the_encoder_and_say_no_copies_or_that_clips_are_alike(tmp_path: Path) -> None:
     said = measured(tmp_path, probe(0, 0.3), probe(250, 0.4, heuristic=False, embedding="clip-12345678"))
     assert "no copies seen" in said
     assert "by the encoder clip-12345678" in said
