@@ -17,8 +17,6 @@ from videotune.rng import draws, seed32
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import FPS, HELD_OUT, KNOWN, TEMPLATES, Look, caption, draw_clip
 from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
 
 
 def make(out: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) -> Path:
@@ -31,8 +29,7 @@ def make(out: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) ->
     run = out / f"run-{seed}"
     if not any(line["kind"] == "end" and line["why"] == "done" for line in read_journal(run)):
         begun = (run / "config.json").is_file()
-        code = train(Overrides() if begun else Overrides(config=config), run, resume=Resume() if begun else None)
-        if code != DONE:
+        if train(None if begun else config, run, resume=begun).exit_code != DONE:
             raise VideotuneError(f"{run} was cut off: start the same command again to go on")
     return run / str(read_json(run / "exports.json")[-1]["path"])
 

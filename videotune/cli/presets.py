@@ -68,7 +68,7 @@ def explain_key(
     facts = explain(key)
     if as_json:
         print(json.dumps({"key": key} | dict(facts), indent=2, ensure_ascii=False))
-
+        return
     wide = max(len(what) for what, _ in facts)
     print(key)
     for what, text in facts:

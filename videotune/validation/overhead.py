@@ -98,7 +98,7 @@ def _passes(job: Job) -> list[tuple[Window, int]]:
     """Each window of a validation, and its passes; twice as many where an average of the weights is read too."""
     twice = 1 + (job.config.ema.decay is not None)
     parts = _windows(job)
-    return [(window, twice * len(levels_of(place, len(part)))) for part in parts for place, window in enumerate(part)]
+    return [(window, twice * len(its)) for part in parts for window, its in zip(part, levels_of(part), strict=True)]
 
 
 def _one_validation(job: Job) -> float:

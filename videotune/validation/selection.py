@@ -13,7 +13,7 @@ QUANTILES = 9
 """Noise levels of a validation."""
 
 TURNS = 3
-"""Each window is read at every third noise level, its neighbour at the next ones: a third of the passes, all levels."""
+"""Each clip is read at every third noise level, the next clip at the next ones: a third of the passes, all levels."""
 
 MOST_WINDOWS, LEAST_WINDOWS = 24, 6
 """How many windows are read. Two thirds are held out: what tells copying from learning is the scatter over these."""
@@ -33,10 +33,11 @@ def validation_windows(
     return spread_over_clips(held_out, most - most // 3), spread_over_clips(training, most // 3)
 
 
-def levels_of(place: int, windows: int) -> list[int]:
-    """The noise levels at which the window at ``place`` of so many is read; together they are read at all of them."""
-    turns = min(TURNS, windows)
-    return list(range(place % turns, QUANTILES, turns))
+def levels_of(windows: Sequence[Window]) -> list[range]:
+    """The noise levels at which each window is read, the same for all windows of a clip; the clips cover all levels."""
+    clips = list(dict.fromkeys(window.clip_id for window in windows))
+    turns = min(TURNS, len(clips))
+    return [range(clips.index(window.clip_id) % turns, QUANTILES, turns) for window in windows]
 
 
 def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ...]:

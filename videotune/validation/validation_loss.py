@@ -1,6 +1,6 @@
 """The validation loss: the same clips, noise levels and noise at every validation, so that two differ by the model alone.
 
-Held-out clips and some training clips, at 9 fixed quantiles of the timestep distribution, each window at a third of them and
+Held-out clips and some training clips, at 9 fixed quantiles of the timestep distribution, each clip at a third of them and
 with its own fixed noise; plain v-MSE, no caption dropout. It draws nothing from training and changes nothing in it.
 """
 
@@ -48,9 +48,7 @@ def read_validation(
     """
     levels = objective.timesteps.quantiles(QUANTILES)
     parts = {"held_out": validation.held_out, "train": validation.train}
-    errors = {
-        part: torch.full((len(windows), QUANTILES), torch.nan, dtype=torch.float64) for part, windows in parts.items()
-    }
+    errors = {part: torch.zeros(len(windows), QUANTILES, dtype=torch.float64) for part, windows in parts.items()}
     for expert in family.spec.experts:
         own = [i for i, t in enumerate(levels.tolist()) if _has(expert, t)]
         if not own:
@@ -61,10 +59,9 @@ def read_validation(
         try:
             with torch.no_grad():
                 for part, windows in parts.items():
-                    for place, window in enumerate(windows):
+                    for place, (window, its) in enumerate(zip(windows, levels_of(windows), strict=True)):
                         batch = batch_of(window).map(lambda x, device=device: x.to(device))  # type: ignore[misc]
-                        wanted = [i for i in levels_of(place, len(windows)) if i in own]
-                        for some in _together(wanted, tokens_of(family, batch)):
+                        for some in _together([i for i in its if i in own], tokens_of(family, batch)):
                             found = _errors(validation.seed, window, some, levels, family, net, objective, batch)
                             errors[part][place, some] = found
         finally:
@@ -108,16 +105,14 @@ def _errors(
 
 
 def _mean(errors: torch.Tensor, windows: Sequence[Window]) -> dict[str, Any] | None:
-    """A part of a reading, from a (window, level) table with NaN where a window is not read; None: nothing was read."""
+    """A part of a reading from a (window, level) table; None: there was no window."""
     if not windows:
         return None
     names = [window.clip_id[:CLIP_DIGITS] for window in windows]
-    read = torch.tensor([[i in levels_of(place, len(names)) for i in range(QUANTILES)] for place in range(len(names))])
     clips: dict[str, list[float | None]] = {}
-    for name in dict.fromkeys(names):
-        own = [place for place, other in enumerate(names) if other == name]
-        each = [errors[own, i][read[own, i]] for i in range(QUANTILES)]
-        clips[name] = [float(level.mean()) if len(level) else None for level in each]
+    for name, its in zip(names, levels_of(windows), strict=True):  # of a clip's windows all have the same levels
+        rows = errors[[place for place, other in enumerate(names) if other == name]]
+        clips[name] = [value if i in its else None for i, value in enumerate(rows.mean(0).tolist())]
     levels = [[level for level in column if level is not None] for column in zip(*clips.values(), strict=True)]
     means = [sum(level) / len(level) for level in levels]
     return {"mean": sum(means) / len(means), "by_quantile": means, "windows": len(windows), "clips": clips}
