@@ -100,7 +100,7 @@ def _run(
 
 
 def start(
-    words: Overrides,
+    settings: Overrides,
     run: Path,
     *more: str,
     first: Callable[..., None] | None = None,
@@ -116,8 +116,8 @@ def start(
         reader.close()
 
     thread = threading.Thread(target=listen, daemon=True)
-    data = ["--data", str(words.data)] if words.data else []
-    sets = [part for text in words.sets for part in ("--set", text)]
+    data = ["--data", str(settings.data)] if settings.data else []
+    sets = [part for text in settings.sets for part in ("--set", text)]
     arguments = ["train", "--out", str(run), *data, *sets, *more]
     process = forked.start(_run, arguments, writer, first, given)
     writer.close()

@@ -113,8 +113,8 @@ def test_the_picture_is_cropped_to_the_shape_and_each_prompt_may_have_its_own(
     base, (one, two) = str(tiny_bases("wan", "ti2v")), (picture(tmp_path / f"{i}.png", i) for i in (1, 2))
 
     def sampled(out: str, prompts: tuple[str, ...], *images: Path) -> list[np.ndarray]:
-        words = SampleOptions(prompts, 3, base=base, sets=SIZE, images=images)
-        assert sample(words, tmp_path / out) == DONE
+        settings = SampleOptions(prompts, 3, base=base, sets=SIZE, images=images)
+        assert sample(settings, tmp_path / out) == DONE
         return [film(path) for path in sorted((tmp_path / out).glob("*.mp4"), key=lambda path: path.name[-5])]
 
     family = find("wan")(Path(base), torch.device("cpu"), torch.float32)
@@ -167,8 +167,8 @@ def test_the_base_with_two_experts_is_sampled_and_its_files_find_their_experts(
         export_lora(family, "diffusers", state, 1.0, files[expert], {}, expert)
 
     def sampled(out: str, *loras: Path) -> np.ndarray:
-        words = SampleOptions(("a",), 3, base=str(tiny_bases("wan", "t2v-a14b")), sets=SIZE, loras=loras)
-        assert sample(words, tmp_path / out) == DONE
+        settings = SampleOptions(("a",), 3, base=str(tiny_bases("wan", "t2v-a14b")), sets=SIZE, loras=loras)
+        assert sample(settings, tmp_path / out) == DONE
         return film(next((tmp_path / out).glob("*.mp4")))
 
     alone, both, swapped = sampled("a"), sampled("b", *files.values()), sampled("c", files["low"], files["high"])

@@ -69,7 +69,7 @@ LONG = ("full-bf16", "one-expert-full")
 def test_a_streamed_run_is_the_plain_run(
     name: str, overrides: Make, tmp_path: Path, decoded: list[torch.Tensor]
 ) -> None:
-    """Losses, checkpoints, averages, previews and the ruler."""
+    """Losses, checkpoints, averages, previews and validation."""
     variant, sets = RUNS[name]
     plain, streamed = tmp_path / "plain", tmp_path / "streamed"
     assert train(overrides(*sets, variant=variant), plain) == DONE

@@ -1,4 +1,4 @@
-"""What may differ when a run goes on: taken, asked for by name, or refused, and always told."""
+"""What may differ on a resume: safe, allowed by name, or refused, and always reported."""
 
 import json
 import shutil

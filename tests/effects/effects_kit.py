@@ -175,8 +175,8 @@ def watched(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
     calls: list[dict[str, torch.Tensor]] = []
 
     def keep(module: torch.nn.Module, words: tuple[Any, ...], named: dict[str, Any], answer: Any) -> None:
-        told = {"x_t": named["hidden_states"], "t": named["timestep"], "text": named["encoder_hidden_states"]}
-        calls.append({name: x.detach().clone() for name, x in (told | {"answer": answer[0]}).items()})
+        given = {"x_t": named["hidden_states"], "t": named["timestep"], "text": named["encoder_hidden_states"]}
+        calls.append({name: x.detach().clone() for name, x in (given | {"answer": answer[0]}).items()})
 
     handle = net.register_forward_hook(keep, with_kwargs=True)
     try:

@@ -40,13 +40,13 @@ def test_the_share_has_a_clean_first_frame_at_noise_level_0(kind: Callable[[str]
 
 @pytest.mark.effect("first_frame_probability")
 def test_an_image_model_is_conditioned_on_its_image_or_zeros(kind: Callable[[str], Lab]) -> None:
-    for share, told in ((0.0, False), (1.0, True), (None, True)):
+    for share, conditioned in ((0.0, False), (1.0, True), (None, True)):
         trainer = trainer_of(kind("i2v"), {"first_frame_probability": share, "steps": 2})
         with watched(trainer.net) as calls:
             run_steps(trainer)
         mask, image = (calls[0]["x_t"][:, part] for part in (slice(4, 8), slice(8, 12)))
-        assert mask[:, :, 0].eq(float(told)).all()
-        assert bool(image.any()) == told
+        assert mask[:, :, 0].eq(float(conditioned)).all()
+        assert bool(image.any()) == conditioned
 
 
 def sees_other_frames(trainer: Trainer) -> bool:

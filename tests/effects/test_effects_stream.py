@@ -121,7 +121,7 @@ def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
 @pytest.mark.effect("video_config.temporal_consistency_weight")
 @pytest.mark.parametrize("weight", [0, 0.5, 2])
 def test_the_error_may_be_weighed_by_its_change_from_frame_to_frame(lab: Lab, weight: float) -> None:
-    """(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), from what the network answered; plain mse is told beside it."""
+    """(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), from what the network answered; the plain mse is logged too."""
     trainer = trainer_of(lab, {"video_config.temporal_consistency_weight": weight})
     with watched(trainer.net) as calls:
         (line,) = run_steps(trainer, 1)

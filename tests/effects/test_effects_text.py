@@ -1,4 +1,4 @@
-"""What the keys about text encoders and new tokens do to what is told, to what moves, and to files."""
+"""What the keys about text encoders and new tokens do to conditioning, to weights and to files."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def bytes_of(trainer: Trainer) -> int:
 
 
 def first_text(lab: Lab, knobs: dict[str, Any]) -> torch.Tensor:
-    """The text states that the network is told in the first step."""
+    """The text states of the network in the first step."""
     trainer = trainer_of(lab, knobs)
     with watched(trainer.net) as calls:
         run_steps(trainer, 1)

@@ -1,4 +1,4 @@
-"""Clips, settings and files are all listed, and the file's use is told in code that compiles."""
+"""Clips, settings and files are all listed, and the file's use is shown in code that compiles."""
 
 import re
 from html import unescape
