@@ -72,7 +72,7 @@ def test_noise_levels_of_beta_have_its_cdf(a: float, b: float, lab: Lab) -> None
 
 @pytest.mark.effect("timestep_shift")
 def test_the_shift_may_follow_each_bucket_s_tokens(lab: Lab) -> None:
-    """A family that publishes the rule: e^μ, μ linear in the tokens. Another size, another shift; validation's levels stay."""
+    """A family that publishes the rule: e^μ, μ linear in the tokens. Another size, another shift, the same validation."""
     shifts = {}
     for size in ("32x32", "64x64"):
         job = job_of(lab, {"resolution": size, "timestep_distribution": "UNIFORM"})
