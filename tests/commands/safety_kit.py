@@ -28,9 +28,6 @@ from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume
 
-QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "dataloader_threads=0")
-"""Nothing happens between two steps that a test did not ask for."""
-
 Make = Callable[..., Overrides]
 Finished = Callable[..., Path]
 KILLED = -signal.SIGKILL
