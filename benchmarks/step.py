@@ -195,7 +195,7 @@ def starts_part(folder: Path, starts: int) -> dict[str, Any]:
     seconds = statistics.median(o[0] / b[0] for o, b in zip(ours, bare, strict=True))
     memory = statistics.median(o[1] / b[1] for o, b in zip(ours, bare, strict=True))
     return {
-        "start_ratio": {"median": seconds, "allowed": 1.25},
+        "start_ratio": {"median": seconds, "allowed": 1.2},
         "peak_memory_ratio": {"median": memory, "allowed": 1.3},
     }
 

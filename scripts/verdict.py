@@ -3,9 +3,9 @@
     python scripts/verdict.py [--four 20] [--endless 20] [--levels 5] [--first-seed 0] [--steps 240] [--every 40]
                               [--work runs/verdict] [--out docs/verdict.json] [--table]
 
-four: four clips, each shown 240 times. The best step by the verdict, which reads 16 held-out clips, is compared with that of
-an independent dense ruler: 64 clips of its own, noise of its own, a reading for each checkpoint, each noise level on a third
-of the clips.
+four: four clips, each shown 240 times. The best step by the verdict, which reads as many held-out clips as so short a run
+pays for, is compared with that of an independent dense validation: 64 clips and noise of its own, a reading for each
+checkpoint, each noise level on a third of the clips.
 endless: as many steps, and every sample is of a clip that was never shown before: a call of OVERFITTING is a false one.
 levels: four clips of what the base draws already, at a small rate, at noise levels the lowest of which no model can do much
 about: its error there is most of the plain mean, which hardly moves while the other levels copy.
@@ -43,10 +43,10 @@ from videotune.trainer.run_spec import open_job
 from videotune.types import Family, Window
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overfitting import LEAST_RISE, OVERFITTING, judge
-from videotune.validation.selection import OF_HELD_OUT, QUANTILES
+from videotune.validation.selection import QUANTILES
 
 VALIDATION = 16
-"""Held-out clips of a run of four clips, as many as the ruler reads."""
+"""Held-out clips of a run of four clips, more than validation reads in so short a run."""
 
 DENSE = 64
 """Clips of the dense ruler."""
@@ -283,7 +283,7 @@ def main() -> None:
     wanted = [("four", args.first_seed + i) for i in range(args.four)]
     wanted += [("endless", args.first_seed + i) for i in range(args.endless)]
     wanted += [("levels", args.first_seed + i) for i in range(args.levels)]
-    rows = []
+    rows, held_out = [], 0
     for number, (case, seed) in enumerate(wanted, 1):
         path = plan.folder(case, seed) / "result.json"
         if args.table and not path.is_file():
@@ -292,7 +292,9 @@ def main() -> None:
             result = one_run(plan, case, seed)
             write_json(path, result)
             print(f"{number}/{len(wanted)} {case} {seed}: {result['seconds']} s", flush=True)
-        rows.append(row_of(plan, read_json(path)))
+        result = read_json(path)
+        held_out = result["readings"][0]["held_out"]["windows"]
+        rows.append(row_of(plan, result))
     facts = summary(rows)
     show(rows, facts)
     if args.out:
@@ -301,7 +303,7 @@ def main() -> None:
             "every": plan.every,
             "rate": RATE,
             "frames": 9,
-            "held_out": OF_HELD_OUT,
+            "held_out": held_out,
             "sets": plan.sets,
         }
         write_json(args.out, {"toy": asset_hash(), "settings": settings, "summary": facts, "runs": rows})
