@@ -1,18 +1,20 @@
 """Writes tests/manifests/*.json, what the real base models are by their configs: python scripts/write_manifests.py [FOLDER].
 
-No weights are needed: the models are built on the meta device. tests/families/test_manifests.py recomputes each.
+No weights are needed: the models are built on the meta device. tests/models/test_manifests.py recomputes each.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).parents[1] / "tests" / "manifests"
 CONFIGS = Path(__file__).parents[1] / "videotune" / "assets" / "models"
+IN_CODE = ("aliases", "lora_targets", "fused")
+"""Facts of a family that no checkpoint changes."""
 UNKNOWN = "not verified: no public source that counts them was found; the model is known by its name alone"
 
 TORCHAX = (
@@ -99,8 +101,7 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
         for form, rename in family.key_maps().items()
     }
     return {
-        "name": spec.name,
-        "experts": [[expert.name, expert.t_lo, expert.t_hi] for expert in spec.experts],
+        "spec": json.loads(json.dumps({key: value for key, value in asdict(spec).items() if key not in IN_CODE})),
         "blocks": {path: len(net.get_submodule(path)) for path in spec.blocks},
         "lora": {
             targets: {
@@ -131,7 +132,7 @@ def main() -> None:
         written = manifest(name)
         text = json.dumps(written, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
-        print(f"{name}: {written['transformer']['parameters']:,} parameters; {written['family']['name']}")
+        print(f"{name}: {written['transformer']['parameters']:,} parameters; {written['family']['spec']['title']}")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,29 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from tests.clips import RATES
+import numpy as np
+import pytest
+
+from tests.clips import RATES, write_clip
 from videotune.config.schema import Config
 from videotune.data.dataset import Library, scan
-from videotune.data.media_info import MediaInfo
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo, probe
 from videotune.types import VideoRules
 
 RULES = VideoRules(4, 1, 16, 16.0, 8, 4)
+
+
+def filmed(path: Path, frames: np.ndarray, fps: float = 24, **how: Any) -> MediaInfo:
+    """The media info of a clip that is written now."""
+    return probe(write_clip(path, frames, fps, **how))
+
+
+def problem_of(path: Path) -> ClipProblem:
+    """Why a file is no clip."""
+    with pytest.raises(ClipProblem) as caught:
+        probe(path)
+    return caught.value
 
 
 def info_of(frames: int, fps: float, keyframes: tuple[int, ...] = (0,)) -> MediaInfo:

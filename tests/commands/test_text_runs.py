@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from videotune.config.schema import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.latent_cache.store import Store
+from videotune.trainer.step import condition
+from videotune.types import Batch
 
 TOKEN = "<zorble>"
 NAME = "weights/embedding.text_encoder"
@@ -211,3 +214,37 @@ def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
     (again,) = (tmp_path / "again").iterdir()
     for name, value in load_file(again / "text_encoder" / "model.safetensors").items():
         assert torch.equal(value, load_file(folder / "text_encoder" / "model.safetensors")[name])
+
+
+def test_a_planted_row_is_found_again_through_the_frozen_denoiser(tiny_family: Callable[..., Any]) -> None:
+    """What the denoiser says under a planted row is the target; from another beginning the row is found again."""
+    family, settings, spell = tiny_family("wan"), Embedding(token="<x>"), LiveText(("<x>",))
+    net, family.spec = family.denoiser(), replace(family.spec, text_tokens=16)  # padding to 512 takes most of the time
+    (rows,) = add_rows(family.text_parts(), settings, seed=5).values()
+    generator = torch.Generator().manual_seed(0)
+    x_t, t = torch.randn(3, 4, 1, 4, 4, generator=generator), torch.tensor([0.2, 0.5, 0.9])
+    captions = ("a <x> b", "red <x>", "<x>")
+    text = family.condition(family.encode_text(captions))
+    batch = Batch.of(x_t, text, captions=captions)
+
+    def predicted() -> torch.Tensor:
+        return family.predict(net, x_t, t, condition(family, spell, batch))
+
+    with torch.no_grad():
+        target = predicted()
+        planted = rows.detach().clone()
+        rows.normal_(std=planted.std().item(), generator=generator)
+    cosine = torch.nn.functional.cosine_similarity
+    assert cosine(rows.detach(), planted).item() < 0.5
+    optimizer = torch.optim.LBFGS(
+        [rows], max_iter=60, max_eval=60, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-18
+    )
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        off = 1e6 * (predicted() - target).square().mean()
+        off.backward()
+        return off
+
+    optimizer.step(loss)
+    assert cosine(rows.detach(), planted).item() > 0.95

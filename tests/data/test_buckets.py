@@ -60,11 +60,6 @@ def test_a_list_takes_the_largest_that_needs_no_upscaling() -> None:
     assert size(300, 300, [256, 512]) == (256, 256)
 
 
-def test_upscale_factor() -> None:
-    assert upscale_factor(1920, 1080, (540, 960)) == pytest.approx(0.5)
-    assert upscale_factor(320, 240, (512, 512)) == pytest.approx(512 / 240)
-
-
 @pytest.mark.parametrize("bad", ["big", "480x", 0, -1, [], True, "480x832x3", ["512", "huge"], 1.5])
 def test_nonsense_is_an_error(bad: Any) -> None:
     with pytest.raises(VideotuneError, match="resolution"):
@@ -98,7 +93,16 @@ def test_shrinking_gives_the_size_a_factor_smaller() -> None:
         parse_resolution("480x848", RULES, 2)
 
 
-def test_how_much_each_way_of_resizing_enlarges() -> None:
-    assert upscale_factor(100, 50, (100, 100)) == 2
-    assert upscale_factor(100, 50, (100, 100), "pad") == 1
-    assert upscale_factor(100, 50, (100, 100), "stretch") == 2
+@pytest.mark.parametrize(
+    ("width", "height", "size", "resize", "factor"),
+    [
+        (1920, 1080, (540, 960), "center", 0.5),
+        (320, 240, (512, 512), "center", 512 / 240),
+        (100, 50, (100, 100), "pad", 1),
+        (100, 50, (100, 100), "stretch", 2),
+    ],
+)
+def test_how_much_a_picture_is_enlarged(
+    width: int, height: int, size: tuple[int, int], resize: Any, factor: float
+) -> None:
+    assert upscale_factor(width, height, size, resize) == pytest.approx(factor)

@@ -1,7 +1,9 @@
 """Decoded frames are exactly the ones asked for, upright, in the asked size, in the colours that were filmed."""
 
+import json
 import random
 import struct
+from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,14 +14,19 @@ import numpy as np
 import pytest
 
 from tests.clips import noise, numbered, read_numbers, write_clip
+from tests.data_kit import filmed
 from videotune.data.decode import Reader, decode
 from videotune.data.file_checks import ClipProblem
-from videotune.data.media_info import probe
+from videotune.data.media_info import MediaInfo, probe
 
-FILES = {
+RARER = {"a.m4v": "libx264", "a.MPG": "mpeg2video", "a.mpeg": "mpeg1video", "a.ts": "libx264", "a.mts": "mpeg2video",
+         "a.m2ts": "libx264", "a.3gp": "libx264", "a.wmv": "wmv2", "a.flv": "flv"}  # fmt: skip
+UNEVEN = [i / 24 + (0.02 if i % 3 == 0 else 0) for i in range(60)]
+FILES: dict[str, dict[str, Any]] = {
     "bframes.mp4": {"options": {"bf": "3", "g": "12"}},
     "short_gop.mp4": {"options": {"bf": "3", "g": "2"}},
     "open_gop.mp4": {"options": {"bf": "3", "g": "10", "x264-params": "open-gop=1"}},
+    "fragmented.mp4": {"options": {"g": "12"}, "container_options": {"movflags": "frag_keyframe+empty_moov"}},
     "hevc.mp4": {"codec": "libx265", "options": {"x265-params": "log-level=none:keyint=12"}},
     "ten_bit.mp4": {"pix_fmt": "yuv420p10le"},
     "a.mov": {"options": {"bf": "2", "g": "10"}},
@@ -28,76 +35,73 @@ FILES = {
     "mpeg4.avi": {"options": {"g": "12"}},
     "h264.avi": {"codec": "libx264", "options": {"bf": "2"}},
     "mpeg4_bframes.avi": {"options": {"bf": "2", "g": "12"}},
-    "variable.mp4": {"times": [i / 24 + (0.02 if i % 3 == 0 else 0) for i in range(60)], "options": {"bf": "2"}},
-}
+    "variable.mp4": {"times": UNEVEN, "options": {"bf": "2"}},
+} | {name: {"fps": 25, "codec": codec, "options": {"g": "12"}} for name, codec in RARER.items()}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_exactly_the_frames_asked_for(tmp_path: Path, name: str) -> None:
-    info = probe(write_clip(tmp_path / name, numbered(60), **FILES[name]))
+    """Of every container and codec, at their own times, in any order, whatever the count of threads."""
+    info = filmed(tmp_path / name, numbered(60), **FILES[name])
+    times = (
+        [time - UNEVEN[0] for time in UNEVEN]
+        if "variable" in name
+        else [i / FILES[name].get("fps", 24) for i in range(60)]
+    )
+    assert info.timestamps == pytest.approx(times, abs=1e-3)
+    assert (info.width, info.height, info.unusable, info.counted) == (96, 64, 0, name.endswith(".avi"))
+    assert MediaInfo.from_json(json.loads(json.dumps(info.to_json()))) == info
     rng = random.Random(0)
-    wishes = [list(range(60)), [59], [0], [17, 17, 18, 40], [40, 3, 3, 59, 0, 17, 40, 16, 3]]
+    wishes = [list(range(60)), [59], [0], [17, 17, 18, 40], [40, 3, 3, 59, 0, 17, 40, 16, 3], []]
     wishes += [sorted(rng.sample(range(60), 3)) for _ in range(6)]
     for wish in wishes:
         frames = decode(info, [info.timestamps[i] + 0.001 for i in wish], 64, 96)
         assert frames.dtype == np.uint8
         assert frames.shape == (len(wish), 64, 96, 3)
         assert read_numbers(frames) == wish
+    one, two, four = (decode(info, info.timestamps[34:], 48, 80, threads=threads) for threads in (1, 2, 4))
+    assert np.array_equal(one, two)
+    assert np.array_equal(one, four)
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 96), (32, 48), (96, 144), (48, 48), (80, 40)])
-def test_size_asked_for(tmp_path: Path, height: int, width: int) -> None:
-    info = probe(write_clip(tmp_path / "a.mp4", numbered(3)))
-    assert decode(info, [0, 0.05], height, width).shape == (2, height, width, 3)
-    assert decode(info, [], height, width).shape == (0, height, width, 3)
+def test_sound_between_the_frames_changes_nothing(tmp_path: Path) -> None:
+    path = write_clip(tmp_path / "a.mp4", numbered(48), options={"g": "12"})
+    with av.open(str(path)) as source, av.open(str(tmp_path / "b.mp4"), "w") as target:
+        sound = target.add_stream("aac", rate=44100)
+        video = target.add_stream_from_template(source.streams.video[0])
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 44100
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = video
+                target.mux(packet)
+                frame.pts = None
+                target.mux(sound.encode(frame))
+        target.mux(sound.encode())
+    info = probe(tmp_path / "b.mp4")
+    assert info.seconds == pytest.approx(2.0)
+    assert read_numbers(decode(info, info.timestamps, 64, 96)) == list(range(48))
 
 
-def picture(height: int, width: int) -> np.ndarray:
-    """Red above, blue below, a white block at the left end of the top."""
-    pixels = np.zeros((height, width, 3), np.uint8)
-    pixels[: height // 2, :, 0] = 200
-    pixels[height // 2 :, :, 2] = 200
-    pixels[: height // 3, : width // 3] = 230
-    return pixels
-
-
-@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
-@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
-@pytest.mark.parametrize("hflip", [False, True])
-def test_rotation_makes_the_picture_upright(tmp_path: Path, suffix: str, rotation: int, hflip: bool) -> None:
-    upright = picture(64, 96)
-    stored = np.rot90(np.fliplr(upright) if hflip else upright, -rotation // 90)
-    path = write_clip(tmp_path / f"a{suffix}", np.stack([stored] * 3), rotation=rotation, hflip=hflip)
-    info = probe(path)
-    frames = decode(info, [0.0], 64, 96)
-    assert (info.width, info.height) == (96, 64)
-    assert np.abs(frames[0].astype(int) - upright).mean() < 12
-
-
-def test_wide_pixels_are_made_square(tmp_path: Path) -> None:
-    """A circle stored squeezed to half its width is round again."""
+@pytest.mark.parametrize("aspect", [Fraction(2, 1), Fraction(4, 3)])
+def test_wide_pixels_are_made_square(tmp_path: Path, aspect: Fraction) -> None:
+    """A circle stored squeezed is round again, and one that was turned stands upright."""
     rows, columns = np.mgrid[:64, :64]
-    disc = ((rows - 32) ** 2 + ((columns - 32) * 2) ** 2 < 24**2)[..., None].repeat(3, 2) * np.uint8(255)
-    info = probe(write_clip(tmp_path / "a.mp4", np.stack([disc] * 3), aspect=Fraction(2, 1)))
-    light = decode(info, [0.0], 64, 128)[0].mean(2) > 127
-    high, wide = light.any(1).sum(), light.any(0).sum()
-    assert (info.width, info.height) == (128, 64)
-    assert abs(int(high) - int(wide)) <= 3
-
-
-def test_crop_is_about_the_centre(tmp_path: Path) -> None:
-    frames = np.zeros((3, 64, 128, 3), np.uint8)
-    frames[:, :, 60:68] = 255
-    info = probe(write_clip(tmp_path / "a.mp4", frames))
-    light = decode(info, [0.0], 64, 64)[0].mean((0, 2))
-    assert (light * np.arange(64)).sum() / light.sum() == pytest.approx(31.5, abs=0.6)
+    disc = ((rows - 32) ** 2 + ((columns - 32) * aspect) ** 2 < 24**2)[..., None].repeat(3, 2) * np.uint8(255)
+    info = filmed(tmp_path / "a.mp4", np.stack([disc] * 3), aspect=aspect)
+    wide = round(64 * aspect)
+    assert (info.width, info.height) == (wide, 64)
+    light = decode(info, [0.0], 64, wide)[0].mean(2) > 127
+    assert abs(int(light.any(1).sum()) - int(light.any(0).sum())) <= 3
+    turned = filmed(tmp_path / "b.mp4", np.stack([disc] * 3), aspect=aspect, rotation=90)
+    assert (turned.width, turned.height) == (64, wide)
 
 
 def test_downscaling_is_antialiased(tmp_path: Path) -> None:
     """One-pixel stripes become grey at a quarter of the size, and not a moiré of black and white."""
     frames = np.zeros((3, 128, 256, 3), np.uint8)
     frames[:, :, ::2] = 255
-    info = probe(write_clip(tmp_path / "a.mp4", frames, options={"crf": "1"}))
+    info = filmed(tmp_path / "a.mp4", frames, options={"crf": "1"})
     small = decode(info, [0.0], 32, 64)[0].astype(float)
     assert small.mean() == pytest.approx(127, abs=6)
     assert small.std() < 8
@@ -107,47 +111,45 @@ COLOUR = np.array([200, 60, 30], np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "how"),
     [
         ("plain.mp4", {}),
         ("bt709.mp4", {"colorspace": 1}),
         ("bt2020.mp4", {"colorspace": 9, "pix_fmt": "yuv420p10le"}),
         ("full_range.mp4", {"pix_fmt": "yuvj420p"}),
+        ("full_444.mp4", {"pix_fmt": "yuvj444p"}),
         ("444.mp4", {"pix_fmt": "yuv444p"}),
+        ("nv12.mp4", {"pix_fmt": "nv12"}),
         ("422.mov", {"codec": "prores_ks", "pix_fmt": "yuv422p10le"}),
         ("rgb.mp4", {"codec": "libx264rgb", "pix_fmt": "rgb24"}),
         ("rgba.mov", {"codec": "png", "pix_fmt": "rgba"}),
+        ("rgb16.mov", {"codec": "png", "pix_fmt": "rgb48be"}),
+        ("qtrle.mov", {"codec": "qtrle", "pix_fmt": "rgb24"}),
+        ("mjpeg.mov", {"codec": "mjpeg", "pix_fmt": "yuvj422p"}),
         ("alpha.mkv", {"codec": "ffv1", "pix_fmt": "yuva420p"}),
+        ("twelve_bit.mkv", {"codec": "ffv1", "pix_fmt": "yuv444p12le"}),
+        ("sixteen.mkv", {"codec": "ffv1", "pix_fmt": "yuv422p16le"}),
+        ("grey.mkv", {"codec": "ffv1", "pix_fmt": "gray"}),
+        ("grey_ten.mkv", {"codec": "ffv1", "pix_fmt": "gray10le"}),
+        ("grey_sixteen.mkv", {"codec": "ffv1", "pix_fmt": "gray16le"}),
+        ("alpha_vp9.webm", {"codec": "libvpx-vp9", "pix_fmt": "yuva420p", "options": {"cpu-used": "8"}}),
+        ("hevc.mp4", {"codec": "libx265", "pix_fmt": "yuv420p12le", "options": {"x265-params": "log-level=none"}}),
+        ("av1.mp4", {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "lp=1"}}),
         ("raw.avi", {"codec": "rawvideo", "pix_fmt": "bgr24"}),
     ],
 )
-def test_colours_of_every_pixel_format(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    frames = np.broadcast_to(COLOUR, (3, 48, 64, 3))
-    info = probe(write_clip(tmp_path / name, frames, **options))
-    assert np.abs(decode(info, [0.0], 48, 64)[0].astype(int) - COLOUR).max() <= 3
+def test_colours_of_every_pixel_format(tmp_path: Path, name: str, how: dict[str, Any]) -> None:
+    colour = np.full(3, 100, np.uint8) if "grey" in name else COLOUR
+    info = filmed(tmp_path / name, np.broadcast_to(colour, (3, 64, 64, 3)), **how)
+    assert np.abs(decode(info, [0.0], 64, 64)[0].astype(int) - colour).max() <= 4
 
 
 def test_hd_without_a_declared_matrix_is_bt709(tmp_path: Path) -> None:
     frames = np.broadcast_to(COLOUR, (2, 720, 1280, 3))
-    declared = probe(write_clip(tmp_path / "a.mkv", frames, codec="ffv1", colorspace=1))
+    declared = filmed(tmp_path / "a.mkv", frames, codec="ffv1", colorspace=1)
     silent = probe(write_clip(tmp_path / "b.mkv", frames, codec="ffv1"))  # swscale writes BT.601 and says nothing
     assert np.abs(decode(declared, [0.0], 48, 64)[0].astype(int) - COLOUR).max() <= 3
     assert np.abs(decode(silent, [0.0], 48, 64)[0].astype(int) - COLOUR).max() > 8
-
-
-@pytest.mark.parametrize("pix_fmt", ["gray", "gray10le", "gray16le"])
-def test_grey_is_grey(tmp_path: Path, pix_fmt: str) -> None:
-    frames = np.full((3, 48, 64, 3), 100, np.uint8)
-    info = probe(write_clip(tmp_path / "a.mkv", frames, codec="ffv1", pix_fmt=pix_fmt))
-    out = decode(info, [0.0], 48, 64)[0].astype(int)
-    assert np.abs(out - 100).max() <= 3
-
-
-def test_odd_sizes(tmp_path: Path) -> None:
-    info = probe(write_clip(tmp_path / "a.mkv", numbered(12, 63, 97), codec="ffv1", pix_fmt="yuv444p"))
-    assert (info.width, info.height) == (97, 63)
-    assert read_numbers(decode(info, info.timestamps, 63, 97)) == list(range(12))
-    assert decode(info, [0.1], 32, 32).shape == (1, 32, 32, 3)
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 24), (12, 24), (15, 24), (16, 12)])
@@ -165,28 +167,6 @@ def test_a_trimmed_clip_shows_what_its_edit_list_leaves(tmp_path: Path, first: i
     assert read_numbers(decode(info, info.timestamps[-3:], 64, 96)) == list(range(first + count - 3, first + count))
 
 
-def test_fragmented_files_and_sound(tmp_path: Path) -> None:
-    fragmented = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
-    path = write_clip(tmp_path / "a.mp4", numbered(48), options={"g": "12"}, container_options=fragmented)
-    with av.open(str(path)) as source, av.open(str(tmp_path / "b.mp4"), "w") as target:
-        sound = target.add_stream("aac", rate=44100)
-        video = target.add_stream_from_template(source.streams.video[0])
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-        frame.sample_rate = 44100
-        for packet in source.demux(video=0):
-            if packet.size:
-                packet.stream = video
-                target.mux(packet)
-                frame.pts = None
-                target.mux(sound.encode(frame))
-        target.mux(sound.encode())
-    for name in ("a.mp4", "b.mp4"):
-        info = probe(tmp_path / name)
-        assert info.seconds == pytest.approx(2.0)
-        assert read_numbers(decode(info, info.timestamps, 64, 96)) == list(range(48))
-        assert read_numbers(decode(info, info.timestamps[30:33], 64, 96)) == [30, 31, 32]
-
-
 def test_damage_inside_is_an_error_that_names_the_frame(tmp_path: Path) -> None:
     path = write_clip(tmp_path / "a.mp4", noise(40), options={"g": "40", "bf": "0", "sc_threshold": "0"})
     info = probe(path)
@@ -200,10 +180,12 @@ def test_damage_inside_is_an_error_that_names_the_frame(tmp_path: Path) -> None:
 
 
 def test_frames_that_are_not_there_are_an_error(tmp_path: Path) -> None:
-    info = probe(write_clip(tmp_path / "a.mp4", numbered(30)))
-    write_clip(tmp_path / "a.mp4", numbered(20))
-    with pytest.raises(ClipProblem, match="frame 20 of 30 is not there"):
-        decode(info, info.timestamps, 64, 96)
+    info = filmed(tmp_path / "a.mp4", numbered(30), options={"g": "10"})
+    write_clip(tmp_path / "a.mp4", numbered(20), options={"g": "10"})
+    with closing(Reader(info)) as reader:
+        with pytest.raises(ClipProblem, match="frame 20 of 30 is not there"):
+            list(reader.frames(range(10, 30)))
+        assert [index for index, _ in reader.frames(range(5, 15))] == list(range(5, 15)), "the reader survives it"
     (tmp_path / "a.mp4").unlink()
     with pytest.raises(ClipProblem, match="No such file"):
         decode(info, [0.0], 64, 96)
@@ -229,7 +211,7 @@ def test_a_crop_lies_at_its_place(
     tmp_path: Path, resize: str, height: int, width: int, place: tuple[float, float]
 ) -> None:
     whole = gradient(64, 128)
-    info = probe(write_clip(tmp_path / "a.mov", np.stack([whole] * 2), **LOSSLESS))
+    info = filmed(tmp_path / "a.mov", np.stack([whole] * 2), **LOSSLESS)
     shown = decode(info, [0.0], height, width, resize=resize, place=place)[0].astype(float)
     scale = max(height / 64, width / 128)
     room = round(64 * scale) - height, round(128 * scale) - width
@@ -241,7 +223,7 @@ def test_a_crop_lies_at_its_place(
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (96, 128), (32, 96), (50, 71), (64, 128)])
 def test_pad_shows_all_of_it_on_black(tmp_path: Path, height: int, width: int) -> None:
     white = np.full((2, 64, 128, 3), 255, np.uint8)
-    info = probe(write_clip(tmp_path / "a.mov", white, **LOSSLESS))
+    info = filmed(tmp_path / "a.mov", white, **LOSSLESS)
     shown = decode(info, [0.0, 0.01], height, width, resize="pad")
     scale = min(height / 64, width / 128)
     high, wide = round(64 * scale), round(128 * scale)
@@ -252,26 +234,23 @@ def test_pad_shows_all_of_it_on_black(tmp_path: Path, height: int, width: int) -
     assert np.argmax(light.any(0)) == (width - wide) // 2
 
 
-def test_stretch_gives_the_aspect_up(tmp_path: Path) -> None:
-    info = probe(write_clip(tmp_path / "a.mp4", numbered(5, 64, 128)))
-    assert read_numbers(decode(info, info.timestamps, 96, 64, resize="stretch")) == list(range(5))
-
-
-@pytest.mark.parametrize("rotation", [90, 180, 270])
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
 @pytest.mark.parametrize("hflip", [False, True])
-@pytest.mark.parametrize("resize", ["center", "pad", "stretch"])
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
 def test_a_turned_picture_is_cropped_and_padded_upright(
-    tmp_path: Path, rotation: int, hflip: bool, resize: str
+    tmp_path: Path, rotation: int, hflip: bool, suffix: str
 ) -> None:
-    upright = gradient(64, 128)
-    stored = np.rot90(np.fliplr(upright) if hflip else upright, -rotation // 90)
-    plain = probe(write_clip(tmp_path / "plain.mov", np.stack([upright] * 2), **LOSSLESS))
-    turned = probe(
-        write_clip(tmp_path / "turned.mov", np.stack([stored] * 2), rotation=rotation, hflip=hflip, **LOSSLESS)
-    )
-    expected = decode(plain, [0.0], 48, 64, resize=resize, place=(0.1, 0.9))
-    shown = decode(turned, [0.0], 48, 64, resize=resize, place=(0.1, 0.9))
-    assert np.abs(shown.astype(int) - expected).max() <= 3
+    upright, how = gradient(64, 128), LOSSLESS if suffix == ".mov" else {"options": {"crf": "4"}, "pix_fmt": "yuv444p"}
+    stored = np.stack([np.rot90(np.fliplr(upright) if hflip else upright, -rotation // 90)] * 2)
+    plain = filmed(tmp_path / f"plain{suffix}", np.stack([upright] * 2), **how)
+    turned = filmed(tmp_path / f"turned{suffix}", stored, rotation=rotation, hflip=hflip, **how)
+    assert (turned.width, turned.height) == (128, 64)
+    for resize in ("center", "pad", "stretch"):
+        expected, shown = (
+            decode(info, [0.0], 48, 64, resize=resize, place=(0.1, 0.9))[0].astype(int) for info in (plain, turned)
+        )
+        assert np.abs(shown - expected).max() <= 3
+    assert np.abs(shown - gradient(48, 64)).max() <= 12, "stretched"
 
 
 class Counting:
@@ -294,24 +273,18 @@ class Counting:
         monkeypatch.setattr(Reader, "_start", started)
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.mov", "vp9.webm"])
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.mov", "vp9.webm", "a.avi"])
 def test_frames_far_apart_are_reached_by_seeking(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = {"cpu-used": "8", "deadline": "realtime"} if name.endswith("webm") else {"bf": "2", "sc_threshold": "0"}
-    info = probe(write_clip(tmp_path / name, numbered(400, 32, 48), options={"g": "20", **fast}))
+    info = filmed(tmp_path / name, numbered(400, 32, 48), options={"g": "20", **fast})
     count = Counting(monkeypatch)
     wish = [395, 2, 121, 128, 250]
     assert read_numbers(decode(info, [info.timestamps[i] for i in wish], 32, 48)) == wish
-    keys = info.keyframes
-    assert count.starts == [max(k for k in keys if k <= i) for i in (2, 121, 250, 395)]
+    if info.counted:  # nothing else tells its frames apart
+        assert (count.starts, count.frames) == ([0], 396)
+        return
+    assert count.starts == [max(k for k in info.keyframes if k <= i) for i in (2, 121, 250, 395)]
     assert count.frames < 80
-
-
-def test_counted_files_are_decoded_from_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = probe(write_clip(tmp_path / "a.avi", numbered(100, 32, 48), options={"g": "10"}))
-    assert info.counted
-    count = Counting(monkeypatch)
-    assert read_numbers(decode(info, [info.timestamps[i] for i in (3, 90)], 32, 48)) == [3, 90]
-    assert (count.starts, count.frames) == ([0], 91)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.avi", "a.webm"])
@@ -319,7 +292,7 @@ def test_a_reader_goes_on_where_the_last_window_ended(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows one after the other cost one pass, also where the next begins with the frame that the last ended with."""
-    info = probe(write_clip(tmp_path / name, numbered(90, 32, 48), options={"g": "90"}))
+    info = filmed(tmp_path / name, numbered(90, 32, 48), options={"g": "90"})
     count = Counting(monkeypatch)
     reader = Reader(info, threads=1)
     for first, last in [(0, 20), (20, 40), (39, 60), (62, 90)]:
@@ -331,29 +304,11 @@ def test_a_reader_goes_on_where_the_last_window_ended(
         reader.close()
 
 
-def test_a_reader_survives_a_frame_that_is_not_there(tmp_path: Path) -> None:
-    info = probe(write_clip(tmp_path / "a.mp4", numbered(60), options={"g": "10"}))
-    write_clip(tmp_path / "a.mp4", numbered(40), options={"g": "10"})
-    reader = Reader(info)
-    with pytest.raises(ClipProblem, match="frame 40 of 60 is not there"):
-        list(reader.frames(range(30, 50)))
-    assert [index for index, _ in reader.frames(range(20, 30))] == list(range(20, 30))
-    reader.close()
-
-
 def test_an_index_that_leads_past_the_keyframe_is_no_obstacle(tmp_path: Path) -> None:
     """Facts that call every frame a keyframe: decoding from there shows nothing or rubbish, the whole way is right."""
-    info = probe(write_clip(tmp_path / "a.mp4", numbered(60), options={"g": "60", "bf": "0"}))
+    info = filmed(tmp_path / "a.mp4", numbered(60), options={"g": "60", "bf": "0"})
     misled = replace(info, keyframes=tuple(range(60)))
     assert read_numbers(decode(misled, info.timestamps[40:45], 64, 96)) == list(range(40, 45))
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_threads_give_the_same_pixels(tmp_path: Path, name: str) -> None:
-    info = probe(write_clip(tmp_path / name, noise(30, 64, 96), **(FILES[name] | {"times": None})))
-    one = decode(info, info.timestamps[4:], 48, 80, threads=1)
-    for threads in (2, 4):
-        assert np.array_equal(one, decode(info, info.timestamps[4:], 48, 80, threads=threads))
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -378,51 +333,10 @@ def test_a_declared_range_is_followed(tmp_path: Path, pix_fmt: str, limited: boo
     assert np.abs(shown.astype(float) - expected).max() <= 1.5
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("qtrle.mov", {"codec": "qtrle", "pix_fmt": "rgb24"}),
-        ("twelve_bit.mkv", {"codec": "ffv1", "pix_fmt": "yuv444p12le"}),
-        (
-            "hevc_twelve.mp4",
-            {"codec": "libx265", "pix_fmt": "yuv420p12le", "options": {"x265-params": "log-level=none"}},
-        ),
-        ("sixteen.mkv", {"codec": "ffv1", "pix_fmt": "yuv422p16le"}),
-        ("rgb16.mov", {"codec": "png", "pix_fmt": "rgb48be"}),
-        ("alpha_vp9.webm", {"codec": "libvpx-vp9", "pix_fmt": "yuva420p", "options": {"cpu-used": "8"}}),
-        ("full_444.mp4", {"codec": "libx264", "pix_fmt": "yuvj444p"}),
-        ("mjpeg.mov", {"codec": "mjpeg", "pix_fmt": "yuvj422p"}),
-        ("nv12.mp4", {"codec": "libx264", "pix_fmt": "nv12"}),
-        ("av1.mp4", {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "lp=1"}}),
-    ],
-)
-def test_colours_of_rarer_formats(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    frames = np.broadcast_to(COLOUR, (3, 64, 64, 3))
-    info = probe(write_clip(tmp_path / name, frames, **options))
-    assert np.abs(decode(info, [0.0], 64, 64)[0].astype(int) - COLOUR).max() <= 4
-
-
-def test_a_palette_is_followed(tmp_path: Path) -> None:
-    indices = np.tile(np.arange(64, dtype=np.uint8) // 32, (48, 1))
-    palette = np.zeros((256, 4), np.uint8)
-    palette[0], palette[1] = (255, *COLOUR), (255, 10, 220, 90)
-    with av.open(str(tmp_path / "a.mov"), "w") as container:
-        stream = container.add_stream("png", rate=24)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "pal8"
-        for i in range(2):
-            frame = av.VideoFrame.from_ndarray((indices, palette), format="pal8")
-            frame.pts = i
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    shown = decode(probe(tmp_path / "a.mov"), [0.0], 48, 64)[0].astype(int)
-    assert np.abs(shown[:, :32] - COLOUR).max() <= 1
-    assert np.abs(shown[:, 32:] - (10, 220, 90)).max() <= 1
-
-
 def test_colour_is_interpolated_between_its_samples(tmp_path: Path) -> None:
     """A slow ramp of colour in 4:2:0 comes back as a ramp at its own size, and not as pairs of equal columns."""
     ramp = np.zeros((2, 64, 128, 3), np.uint8)
     ramp[..., 0], ramp[..., 2] = np.linspace(40, 220, 128), np.linspace(220, 40, 128)
-    info = probe(write_clip(tmp_path / "a.mkv", ramp, codec="ffv1"))
+    info = filmed(tmp_path / "a.mkv", ramp, codec="ffv1")
     shown = decode(info, [0.0], 64, 128)[0].astype(float)
     assert np.abs(shown - ramp[0])[:, 4:-4].max() <= 3

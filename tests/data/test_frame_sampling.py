@@ -1,21 +1,17 @@
 """Frame counts that models take, windows laid over clips, and the frames that samples of them show."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.clips import numbered, read_numbers, write_clip
 from tests.data_kit import info_of
 from videotune.config.data_schema import VideoConfig
-from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import (
     FrameSampling,
-    frames_in,
     planned_frames,
     sample_frames,
     sample_window,
@@ -23,7 +19,7 @@ from videotune.data.frame_sampling import (
     snap_frames,
     without_randomness,
 )
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
 from videotune.errors import VideotuneError
 from videotune.types import PLAIN, VideoRules, Window
 
@@ -52,13 +48,6 @@ def too_short(info: MediaInfo, of: VideoRules | None = None, cuts: tuple[float, 
     return caught.value.detail
 
 
-@pytest.mark.parametrize(
-    ("asked", "taken"), [(16, 17), (8, 9), (32, 33), (19, 21), (17, 17), (18, 17), (20, 21), (1, 1), (2, 1), (3, 5)]
-)
-def test_nearest_count_of_4n_plus_1_ties_upward(asked: int, taken: int) -> None:
-    assert snap_frames(asked, rules()) == taken
-
-
 @given(st.integers(1, 300), st.integers(0, 17), st.integers(0, 16))
 def test_no_valid_count_is_nearer(asked: int, step: int, rest: int) -> None:
     valid = [rest + n * step for n in range(400) if rest + n * step >= 1]
@@ -66,7 +55,7 @@ def test_no_valid_count_is_nearer(asked: int, step: int, rest: int) -> None:
         return
     taken = snap_frames(asked, rules(step, rest))
     best = min(abs(v - asked) for v in valid)
-    assert taken == max(v for v in valid if abs(v - asked) == best)
+    assert taken == max(v for v in valid if abs(v - asked) == best), "ties go upward"
 
 
 def test_a_changed_count_is_reported_and_strict_forbids_it() -> None:
@@ -77,6 +66,8 @@ def test_a_changed_count_is_reported_and_strict_forbids_it() -> None:
         planned_frames(VideoConfig(frames=20, strict_frames=True), rules())
     with pytest.raises(VideotuneError, match=r"single frames\. Set it to 1,"):
         planned_frames(VideoConfig(strict_frames=True), rules(0, 1))
+    with pytest.raises(VideotuneError, match="temporal_compression_ratio"):
+        sampled(info_of(34, 16), temporal_compression_ratio=6)
     with pytest.raises(VideotuneError, match="stretch"):
         planned_frames(VideoConfig(stretch=True, frame_sample_strategy="keyframe"), rules())
 
@@ -95,33 +86,6 @@ def test_smallest_window() -> None:
         smallest_window(VideoConfig(min_frames=20), rules())
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".webm", ".avi"])
-def test_frames_at_a_rate_in_real_files(tmp_path: Path, suffix: str) -> None:
-    for count, fps, expected in [(113, 23.976, 75), (101, 23.976, 67), (60, 24, 40)]:
-        path = write_clip(tmp_path / f"a{suffix}", numbered(count, 32, 48), fps)
-        assert frames_in(probe(path).seconds, 16) == expected
-
-
-def test_chunks_follow_each_other_and_the_rest_is_cut() -> None:
-    clip = info_of(113, 23.976)
-    laid = sampled(clip)
-    assert [w.shape.frames for w in laid.windows] == [17] * 4
-    assert [w.start for w in laid.windows] == [k * 17 / 16 for k in range(4)]
-    assert times(laid.windows[1])[3] == pytest.approx(17 / 16 + 3 / 16)
-    assert laid.seconds_cut == pytest.approx(113 * 1001 / 24000 - 68 / 16)
-    assert laid.repeats_share == 0
-    head = sampled(clip, windows="head")
-    assert [w.start for w in head.windows] == [0.0]
-    assert head.seconds_cut == pytest.approx(113 * 1001 / 24000 - 17 / 16)
-
-
-def test_no_more_than_max_duration_is_used() -> None:
-    laid = sampled(info_of(480, 24), max_duration=2.5)
-    assert len(laid.windows) == 2
-    assert times(laid.windows[-1])[-1] < 2.5
-    assert laid.seconds_cut == pytest.approx(20 - 34 / 16)
-
-
 def test_a_short_clip_takes_the_largest_window_that_it_fills_or_none() -> None:
     laid = sampled(info_of(20, 24), max_frames=33)  # 13 frames at 16 fps
     assert [w.shape.frames for w in laid.windows] == [13]
@@ -130,11 +94,6 @@ def test_a_short_clip_takes_the_largest_window_that_it_fills_or_none() -> None:
     assert too_short(info_of(20, 24), min_frames=17, max_frames=33)
     assert sampled(info_of(6, 24), min_frames=1).windows[0].shape.frames == 1
     assert sampled(info_of(60, 24), min_frames=17, max_frames=33).windows[0].shape.frames == 33
-
-
-def test_a_slower_source_repeats_frames() -> None:
-    assert sampled(info_of(64, 8)).repeats_share == pytest.approx(8 / 17, abs=0.02)
-    assert sampled(info_of(64, 8), target_fps=8).repeats_share == 0
 
 
 @given(st.integers(2, 400), st.sampled_from([8, 12, 16, 23.976, 24, 25, 30, 60]), st.integers(1, 40), st.booleans())
@@ -148,20 +107,34 @@ def test_used_and_cut_seconds_are_the_clip(frames: int, fps: float, wanted: int,
     assert used + laid.seconds_cut == pytest.approx(clip.seconds, abs=1e-5)
 
 
-def test_planned_frames_are_decoded_frames(tmp_path: Path) -> None:
-    clip = probe(write_clip(tmp_path / "a.mp4", numbered(113), 23.976, options={"bf": "3"}))
-    for window in sampled(clip).windows:
-        frames = decode(clip, times(window), 32, 48)
-        assert len(frames) == window.shape.frames
-        assert read_numbers(frames) == [int((t + 1e-6) * 24000 / 1001 + 0.1) for t in times(window)]
+KEYS = (0, 12, 24, 36, 48, 60, 72)
+AT_KEYS = {"frame_sample_strategy": "keyframe"}
 
 
-def test_sliding_windows_begin_every_stride() -> None:
-    clip = info_of(48, 16)
-    assert starts(clip, windows="slide") == [0, 8, 16, 24]
-    assert starts(clip, windows="slide", window_stride=10) == [0, 10, 20, 30]
-    assert sampled(clip, windows="slide", window_stride=10).seconds_cut == pytest.approx(1 / 16)
-    assert len(starts(clip, windows="slide", window_stride=1)) == 32
+@pytest.mark.parametrize(
+    ("info", "video", "begin", "cut"),
+    [
+        (info_of(113, 23.976), {}, [0, 17, 34, 51], 113 * 1001 / 24000 - 68 / 16),
+        (info_of(113, 23.976), {"windows": "head"}, [0], 113 * 1001 / 24000 - 17 / 16),
+        (info_of(480, 24), {"max_duration": 2.5}, [0, 17], 20 - 34 / 16),
+        (info_of(48, 16), {"windows": "slide"}, [0, 8, 16, 24], 7 / 16),
+        (info_of(48, 16), {"windows": "slide", "window_stride": 10}, [0, 10, 20, 30], 1 / 16),
+        (info_of(48, 16), {"windows": "slide", "window_stride": 1}, list(range(32)), 0),
+        (info_of(80, 16, KEYS), AT_KEYS, [0, 24, 48], 29 / 16),
+        (info_of(80, 16, KEYS), AT_KEYS | {"windows": "slide"}, [0, 12, 24, 36, 48, 60], 3 / 16),
+        (info_of(80, 16, KEYS), AT_KEYS | {"windows": "head"}, [0], 63 / 16),
+    ],
+)
+def test_where_windows_begin_and_what_is_cut(
+    info: MediaInfo, video: dict[str, Any], begin: list[int], cut: float
+) -> None:
+    """In frames at 16 fps; a source at a higher rate repeats none of them."""
+    laid = sampled(info, **video)
+    assert [window.start * 16 for window in laid.windows] == begin
+    assert {window.shape.frames for window in laid.windows} == {17}
+    assert laid.seconds_cut == pytest.approx(cut)
+    assert laid.repeats_share == 0
+    assert [time * 16 for time in times(laid.windows[-1])] == pytest.approx([begin[-1] + i for i in range(17)])
 
 
 def test_random_windows_share_the_clip_among_them() -> None:
@@ -182,14 +155,6 @@ def test_random_windows_share_the_clip_among_them() -> None:
     assert {w.sampling for w in sample_frames(info_of(40, 16), plain, rules()).windows} == {"even"}
 
 
-def test_windows_begin_at_the_containers_keyframes() -> None:
-    clip, how = info_of(80, 16, (0, 12, 24, 36, 48, 60, 72)), {"frame_sample_strategy": "keyframe"}
-    assert starts(clip, **how) == [0, 24, 48]
-    assert starts(clip, **how, windows="slide") == [0, 12, 24, 36, 48, 60]
-    assert starts(clip, **how, windows="head") == [0]
-    assert [w.shape.frames for w in sampled(info_of(14, 16), **how).windows] == [13]
-
-
 def test_no_window_crosses_a_scene_cut() -> None:
     how = {"frame_sample_strategy": "keyframe", "keyframe_source": "scenes"}
     laid = sampled(info_of(100, 16), cuts=(20 / 16, 24 / 16, 60 / 16), **how)
@@ -205,29 +170,9 @@ def test_stretch_squeezes_the_whole_clip_into_one_window() -> None:
     assert (laid.speed, laid.seconds_cut) == (pytest.approx(4), 0)
     assert sampled(info_of(17, 16), stretch=True).speed == 1
     (random,) = sampled(info_of(68, 16), stretch=True, frame_sample_strategy="random").windows
-    some = sample_window(random, 0, 0).times
-    assert list(some) == sorted(set(some))
+    some, other = (sample_window(random, variant, 0).times for variant in (0, 1))
     assert 0 <= some[0] <= some[-1] < 68 / 16
-    assert some != sample_window(random, 1, 0).times
-
-
-def test_a_short_clip_holds_its_last_frame_where_that_is_asked_for() -> None:
-    clip = info_of(10, 16)
-    laid = sampled(clip, pad_short="freeze")
-    (window,) = laid.windows
-    assert clip.frames_at(times(window)) == [*range(10), *[9] * 7]
-    assert laid.repeats_share == pytest.approx(7 / 17)
-    assert laid.seconds_cut == pytest.approx(0)
-    assert sampled(info_of(3, 16), pad_short="freeze").windows
-    assert len(starts(info_of(34, 16), pad_short="freeze")) == 2
-
-
-def test_every_kth_frame_is_kept() -> None:
-    windows = sampled(info_of(34, 16), max_frames=17, temporal_compression_ratio=8).windows
-    assert windows[0].shape.fps == 8
-    assert [[round(t * 16) for t in times(w)] for w in windows] == [list(range(0, 17, 2)), list(range(17, 34, 2))]
-    with pytest.raises(VideotuneError, match="temporal_compression_ratio"):
-        sampled(info_of(34, 16), temporal_compression_ratio=6)
+    assert (list(some), some == other) == (sorted(set(some)), False)
 
 
 def test_temporal_augmentation_moves_windows_and_swaps_neighbours() -> None:

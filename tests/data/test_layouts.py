@@ -6,20 +6,16 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import threading
 import zipfile
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fake_hub import COMMIT, hub_of
 from videotune.data.layouts import ClipFile, read_folder
 from videotune.data.locations import open_location
 from videotune.errors import VideotuneError
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def touch(root: Path, *names: str) -> None:
@@ -97,51 +93,76 @@ def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
     assert [name for name, _ in listing(tmp_path / "set")] == ["b.mp4", "linked/a.mp4"]
 
 
-def test_media_that_are_not_read_are_told_once(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4", "b.m4v", "x.heic", "sub/y.HEIC", "z.avif", ".w.avif", "notes.md", "sub/song.mp3")
-    clips, notes = read_folder(tmp_path)
-    assert [clip.path.name for clip in clips] == ["a.mp4", "b.m4v"]
-    assert notes == ["3 files look like media and are not read: .heic (2), .avif (1)"]
-    touch(tmp_path / "only", "x.heic")
-    with pytest.raises(VideotuneError, match=r"found 1 \.heic\. .* of the kind \.heic are not read: convert"):
-        read_folder(tmp_path / "only")
+@pytest.mark.parametrize(
+    ("files", "rows", "notes"),
+    [
+        (
+            "a.mp4 b.m4v x.heic sub/y.HEIC z.avif .w.avif notes.md sub/song.mp3",
+            (),
+            ["3 files look like media and are not read: .heic (2), .avif (1)"],
+        ),
+        ("videos/a.mp4 images/b.png captions/a.txt captions/b.txt videos/README.txt notes.txt", (), []),
+        (
+            "videos/a.mp4 captions/w.txt captions/x.txt captions/y.txt captions/z.txt",
+            (),
+            ["4 caption files have the name of no clip: captions/w.txt, captions/x.txt, captions/y.txt and 1 more"],
+        ),
+        (
+            "a.mp4 a.txt b.mp4 typo.txt few/c.mp4 few/d.mp4 few/e.mp4 few/c.txt few/f.txt",
+            (),
+            ["1 caption file has the name of no clip: typo.txt"],
+        ),
+        (
+            "a.mp4 a.txt b.mp4 b.txt",
+            [("a.mp4", "from the row")],
+            ["1 clips have a caption in metadata.jsonl and in a .txt"],
+        ),
+        ("Clip.mp4", [("clip.mp4", "x")], ["lists clip.mp4, which does not exist, while Clip.mp4 does"]),
+        ("a.mp4 a.txt a.jpg", (), ["1 images bear the name of a video beside them (a.jpg)"]),
+        ("a.mp4 more.zip", (), ["1 archives in", "(more.zip)"]),
+    ],
+)
+def test_what_is_not_used_is_reported(tmp_path: Path, files: str, rows: Any, notes: list[str]) -> None:
+    touch(tmp_path, *files.split())
+    if rows:
+        table(tmp_path, *rows)
+    found = " ".join(read_folder(tmp_path)[1])
+    assert bool(found) == bool(notes)
+    assert all(note in found for note in notes)
 
 
-def test_captions_of_no_clip_are_told(tmp_path: Path) -> None:
-    touch(
-        tmp_path, "videos/a.mp4", "images/b.png", "captions/a.txt", "captions/b.txt", "videos/README.txt", "notes.txt"
-    )
-    assert read_folder(tmp_path)[1] == []
-    touch(tmp_path, *(f"captions/{name}.txt" for name in "wxyz"))
-    assert read_folder(tmp_path)[1] == [
-        "4 caption files have the name of no clip: captions/w.txt, captions/x.txt, captions/y.txt and 1 more"
-    ]
-    side = tmp_path / "side"
-    touch(side, "a.mp4", "a.txt", "b.mp4", "typo.txt", "few/c.mp4", "few/d.mp4", "few/e.mp4", "few/c.txt", "few/f.txt")
-    assert read_folder(side)[1] == ["1 caption file has the name of no clip: typo.txt"]
+@pytest.mark.parametrize(
+    ("files", "place", "words"),
+    [
+        ("a.txt b.txt c.psd d", "", r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 "),
+        ("x.heic", "", r"found 1 \.heic\. .* of the kind \.heic are not read: convert"),
+        ("a.txt", "nowhere", "does not exist"),
+        ("a.txt", "a.txt", "is a file"),
+        ("clips.tar.gz", "", r"Give the archive itself: .*clips\.tar\.gz"),
+        ("0.parquet", "", "as files of their own"),
+        ("\udcff.mp4", "", "not valid UTF-8"),
+    ],
+)
+def test_a_folder_without_clips_says_what_was_there(tmp_path: Path, files: str, place: str, words: str) -> None:
+    touch(tmp_path / "set", *files.split())
+    with pytest.raises(VideotuneError, match=words):
+        read_folder(tmp_path / "set" / place)
 
 
-def test_a_folder_without_clips_says_what_was_there(tmp_path: Path) -> None:
-    touch(tmp_path, "a.txt", "b.txt", "c.psd", "d")
-    with pytest.raises(VideotuneError, match=r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 "):
-        read_folder(tmp_path)[0]
-    with pytest.raises(VideotuneError, match="does not exist"):
-        read_folder(tmp_path / "nowhere")[0]
-    with pytest.raises(VideotuneError, match="is a file"):
-        read_folder(tmp_path / "a.txt")[0]
-    touch(tmp_path, "clips.tar.gz")
-    with pytest.raises(VideotuneError, match=r"Give the archive itself: .*clips\.tar\.gz"):
-        read_folder(tmp_path)[0]
-    touch(tmp_path / "p", "0.parquet")
-    with pytest.raises(VideotuneError, match="as files of their own"):
-        read_folder(tmp_path / "p")[0]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="names are always Unicode there")
-def test_a_name_that_is_no_text_is_an_error(tmp_path: Path) -> None:
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.mp4")).write_text("x")
-    with pytest.raises(VideotuneError, match="not valid UTF-8"):
-        read_folder(tmp_path)[0]
+def test_a_clip_is_listed_once(tmp_path: Path) -> None:
+    """From a folder above or beside; and in one metadata file of a folder."""
+    touch(tmp_path, "videos/a.mp4", "videos/b.mp4")
+    table(tmp_path / "meta", ("../videos/a.mp4", "up"), ("..\\videos\\b.mp4", "from Windows"))
+    assert [clip.text for clip in read_folder(tmp_path)[0]] == [("up",), ("from Windows",)]
+    table(tmp_path / "videos", ("a.mp4", "y"))
+    with pytest.raises(
+        VideotuneError, match=r"metadata\.jsonl:1 lists a\.mp4, which .*metadata\.jsonl:1 lists already"
+    ):
+        read_folder(tmp_path)
+    table(tmp_path / "meta", ("../videos/b.mp4", "x"))
+    (tmp_path / "videos" / "metadata.csv").write_text("file_name,text\na.mp4,x\n")
+    with pytest.raises(VideotuneError, match=r"has both metadata\.csv and metadata\.jsonl"):
+        read_folder(tmp_path)
 
 
 def test_a_metadata_file_gives_captions(tmp_path: Path) -> None:
@@ -156,12 +177,6 @@ def test_a_metadata_file_gives_captions(tmp_path: Path) -> None:
         "train/odd.m4v": (("listed, so it is a clip",), "train/metadata.jsonl:3"),
     }
     assert all(clip.exists and not clip.missing for clip in clips.values())
-
-
-def test_metadata_may_list_folders_below_and_beside(tmp_path: Path) -> None:
-    touch(tmp_path, "videos/a.mp4", "videos/b.mp4")
-    table(tmp_path / "meta", ("../videos/a.mp4", "up"), ("..\\videos\\b.mp4", "from Windows"))
-    assert [clip.text for clip in read_folder(tmp_path)[0]] == [("up",), ("from Windows",)]
 
 
 @pytest.mark.parametrize("root", [".", "../set", "./../set/", "sub/.."])
@@ -195,17 +210,6 @@ def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path:
     assert clips["sub/side.mp4"].listed is None
 
 
-def test_metadata_wins_over_side_cars_and_says_so(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4", "a.txt", "b.mp4", "b.txt")
-    table(tmp_path, ("a.mp4", "from the row"))
-    clips, notes = read_folder(tmp_path)
-    assert [clip.text for clip in clips] == [("from the row",), None]
-    assert notes == [
-        f"1 clips have a caption in metadata.jsonl and in a .txt file too (a.mp4: {tmp_path / 'a.txt'}); "
-        "the .txt files are not used"
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -230,35 +234,6 @@ def test_metadata_reaches_nothing_outside(tmp_path: Path, name: str, words: str)
     table(tmp_path / "set", ("a.mp4", "x"), (name, "y"))
     with pytest.raises(VideotuneError, match=rf"metadata\.jsonl:2 lists .*{words}"):
         read_folder(tmp_path / "set")[0]
-
-
-def test_a_clip_is_listed_once(tmp_path: Path) -> None:
-    touch(tmp_path, "sub/a.mp4")
-    table(tmp_path, ("sub/a.mp4", "x"))
-    table(tmp_path / "sub", ("a.mp4", "y"))
-    with pytest.raises(
-        VideotuneError, match=r"metadata\.jsonl:1 lists a\.mp4, which .*metadata\.jsonl:1 lists already"
-    ):
-        read_folder(tmp_path)[0]
-    (tmp_path / "metadata.csv").write_text("file_name,text\nsub/a.mp4,x\n")
-    with pytest.raises(VideotuneError, match=r"has both metadata\.csv and metadata\.jsonl"):
-        read_folder(tmp_path)[0]
-
-
-def test_names_that_nearly_match_are_told(tmp_path: Path) -> None:
-    touch(tmp_path, "Clip.mp4", "cafe\u0301.mp4")
-    table(tmp_path, ("clip.mp4", "x"), ("caf\u00e9.mp4", "y"))
-    _, notes = read_folder(tmp_path)
-    assert len(notes) == 2
-    assert "lists clip.mp4, which does not exist, while Clip.mp4 does" in notes[1]
-
-
-def test_thumbnails_and_closed_archives_are_told(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4", "a.txt", "a.jpg", "b.png", "more.zip")
-    _, notes = read_folder(tmp_path)
-    assert notes[0].startswith("1 images bear the name of a video beside them (a.jpg)")
-    assert "1 archives in" in notes[1]
-    assert "(more.zip)" in notes[1]
 
 
 def test_a_zip_is_a_dataset_with_the_same_clips(tmp_path: Path) -> None:
@@ -330,29 +305,22 @@ def test_a_hub_dataset_is_found_offline(hub: Path, tmp_path: Path, path: str) ->
     assert (origin, name) == (f"hf://datasets/user/clips@{COMMIT}", "clips")
     assert clips == [["data/a.mp4", "video a", ["a cat"], None], ["test/b.mp4", "b", None, None]]
     assert len(notes) == 1
-    assert "1 clips lie in folders for validation or tests (test/b.mp4)" in notes[0]
+    assert "1 clips of test folders (test/b.mp4)" in notes[0]
 
 
-def test_a_hub_dataset_of_one_archive_is_unpacked(hub: Path, tmp_path: Path) -> None:
+def test_other_hub_datasets_offline(hub: Path, tmp_path: Path) -> None:
+    """One that is an archive; one that is not there; one without clips; a link that leads out of its repository."""
     origin, _, clips, _ = opened("user/packed", tmp_path, HF_HUB_OFFLINE="1")
     assert origin == f"hf://datasets/user/packed@{COMMIT}/data.zip"
     assert clips == [["c.mp4", "c", None, "a cow"]]
-
-
-def test_a_hub_link_out_of_its_repository_is_refused(hub: Path, tmp_path: Path) -> None:
+    said = opened("user/other", tmp_path, HF_HUB_OFFLINE="1")
+    assert said.startswith("There is no folder user/other here, and the Hub dataset user/other is not wholly in ")
+    assert "has no video or image files (it has 1 .parquet)" in opened("user/parquet", tmp_path, HF_HUB_OFFLINE="1")
     touch(tmp_path, "secret.mp4")
     place = hub / "datasets--user--clips" / "snapshots" / COMMIT / "data" / "a.mp4"
     place.unlink()
     place.symlink_to(tmp_path / "secret.mp4")
     assert "a link to" in opened("user/clips", tmp_path, HF_HUB_OFFLINE="1")
-
-
-def test_what_is_not_in_the_hub_cache_says_so_offline(hub: Path, tmp_path: Path) -> None:
-    said = opened("user/other", tmp_path, HF_HUB_OFFLINE="1")
-    assert said.startswith("There is no folder user/other here, and the Hub dataset user/other is not in ")
-    assert said.endswith("unset HF_HUB_OFFLINE to fetch it.")
-    assert "has no video or image files (found 1 .parquet)" in opened("user/parquet", tmp_path, HF_HUB_OFFLINE="1")
-    assert "Parquet" in opened("user/parquet", tmp_path, HF_HUB_OFFLINE="1")
 
 
 def test_a_slip_in_a_local_path_asks_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,81 +333,27 @@ def test_a_slip_in_a_local_path_asks_no_network(tmp_path: Path, monkeypatch: pyt
         open_location("hf://user", tmp_path / "cache")
 
 
-HUB_FILES = {
-    "clips/a.MP4": b"video a",
-    "clips/a.txt": b"a cat",
-    "big.safetensors": b"",
-    "more.zip": b"",
-    "0.parquet": b"",
-}
-ASKED: list[str] = []
-
-
-class FakeHub(BaseHTTPRequestHandler):
-    """The few answers of the Hub that a download asks for."""
-
-    def do_GET(self) -> None:
-        ASKED.append(self.path)
-        parts = self.path.split("?")[0].strip("/").split("/")
-        if parts[:4] == ["api", "datasets", "user", "good"] and "tree" in parts:
-            files = enumerate(HUB_FILES.items())
-            rows = [{"type": "file", "path": name, "size": len(body), "oid": f"{i:040x}"} for i, (name, body) in files]
-            self.answer(200, json.dumps(rows).encode())
-        elif parts[:4] == ["api", "datasets", "user", "good"] and parts[-1] == "nope":
-            self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        elif parts[:4] == ["api", "datasets", "user", "good"]:
-            self.answer(200, json.dumps({"id": "user/good", "sha": COMMIT, "siblings": []}).encode())
-        elif parts[:3] == ["datasets", "user", "good"] and parts[3] == "resolve":
-            content = HUB_FILES["/".join(parts[5:])]
-            self.answer(200, content, {"ETag": f'"{content.hex() or 0}"', "X-Repo-Commit": COMMIT})
-        elif "gated" in parts:
-            self.answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
-        else:
-            self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-
-    do_HEAD = do_GET
-
-    def answer(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(code)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Keep quiet."""
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    ASKED.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-def test_a_hub_dataset_is_fetched_clips_and_captions_alone(endpoint: str, tmp_path: Path) -> None:
-    _, _, clips, notes = opened("user/good", tmp_path, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
-    assert clips == [["clips/a.MP4", "video a", None, "a cat"]]
-    assert notes == ["user/good: 1 archives are not fetched (more.zip)"]
-    assert not any("safetensors" in path or "parquet" in path or "zip" in path for path in ASKED)
-    shutil.rmtree(next((tmp_path / "hub").glob("datasets--*")) / "snapshots" / COMMIT / "clips")
-    assert "is only partly in" in opened("user/good", tmp_path, HF_HUB_OFFLINE="1")
-
-
-def test_the_hubs_refusals_say_what_to_do(endpoint: str, tmp_path: Path) -> None:
-    for path, words in [
-        ("user/none", "does not exist, or is private: check the id; for a private one set HF_TOKEN."),
-        ("user/gated", "is gated: accept its terms on its page, and set HF_TOKEN to your access token."),
-        ("user/good@nope", "has no revision nope: check what stands behind the @."),
-    ]:
-        said = opened(f"hf://datasets/{path}", tmp_path, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
-        assert said.endswith(words)
-        assert path.split("@")[0] in said
+def test_a_hub_dataset_is_fetched_clips_and_captions_alone(tmp_path: Path) -> None:
+    """And the Hub's refusals say what to do."""
+    unused = dict.fromkeys(("big.safetensors", "more.zip", "0.parquet"), b"")
+    files = {"clips/a.MP4": b"video a", "clips/a.txt": b"a cat", **unused}
+    with hub_of({"good": files, "gated": files}) as server:
+        _, _, clips, notes = opened("user/good", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0")
+        assert clips == [["clips/a.MP4", "video a", None, "a cat"]]
+        assert notes == ["user/good: 1 archives are not fetched (more.zip)"]
+        assert not any(name in path for _, path, *_ in server.asked for name in unused)
+        shutil.rmtree(next((tmp_path / "hub").glob("datasets--*")) / "snapshots" / COMMIT / "clips")
+        assert "is not wholly in" in opened("user/good", tmp_path, HF_HUB_OFFLINE="1")
+        for path, words in [
+            ("user/none", "is not on the Hub, or is private"),
+            ("user/gated", "is gated"),
+            ("user/good@nope", "has no such revision"),
+        ]:
+            said = opened(f"hf://datasets/{path}", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0")
+            assert words in said
+            assert path.split("@")[0] in said
     said = opened("user/x", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
-    assert "the Hub is not reached: check the network" in said
+    assert "check the network" in said
 
 
 @pytest.mark.parametrize("inside", [True, False])

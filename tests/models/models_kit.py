@@ -31,6 +31,16 @@ def small_shape(family: Any) -> ClipShape:
     return ClipShape(rules.frame_step + rules.frame_rest, side, side, rules.fps)
 
 
+def shapes_of(family: Any) -> list[ClipShape]:
+    """Shapes of several counts of frames and sizes, as far as the checkpoint takes more than one."""
+    rules, small = family.spec.rules, small_shape(family)
+    if rules.size is not None:
+        return [small]
+    side = rules.side_multiple
+    still = ClipShape(1, 3 * side, 2 * side, rules.fps)
+    return [small, still, ClipShape(2 * rules.frame_step + rules.frame_rest, 2 * side, 3 * side, rules.fps)]
+
+
 def clip_of(family: Any, shape: ClipShape, seed: int) -> torch.Tensor:
     """A clip (3,T,H,W) of noise in 256 levels, as a decoder gives them."""
     levels = torch.randint(
@@ -66,12 +76,12 @@ def first_of(family: Any) -> nn.Module:
     return family.denoiser(family.spec.experts[0].name)
 
 
-def noisy_lora(family: Any, net: nn.Module) -> dict[str, nn.Parameter]:
+def noisy_lora(family: Any, net: nn.Module, seed: int = 0, targets: Any = "linear") -> dict[str, nn.Parameter]:
     """A LoRA in the network that changes what it answers."""
-    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets="linear"), seed=0)
+    state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets=targets), seed=seed)
     for name, parameter in state.items():
         if "lora_B" in name:
-            parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+            parameter.data.normal_(std=0.5, generator=torch.Generator().manual_seed(seed + 1))
     return state
 
 

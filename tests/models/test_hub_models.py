@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+from tests.fake_hub import COMMIT, hub_of
+
 TOKEN = "hf_this_is_secret"
 UNUSED = {
     "README.md": b"a card",
@@ -68,74 +66,15 @@ print(json.dumps([error, len(read)]))
 """
 
 
-class FakeHub(BaseHTTPRequestHandler):
-    """The few answers of the Hub that a model asks for; ``files`` and ``asked`` are the server's."""
-
-    def do_GET(self) -> None:
-        server: Any = self.server
-        server.asked.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
-        parts = self.path.split("?")[0].strip("/").split("/")
-        kind = parts[3] if parts[:2] == ["api", "models"] else parts[1]
-        files: dict[str, bytes] = UNUSED if kind == "authors" else server.files
-        if kind == "rejected" or (kind == "gated" and "resolve" in parts):
-            code, name = (401, "Unauthorized") if kind == "rejected" else (403, "GatedRepo")
-            self.answer(code, b'{"error": "Invalid credentials in Authorization header"}', {"X-Error-Code": name})
-        elif kind not in ("good", "gated", "authors"):
-            self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-        elif "tree" in parts:
-            self.answer(200, json.dumps([row("path", *file) | {"type": "file"} for file in files.items()]).encode())
-        elif parts[0] == "api":
-            siblings = [row("rfilename", *file) for file in files.items()]
-            tags = ["license:apache-2.0"]
-            self.answer(200, json.dumps({"id": "user/x", "sha": COMMIT, "siblings": siblings, "tags": tags}).encode())
-        else:
-            name = "/".join(parts[4:])
-            content = files[name]
-            if name in server.broken and self.command == "GET":
-                self.answer(403, b"")
-                return
-            headers = {"ETag": f'"{etag(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-            start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
-            headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
-            if name in server.cut and self.command == "GET":
-                server.cut.remove(name)
-                self.answer(200, content, headers, cut=len(content) // 2)
-            else:
-                self.answer(206 if start else 200, content[start:], headers)
-
-    do_HEAD = do_GET
-
-    def answer(self, code: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
-        self.send_response(code)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body[:cut])
-
-    def log_message(self, *_: Any) -> None:
-        """Keep quiet."""
-
-
-def etag(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def row(key: str, name: str, content: bytes) -> dict[str, Any]:
-    size = len(content)
-    lfs = {"oid": etag(content), "sha256": etag(content), "size": size, "pointerSize": 1}
-    return {key: name, "size": size, "oid": "0" * 40, "blobId": "0" * 40, "lfs": lfs}
-
-
 @pytest.fixture
 def server(tiny_bases: Callable[[str], Path]) -> Iterator[Any]:
     base = tiny_bases("wan")
-    with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
-        files = {path.relative_to(base).as_posix(): path.read_bytes() for path in base.rglob("*") if path.is_file()}
-        server.files, server.asked, server.cut, server.broken = files | UNUSED, [], set(), set()  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    files = {
+        path.relative_to(base).as_posix(): path.read_bytes() for path in base.rglob("*") if path.is_file()
+    } | UNUSED
+    with hub_of({"good": files, "gated": files, "authors": UNUSED}) as server:
+        server.files = files
         yield server
-        server.shutdown()
 
 
 Placed = Callable[..., tuple[str, list[str]]]
@@ -147,7 +86,7 @@ def placed(server: Any, tmp_path: Path) -> Placed:
 
     def run(name: str, what: str = "weights", *, free: str = "-", file: str = "-", **env: str) -> tuple[str, list[str]]:
         usual = {
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+            "HF_ENDPOINT": server.url,
             "HF_HOME": str(tmp_path),
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
             "HF_HUB_OFFLINE": "0",
@@ -257,13 +196,13 @@ def test_a_full_disk_is_told_before(server: Any, placed: Placed) -> None:
     ("name", "token", "words"),
     [
         ("user/none", "", ["not on the Hub, or is private", "Check the id at http", "set HF_TOKEN to it"]),
-        ("user/none", TOKEN, ["not on the Hub, or is private", "the account of HF_TOKEN must be one that may read it"]),
+        ("user/none", TOKEN, ["not on the Hub, or is private", "give the account of HF_TOKEN access"]),
         ("Wan-AI/Wan2.1-T2V-1.3B", "", ["did you mean Wan-AI/Wan2.1-T2V-1.3B-Diffusers?"]),
-        ("user/gated", "", ["is gated. Sign in, open http", "/user/gated, and agree", "/settings/tokens, and set HF_TOKEN"]),
-        ("user/gated", TOKEN, ["is gated", "with the account that HF_TOKEN belongs to"]),
+        ("user/gated", "", ["is gated. Agree to its terms at http", "/user/gated", "/settings/tokens, and set HF_TOKEN"]),
+        ("user/gated", TOKEN, ["is gated", "give the account of HF_TOKEN access"]),
         ("user/rejected", TOKEN, ["the Hub does not accept HF_TOKEN", "/settings/tokens, or unset it"]),
         ("user/authors", "", ["no model_index.json; it holds transformer/", "look for user/authors-Diffusers"]),
-        ("user/--bad--", "", ["neither a folder here nor an id that the Hub knows. Write user/name"]),
+        ("user/--bad--", "", ["neither a folder here nor an id of the Hub. Write user/name"]),
     ],
 )  # fmt: skip
 def test_the_hubs_refusals_say_what_to_do(placed: Placed, name: str, token: str, words: list[str]) -> None:

@@ -55,17 +55,6 @@ def test_diffusers_reads_the_joined_weights_back(targets: Any, wide: Any, tmp_pa
     assert set(to_diffusers(load_file(done.path))) >= {f"transformer.{name}" for name in state}
 
 
-def test_the_names_are_those_of_the_authors(wide: Any) -> None:
-    rename = wide.key_maps()["comfyui"]
-    names = sorted(
-        {rename(path).removeprefix("diffusion_model.") for path in matching(wide.skeleton(), wide.spec, "all")}
-    )
-    double = ["img_attn_proj", "img_attn_qkv", "img_mlp.fc1", "img_mlp.fc2", "img_mod.linear"]
-    double += [name.replace("img", "txt") for name in double]
-    single = ["linear1", "linear2", "modulation.linear"]
-    assert names == [*(f"double_blocks.0.{n}" for n in double), *(f"single_blocks.0.{n}" for n in single)]
-
-
 def test_a_joined_update_is_the_updates_beside_one_another() -> None:
     """Rows in the order of the format, zeros where a module has none, ranks added up."""
     net = torch.nn.Module()

@@ -14,54 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models.models_kit import edit
+from tests.models.models_kit import KINDS, edit, opened
 from videotune.errors import VideotuneError
 from videotune.models.base_model import check_base, place, spec_for
 from videotune.models.loading import load_model
 from videotune.models.model_files import check_parts, weight_files
+from videotune.models.registry import find
 
 CPU = torch.device("cpu")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-WAN = {
-    "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 16,
-    "freq_dim": 16, "ffn_dim": 32, "num_layers": 2, "rope_max_seq_len": 128,
-}  # fmt: skip
-COGVIDEOX = {
-    "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "time_embed_dim": 8,
-    "text_embed_dim": 16, "num_layers": 2, "sample_width": 8, "sample_height": 8, "sample_frames": 9,
-}  # fmt: skip
-HUNYUAN = {
-    "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 10, "num_layers": 1,
-    "num_single_layers": 1, "num_refiner_layers": 1, "rope_axes_dim": (2, 4, 4), "text_embed_dim": 16,
-    "pooled_projection_dim": 8,
-}  # fmt: skip
-NETS = [
-    ("WanTransformer3DModel", WAN),
-    ("CogVideoXTransformer3DModel", COGVIDEOX | {"use_rotary_positional_embeddings": False}),
-    ("CogVideoXTransformer3DModel", COGVIDEOX | {"use_rotary_positional_embeddings": True,
-                                                 "use_learned_positional_embeddings": True}),
-    ("HunyuanVideoTransformer3DModel", HUNYUAN),
-    ("AutoencoderKLWan", {"base_dim": 4, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1,
-                          "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}),
-]  # fmt: skip
-AUTHORS = [
-    ("condition_embedder.time_embedder.linear_1", "time_embedding.0"),
-    ("condition_embedder.time_embedder.linear_2", "time_embedding.2"),
-    ("condition_embedder.text_embedder.linear_1", "text_embedding.0"),
-    ("condition_embedder.text_embedder.linear_2", "text_embedding.2"),
-    ("condition_embedder.time_proj", "time_projection.1"),
-    ("attn1", "self_attn"), ("attn2", "cross_attn"), ("to_out.0", "o"),
-    (".to_q.", ".q."), (".to_k.", ".k."), (".to_v.", ".v."),
-    ("ffn.net.0.proj", "ffn.0"), ("ffn.net.2", "ffn.2"), ("proj_out", "head.head"),
-    ("norm2", "norm_held"), ("norm3", "norm2"), ("norm_held", "norm3"),
-]  # fmt: skip
-"""From diffusers' names of Wan's tensors to its authors'."""
-
-
-def authors_name(name: str) -> str:
-    for ours, theirs in AUTHORS:
-        name = name.replace(ours, theirs)
-    return "head.modulation" if name == "scale_shift_table" else name.replace("scale_shift_table", "modulation")
 
 
 @pytest.fixture
@@ -74,9 +35,9 @@ def base(tiny_bases: Callable[[str], Path], tmp_path: Path) -> Path:
 def authors(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The weights of the tiny Wan, all of them plus one, in a file with the authors' names and ComfyUI's prefix."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    state = load_file(base / "transformer" / WEIGHTS)
-    path = tmp_path / "one.safetensors"
-    save_file({f"model.diffusion_model.{authors_name(name)}": value + 1 for name, value in state.items()}, path)
+    state, path = load_file(base / "transformer" / WEIGHTS), tmp_path / "one.safetensors"
+    rename = opened("wan", base).full_key_maps()["original"]
+    save_file({f"model.diffusion_model.{rename(name)}": value + 1 for name, value in state.items()}, path)
     return path
 
 
@@ -91,22 +52,25 @@ def refused(action: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "sizes"), NETS)
-def test_it_is_what_diffusers_loads(name: str, sizes: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
-    cls = getattr(diffusers, name)
-    torch.manual_seed(0)
-    cls(**sizes).save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(weight_files(tmp_path)) > 2
-    theirs, ours = cls.from_pretrained(tmp_path, dtype=dtype), load_model(cls, tmp_path, dtype, CPU)
-    a, b = tensors(theirs), tensors(ours)
-    assert {key: (value.dtype, value.stride()) for key, value in a.items()} == {
-        key: (value.dtype, value.stride()) for key, value in b.items()
-    }
-    assert all(torch.equal(a[key], b[key]) for key in a)
-    assert ours.dtype == theirs.dtype
-    assert {**ours.config, "_name_or_path": ""} == {**theirs.config, "_name_or_path": ""}
-    assert not ours.training
-    assert not any(parameter.requires_grad for parameter in ours.parameters())
+@KINDS
+def test_it_is_what_diffusers_loads(
+    name: str, variant: str, dtype: torch.dtype, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Transformers in many files and VAEs: values, dtypes, strides, config."""
+    for part, kind in {"transformer": find(name).transformer_class, "vae": find(name).vae_class}.items():
+        cls, folder = getattr(diffusers, kind), tmp_path / part
+        cls.from_pretrained(tiny_bases(name, variant) / part).save_pretrained(folder, max_shard_size="20KB")
+        assert part == "vae" or len(weight_files(folder)) > 2
+        theirs, ours = cls.from_pretrained(folder, dtype=dtype), load_model(cls, folder, dtype, CPU)
+        a, b = tensors(theirs), tensors(ours)
+        assert {key: (value.dtype, value.stride()) for key, value in a.items()} == {
+            key: (value.dtype, value.stride()) for key, value in b.items()
+        }
+        assert all(torch.equal(a[key], b[key]) for key in a)
+        assert ours.dtype == theirs.dtype
+        assert {**ours.config, "_name_or_path": ""} == {**theirs.config, "_name_or_path": ""}
+        assert not ours.training
+        assert not any(parameter.requires_grad for parameter in ours.parameters())
 
 
 def test_text_encoders_are_what_transformers_loads(base: Path) -> None:
@@ -146,9 +110,9 @@ print(resident("VmHWM") - before, resident("VmRSS") - before, size)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process")
-def test_never_more_than_the_model_and_one_file_is_in_memory(tmp_path: Path) -> None:
+def test_never_more_than_the_model_and_one_file_is_in_memory(base: Path, tmp_path: Path) -> None:
     cls = diffusers.WanTransformer3DModel
-    cls(**WAN).save_pretrained(tmp_path / "warm")
+    shutil.copytree(base / "transformer", tmp_path / "warm")
     large = {"num_attention_heads": 8, "attention_head_dim": 64, "ffn_dim": 2048, "num_layers": 6, "text_dim": 64}
     cls(**large, freq_dim=32).save_pretrained(tmp_path / "net", max_shard_size="20MB")
     shard = max(path.stat().st_size for path in weight_files(tmp_path / "net"))
@@ -187,67 +151,52 @@ def test_a_base_with_a_file_of_ones_own_is_a_folder_of_links(base: Path, authors
     assert (placed.folder / "vae").resolve() == (base / "vae").resolve()
 
 
-def test_a_family_without_a_reader_of_such_files_takes_diffusers_names(tmp_path: Path) -> None:
-    cls = diffusers.CogVideoXTransformer3DModel
-    cls(**COGVIDEOX).save_pretrained(tmp_path)
-    assert load_model(cls, tmp_path, torch.float32, CPU).config.num_layers == 2
-    state = load_file(tmp_path / WEIGHTS)
-    save_file({f"net.{name}": value for name, value in state.items()}, tmp_path / WEIGHTS)
-    said = refused(lambda: load_model(cls, tmp_path, torch.float32, CPU))
+def test_a_family_without_a_reader_of_such_files_takes_diffusers_names(
+    tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_bases("cogvideox") / "transformer", tmp_path / "net"))
+    save_file({f"net.{name}": value for name, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
+    said = refused(lambda: load_model(diffusers.CogVideoXTransformer3DModel, folder, torch.float32, CPU))
     assert "it reads those of hidream, hunyuan_video, ltx_video, wan" in said
 
 
-def spoil(folder: Path, how: str) -> None:
-    """Make the transformer's only file of weights a wrong one."""
-    path = folder / "transformer" / WEIGHTS
-    state = load_file(path)
-    if how == "another size":
-        edit(folder / "transformer" / "config.json", ffn_dim=48)
-    elif how == "fewer blocks":
-        edit(folder / "transformer" / "config.json", num_layers=1)
-    elif how == "more blocks":
-        edit(folder / "transformer" / "config.json", num_layers=3)
-    elif how == "quantized":
-        edit(folder / "transformer" / "config.json", quantization_config={"quant_method": "bitsandbytes"})
-    elif how == "8 bits":
-        save_file({name: value.to(torch.float8_e4m3fn) for name, value in state.items()}, path)
-    elif how == "a LoRA":
-        save_file({"diffusion_model.blocks.0.self_attn.q.lora_A.weight": torch.zeros(2, 4)}, path)
-    elif how == "something else":
-        save_file({"blocks.nothing.weight": torch.zeros(2, 4)}, path)
-    elif how == "cut short":
-        path.write_bytes(path.read_bytes()[:-100])
-    elif how == "a pointer":
-        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
-    elif how == "a pickle":
-        path.rename(path.with_name("diffusion_pytorch_model.bin"))
-    elif how == "a variant":
-        path.rename(path.with_name("diffusion_pytorch_model.fp16.safetensors"))
+def config(**values: Any) -> Callable[[Path], object]:
+    return lambda path: edit(path.with_name("config.json"), **values)
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("another size", ["does not fit", "config.json", "tensors differ, as blocks.0.ffn", "32x24 in the file, 48x24 by"]),
-        ("fewer blocks", ["does not fit", "not in the model by the config"]),
-        ("more blocks", ["does not fit", "missing in the file"]),
-        ("quantized", ["is quantized: take the checkpoint in float32"]),
-        ("8 bits", ["weights of the dtype F8_E4M3"]),
-        ("a LoRA", ["is a LoRA, not a transformer"]),
-        ("something else", ["does not fit"]),
-        ("cut short", ["is damaged, or was not copied to its end", "Fetch it again"]),
-        ("a pointer", ["pointer of git-lfs", "git lfs pull"]),
-        ("a pickle", ["transformer has no weights in safetensors; diffusion_pytorch_model.bin can run code"]),
-        ("a variant", ["called diffusion_pytorch_model.safetensors", "it has diffusion_pytorch_model.fp16.safetensors"]),
-    ],
-)  # fmt: skip
-def test_a_wrong_file_is_known_before_anything_is_encoded(base: Path, how: str, words: list[str]) -> None:
+def weights(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], object]:
+    return lambda path: save_file(change(load_file(path)), path)
+
+
+LORA = {"diffusion_model.blocks.0.self_attn.q.lora_A.weight": torch.zeros(2, 4)}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+SPOILT: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "another size": (config(ffn_dim=48), ["does not fit", "tensors differ, as blocks.0.ffn", "in the file, 48x24 by"]),
+    "fewer blocks": (config(num_layers=1), ["does not fit", "not in the model by the config"]),
+    "more blocks": (config(num_layers=3), ["does not fit", "missing in the file"]),
+    "quantized": (config(quantization_config={"quant_method": "bitsandbytes"}), ["take the checkpoint in float32"]),
+    "8 bits": (weights(lambda all: {k: v.to(torch.float8_e4m3fn) for k, v in all.items()}), ["the dtype F8_E4M3"]),
+    "a LoRA": (weights(lambda _: LORA), ["is a LoRA, not a transformer"]),
+    "something else": (weights(lambda _: {"blocks.nothing.weight": torch.zeros(2, 4)}), ["does not fit"]),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-100]), ["is damaged", "Fetch it again"]),
+    "a pointer": (lambda path: path.write_text(POINTER), ["pointer of git-lfs", "git lfs pull"]),
+    "a pickle": (lambda path: path.rename(path.with_name("diffusion_pytorch_model.bin")), ["no weights", "can run code"]),
+    "a variant": (
+        lambda path: path.rename(path.with_name("diffusion_pytorch_model.fp16.safetensors")),
+        ["called diffusion_pytorch_model.safetensors", "it has diffusion_pytorch_model.fp16.safetensors"],
+    ),
+}  # fmt: skip
+"""What is wrong with the transformer's only file of weights, or its config, and what is said of it."""
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_wrong_file_is_known_before_anything_is_encoded(base: Path, how: str) -> None:
+    spoil, words = SPOILT[how]
     place(str(base))
-    spoil(base, how)
+    spoil(base / "transformer" / WEIGHTS)
     said = refused(lambda: place(str(base)))
-    for word in words:
+    for word in [str(base), *words]:
         assert word in said
-    assert str(base) in said
 
 
 def test_weights_without_a_place_are_left_out_and_said(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,8 +209,9 @@ def test_weights_without_a_place_are_left_out_and_said(base: Path, capsys: pytes
 
 def test_a_missing_shard_is_named(base: Path) -> None:
     folder = base / "transformer"
+    net = diffusers.WanTransformer3DModel.from_pretrained(folder)
     (folder / WEIGHTS).unlink()
-    diffusers.WanTransformer3DModel(**WAN).save_pretrained(folder, max_shard_size="20KB")
+    net.save_pretrained(folder, max_shard_size="20KB")
     first, *_, last = names = [path.name for path in weight_files(folder)]
     (folder / last).unlink()
     (folder / first).unlink()

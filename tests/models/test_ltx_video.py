@@ -3,90 +3,36 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, LTXConditionPipeline, LTXImageToVideoPipeline, LTXPipeline
-from safetensors.torch import load_file, save_file
+from diffusers import AutoencoderKLLTXVideo, LTXConditionPipeline, LTXPipeline
 
-from tests.models import models_kit
-from tests.models.models_kit import batch_of, clip_of, edit, noisy_lora
+from tests.models.models_kit import Open, batch_of, clip_of, edit, opened
 from tests.models.oracles import unpacked
 from tests.models.test_family_outputs import same_words
 from videotune.errors import VideotuneError
-from videotune.exporter.lora import export_lora
+from videotune.models.base import DiffusersModel
 from videotune.models.ltx_video import LTXVideo
-from videotune.models.registry import find
+from videotune.rng import draws
 from videotune.types import ClipShape, SampleRequest
 
 Bases = Callable[..., Path]
+NAME = "ltx_video"
 EACH = pytest.mark.parametrize("variant", LTXVideo.variants)
 SHAPE = ClipShape(17, 64, 96, 25.0)
 
 
-opened = partial(models_kit.opened, "ltx_video")
-
-
-def edited(base: Path, folder: Path, part: str, **words: Any) -> Path:
-    """A copy of a checkpoint in which keys of a JSON file are others."""
-    shutil.copytree(base, folder)
-    edit(folder / part, **words)
-    return folder
-
-
-def sure(base: Path, folder: Path) -> Path:
-    """A copy whose VAE gives its latents next to no variance, so that a pipeline's draw is the mean."""
-    shutil.copytree(base, folder)
-    weights = folder / "vae" / "diffusion_pytorch_model.safetensors"
-    state = load_file(weights)
-    state["encoder.conv_out.conv.bias"][-1] = -1e4
-    save_file(state, weights, metadata={"format": "pt"})
-    return folder
-
-
-@EACH
-def test_a_checkpoint_says_what_it_is(variant: str, tiny_bases: Bases) -> None:
-    spec = LTXVideo.read_spec(tiny_bases("ltx_video", variant))
-    since = variant == "0.9.7"
-    assert spec.title == f"LTX-Video {'0.9.5+' if since else variant}"
-    assert spec.text_tokens == (256 if since else 128)
-    assert (spec.rules.frame_step, spec.rules.frame_rest, spec.rules.side_multiple, spec.rules.fps) == (8, 1, 32, 25)
-    assert (spec.given, spec.first_frame, spec.patch) == ("replace", 0.1, (1, 1, 1))
-    assert spec.shift_by_tokens == (1024, 0.95, 4096, 2.05)
-    assert ("Open" in spec.licence) == since
-
-
 def test_a_newer_checkpoint_is_known_by_its_vae_too(tiny_bases: Bases, tmp_path: Path) -> None:
     """Whatever pipeline its index names: how it counts time goes with the weights."""
-    folder = edited(tiny_bases("ltx_video", "0.9.7"), tmp_path / "a", "model_index.json", _class_name="LTXPipeline")
-    assert opened(folder).pipeline_class() is LTXConditionPipeline
-    assert opened(tiny_bases("ltx_video", "0.9.1")).pipeline_class() is LTXPipeline
-
-
-def test_what_only_looks_like_it_is_refused(tiny_bases: Bases, tmp_path: Path) -> None:
-    base, config = tiny_bases("ltx_video"), "transformer/config.json"
-    with pytest.raises(VideotuneError, match="reads 8 channels"):
-        LTXVideo.read_spec(edited(base, tmp_path / "a", config, in_channels=8))
-    with pytest.raises(VideotuneError, match="covers more than one latent"):
-        LTXVideo.read_spec(edited(base, tmp_path / "b", config, patch_size=2))
-
-
-@EACH
-@pytest.mark.parametrize("caption", ["a red circle", "", "Ünïcode &amp; more", "long " * 100])
-def test_text_and_mask_are_what_the_pipeline_feeds(variant: str, caption: str, tiny_bases: Bases) -> None:
-    """T5 reads padding without a mask up to 0.9.1, and with one since: the same words give other states."""
-    family = opened(tiny_bases("ltx_video", variant))
-    pipe = DiffusionPipeline.from_pretrained(tiny_bases("ltx_video", variant), dtype=torch.float32)
-    ours = family.condition(family.encode_text([caption]))
-    with torch.no_grad():
-        text, mask, _, _ = pipe.encode_prompt(caption, do_classifier_free_guidance=False)
-    assert torch.equal(ours.text, text)
-    assert torch.equal(ours.text_mask, mask)
-    assert mask.sum() == min(family.text_length(caption), family.spec.text_tokens)
-    assert find("ltx_video").token_lengths(family.folder, [caption]) == [family.text_length(caption)]
+    titles = [LTXVideo.read_spec(tiny_bases(NAME, variant)).title for variant in LTXVideo.variants]
+    assert titles == ["LTX-Video 0.9.0", "LTX-Video 0.9.1", "LTX-Video 0.9.5+"]
+    folder = Path(shutil.copytree(tiny_bases(NAME, "0.9.7"), tmp_path / "a"))
+    edit(folder / "model_index.json", _class_name="LTXPipeline")
+    assert opened(NAME, folder).pipeline_class() is LTXConditionPipeline
+    assert opened(NAME, tiny_bases(NAME, "0.9.1")).pipeline_class() is LTXPipeline
 
 
 def heard_by(net: Any) -> list[Any]:
@@ -96,9 +42,9 @@ def heard_by(net: Any) -> list[Any]:
 
 
 @EACH
-def test_each_sample_is_told_its_own_fps(variant: str, tiny_bases: Bases) -> None:
+def test_each_sample_is_told_its_own_fps(variant: str, tiny_family: Open) -> None:
     """Two rates in one batch: each is predicted as in a batch of its own, which hears the pipeline's words."""
-    family = opened(tiny_bases("ltx_video", variant))
+    family = tiny_family(NAME, variant=variant)
     net = family.denoiser()
     batch = replace(batch_of(family, ["a", "b"], shape=SHAPE), fps=torch.tensor([12.0, 25.0]), any_given=False)
     x_t, t = torch.randn_like(batch.x0), torch.tensor([0.3, 0.8])
@@ -117,34 +63,9 @@ def test_each_sample_is_told_its_own_fps(variant: str, tiny_bases: Bases) -> Non
 
 
 @EACH
-def test_a_wrong_word_would_be_found(variant: str, tiny_bases: Bases, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What shows that training hears the pipeline's words does find a wrong rate, unit, form of time and mask."""
-    family = opened(tiny_bases("ltx_video", variant))
-    net = family.denoiser()
-    batch, heard = batch_of(family, ["a red circle"], shape=SHAPE), heard_by(net)
-    with torch.no_grad():
-        family.sample({"transformer": net}, batch.cond, None, SampleRequest(SHAPE, 2, 1.0, (3,)))
-    theirs, place = heard[0][1], "video_coords" if family.newer else "rope_interpolation_scale"
-    assert same_words(family, net, batch, theirs, heard) == []
-    assert same_words(family, net, replace(batch, fps=batch.fps - 1), theirs, heard) == [place]
-    blind = replace(batch.cond, text_mask=torch.ones_like(batch.cond.text_mask))  # type: ignore[arg-type]
-    assert same_words(family, net, replace(batch, cond=blind), theirs, heard) == ["encoder_attention_mask"]
-    own = family.predict
-    with monkeypatch.context() as wrong:
-        wrong.setattr(family, "predict", lambda net, x_t, t, batch: own(net, x_t, 0.999 * t, batch))
-        assert same_words(family, net, batch, theirs, heard) == ["timestep"]
-    with monkeypatch.context() as wrong:
-        wrong.setattr(family, "newer", not family.newer)
-        assert place in same_words(family, net, batch, theirs, heard)
-    rules = replace(family.spec.rules, temporal_stride=4)
-    monkeypatch.setattr(family, "spec", replace(family.spec, rules=rules))
-    assert same_words(family, net, batch, theirs, heard) == [place]
-
-
-@EACH
-def test_a_first_frame_is_fed_as_the_pipeline_feeds_it(variant: str, tiny_bases: Bases) -> None:
+def test_a_first_frame_is_fed_as_the_pipeline_feeds_it(variant: str, tiny_family: Open) -> None:
     """Clean, its tokens told 0; every word of a draw from an image, replayed with that frame given, is the same."""
-    family = opened(tiny_bases("ltx_video", variant))
+    family = tiny_family(NAME, variant=variant)
     net = family.denoiser()
     batch, heard = batch_of(family, ["a red circle"], given=True, shape=SHAPE), heard_by(net)
     first = batch.x0[:, :, :1]
@@ -162,83 +83,30 @@ def test_a_first_frame_is_fed_as_the_pipeline_feeds_it(variant: str, tiny_bases:
         assert (fed - first).abs().max() <= 6 * noise
 
 
-def test_the_first_latent_frame_is_that_of_the_image(tiny_bases: Bases) -> None:
-    for variant in LTXVideo.variants:
-        family = opened(tiny_bases("ltx_video", variant))
-        clip = clip_of(family, SHAPE, 0)
-        image, film = family.encode_video(clip[:, :1]).mean, family.encode_video(clip).mean
-        torch.testing.assert_close(image, film[:, :1], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
 @EACH
-def test_our_latents_are_those_of_the_pipeline_with_the_exported_file(
-    variant: str, image: bool, tiny_bases: Bases, tmp_path: Path
-) -> None:
-    """Same seed, same latents, from text and from an image, with guidance, at a rate that is not the model's own."""
-    folder = sure(tiny_bases("ltx_video", variant), tmp_path / "sure")
-    family, shape = opened(folder), replace(SHAPE, fps=30.0)
-    net = family.denoiser()
-    state = noisy_lora(family, net)
-    cond, uncond = (family.condition(family.encode_text([text])) for text in ("a zorble", ""))
-    clip = clip_of(family, shape, 0)
-    first = family.encode_video(clip).mean[None, :, :1] if image else None
-    ours = family.sample({"transformer": net}, cond, uncond, SampleRequest(shape, 3, 3.0, (7,), first=first))
-    kind = LTXImageToVideoPipeline if image and variant != "0.9.7" else family.pipeline_class()
-    pipe = kind.from_pretrained(folder, dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-
-    def theirs() -> torch.Tensor:
-        latents = pipe(
-            prompt="a zorble", num_frames=shape.frames, height=shape.height, width=shape.width, frame_rate=30,
-            num_inference_steps=3, guidance_scale=3.0, generator=torch.Generator().manual_seed(7),
-            output_type="latent", **({"image": clip[None, :, 0] / 2 + 0.5} if image else {}),
-        ).frames  # fmt: skip
-        return latents if family.newer else unpacked(LTXVideo.spec, latents, ours.shape[2:])
-
-    without = theirs()
-    pipe.load_lora_weights(str(export_lora(family, "diffusers", state, 2.0, tmp_path / "l.safetensors", {}).path))
-    later = slice(1 if image else 0, None)  # the newer pipeline leaves a little noise on the image itself
-    torch.testing.assert_close(ours[:, :, later], theirs()[:, :, later], rtol=1e-4, atol=1e-4)
-    assert (ours - without)[:, :, later].abs().max() > 1e-3
-
-
-@EACH
-def test_latents_are_normalised_and_decoded_as_in_the_pipeline(variant: str, tiny_bases: Bases) -> None:
-    """With the VAE's buffers; and a VAE that is told a timestep is told 0.05, over latents with 2.5 % of noise."""
-    family = opened(tiny_bases("ltx_video", variant))
-    pipe = DiffusionPipeline.from_pretrained(tiny_bases("ltx_video", variant), dtype=torch.float32)
-    vae, clip = pipe.vae, clip_of(family, SHAPE, 0)
-    moments = family.encode_video(clip)
-    with torch.no_grad():
-        dist = vae.encode(clip[None]).latent_dist
-    wanted = pipe._normalize_latents(dist.mean, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-    torch.testing.assert_close(moments.mean[None], wanted)
-    deviation = dist.std[0] / vae.latents_std.view(-1, 1, 1, 1)
-    torch.testing.assert_close((moments.logvar / 2).exp(), deviation, rtol=1e-4, atol=1e-6)
+def test_the_decoder_is_told_a_timestep_and_noise_that_are_always_the_same(variant: str, tiny_family: Open) -> None:
+    """0.05, over latents with 2.5 % of noise, where the VAE is told a timestep; nobody else's draws move."""
+    family = tiny_family(NAME, variant=variant)
+    latents = family.encode_video(clip_of(family, SHAPE, 0)).mean
     before = torch.get_rng_state()
-    ours = family.decode(moments.mean)
-    assert torch.equal(ours, family.decode(moments.mean)), "also where the decoder draws noise inside"
-    assert torch.equal(torch.get_rng_state(), before), "and nobody else's draws move"
+    ours = family.decode(latents)
+    assert torch.equal(ours, family.decode(latents)), "also where the decoder draws noise inside"
+    assert torch.equal(torch.get_rng_state(), before)
+    vae: Any = AutoencoderKLLTXVideo.from_pretrained(family.folder / "vae", torch_dtype=torch.float32)
+    raw, words = DiffusersModel.raw_latents(family, latents)[None], []
     if variant == "0.9.1":  # it draws inside: only its timestep can be looked at
         with pytest.raises(Exception, match="NoneType"):
-            vae.decode(wanted)
+            vae.decode(raw)
         return
-    raw, words = dist.mean, []
     if variant == "0.9.7":
-        from videotune.rng import draws
-
-        noise = torch.from_numpy(draws(0, "decode noise").standard_normal(tuple(raw.shape), "float32"))
+        noise = torch.from_numpy(draws(0, "decode noise").standard_normal(tuple(raw.shape[1:]), "float32"))
         raw, words = 0.975 * raw + 0.025 * noise, [torch.tensor([0.05])]
     with torch.no_grad():
         torch.testing.assert_close(ours, vae.decode(raw, *words).sample[0].clamp(-1, 1), rtol=1e-4, atol=1e-5)
-        if words:
-            told_other = vae.decode(raw, torch.tensor([0.0])).sample[0].clamp(-1, 1)
-            assert (ours - told_other).abs().max() > 1e-4
 
 
-def test_the_shift_of_a_sample_is_the_schedulers_or_the_asked_one(tiny_bases: Bases) -> None:
-    older, since = (opened(tiny_bases("ltx_video", variant)) for variant in ("0.9.0", "0.9.7"))
+def test_the_shift_of_a_sample_is_the_schedulers_or_the_asked_one(tiny_family: Open) -> None:
+    older, since = (tiny_family(NAME, variant=variant) for variant in ("0.9.0", "0.9.7"))
     assert older.pipeline({}).scheduler.config.use_dynamic_shifting
     asked = older.pipeline({}, 3.0).scheduler
     asked.set_timesteps(sigmas=[1.0, 0.5])
@@ -246,36 +114,3 @@ def test_the_shift_of_a_sample_is_the_schedulers_or_the_asked_one(tiny_bases: Ba
     with pytest.raises(VideotuneError, match="schedule of its own"):
         since.pipeline({}, 3.0)
     assert LTXVideo.spec.timestep_shift == 4.48, "e^1.5: half way between 1024 and 4096 tokens"
-
-
-def test_weights_under_the_authors_names_are_read_back_by_diffusers(tiny_bases: Bases) -> None:
-    from diffusers.loaders.single_file_utils import convert_ltx_transformer_checkpoint_to_diffusers
-
-    family = opened(tiny_bases("ltx_video"))
-    state = family.denoiser().state_dict()
-    rename = family.full_key_maps()["original"]
-    authors = {rename(name): value for name, value in state.items()}
-    assert {"patchify_proj.weight", "transformer_blocks.0.attn1.q_norm.weight", "adaln_single.linear.bias"} <= set(
-        authors
-    )
-    again = convert_ltx_transformer_checkpoint_to_diffusers(dict(authors))
-    assert set(again) == set(state)
-    assert all(again[name] is authors[rename(name)] for name in state)
-
-
-@EACH
-def test_an_isolated_frame_is_a_still(variant: str, tiny_bases: Bases) -> None:
-    """Attention knows the distance between tokens alone, so a frame by itself is predicted as a clip of one frame."""
-    family = opened(tiny_bases("ltx_video", variant))
-    net, batch = family.denoiser(), batch_of(family, ["a red circle"], shape=SHAPE)
-    t, none = torch.tensor([0.6]), torch.zeros(1, 1, 1, 1, 1, dtype=torch.bool)
-    with torch.no_grad():
-        stills = [
-            family.predict(net, batch.x0[:, :, [i]], t, replace(batch, x0=batch.x0[:, :, [i]], given=none))
-            for i in range(batch.x0.shape[2])
-        ]
-        family.isolate_frames(net, True)
-        alone = family.predict(net, batch.x0, t, batch)
-        torch.testing.assert_close(alone, torch.cat(stills, dim=2), rtol=1e-4, atol=1e-5)
-        # a preview's pipeline says no count of frames where it tells positions
-        family.sample({"transformer": net}, batch.cond, None, SampleRequest(SHAPE, 2, 1.0, (3,)))

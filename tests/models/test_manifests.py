@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 from videotune.config.load import preset_names, read_preset
-from videotune.models.base_model import published
-from videotune.models.registry import find
+from videotune.models.base_model import published, spec_for
+from videotune.models.registry import find, names
+from videotune.types import BasePlace, ClipShape
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "tests" / "manifests"
@@ -79,16 +81,42 @@ def test_the_bytes_that_are_loaded_are_the_published_ones() -> None:
 
 @EACH
 def test_what_our_family_says_of_it(name: str) -> None:
+    """Its title, licence, native frames, sizes and rate, noise levels, experts, and what a LoRA covers."""
     written = kept(name)["family"]
     found = WRITER.by_family(name, WRITER.CONFIGS / name)
     assert found == written, AGAIN
     if len(found["blocks"]) == 1:  # blocks of one kind have as many modules each
         assert found["lora"]["attention"]["modules"] % sum(found["blocks"].values()) == 0
-    for form, names in found["export"].items():
-        joined = form in find(found["name"]).spec.fused  # several modules under one key
-        assert (names["keys"] < 2 * found["lora"]["linear"]["modules"]) == joined
-        assert joined or names["keys"] == 2 * found["lora"]["linear"]["modules"]
+    for form, keys in found["export"].items():
+        joined = form in find(found["spec"]["name"]).spec.fused  # several modules under one key
+        assert (keys["keys"] < 2 * found["lora"]["linear"]["modules"]) == joined
+        assert joined or keys["keys"] == 2 * found["lora"]["linear"]["modules"]
     assert found["lora"]["linear"]["modules"] > found["lora"]["attention"]["modules"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "tokens"),
+    [
+        ("cogvideox-5b", (49, 480, 720), 13 * 30 * 45),
+        ("cogvideox-1.5-5b", (81, 768, 1360), 11 * 48 * 85),
+        ("hunyuan-video-13b", (129, 720, 1280), 33 * 45 * 80),
+        ("hidream-i1", (1, 512, 512), 32 * 32),
+        ("hidream-i1", (1, 512, 528), 4096),  # what is not square is padded
+        ("ltx-video-2b", (161, 512, 704), 21 * 16 * 22),
+        ("wan2.2-ti2v-5b", (121, 704, 1280), 31 * 22 * 40),
+    ],
+)
+def test_tokens_of_published_shapes(name: str, shape: tuple[int, int, int], tokens: int) -> None:
+    spec = spec_for(None, BasePlace(name, WRITER.CONFIGS / name))
+    assert spec.tokens(ClipShape(*shape, spec.rules.fps)) == tokens
+
+
+def test_the_spec_of_a_family_is_that_of_a_published_model() -> None:
+    """What the name of a family alone stands for, where no base is given."""
+    published = [spec_for(None, BasePlace(name, WRITER.CONFIGS / name)) for name in WRITER.MODELS]
+    for spec in (find(name).spec for name in names()):
+        same = [replace(one, title=spec.title, guidance_embedded=spec.guidance_embedded) for one in published]
+        assert spec in same, spec.name
 
 
 def test_a_lora_has_as_many_parameters_as_others_count() -> None:

@@ -1,13 +1,11 @@
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from toymaking.motion import Motion, motion
-from toymaking.wide import draw_wide, striped
 
 from videotune.toy.shapes import (
     COLOURS,
@@ -15,7 +13,6 @@ from videotune.toy.shapes import (
     DIRECTIONS,
     HELD_OUT,
     KNOWN,
-    PALETTE,
     SHAPES,
     draw_clip,
 )
@@ -71,28 +68,6 @@ def test_the_held_out_combinations_are_a_balanced_third() -> None:
             assert Counter(look[place] for look in part) == dict.fromkeys(words, each)
 
 
-def test_stripes_lie_on_the_shape_alone_and_move_with_it() -> None:
-    stripes = partial(striped, colours=(PALETTE["orange"], (245, 230, 200)), period=10.0)
-    plain, painted = (
-        draw_clip(np.random.default_rng(5), paint, "square", "right").astype(np.int16) for paint in ("orange", stripes)
-    )
-    changed = np.abs(plain - painted).max(axis=-1) > 8
-    shape = np.abs(plain - plain[:, :1, :1]).max(axis=-1) > 8
-    assert not (changed & ~shape).any()
-    assert 0.3 < changed.sum() / shape.sum() < 0.7
-    rows = [frame.any(axis=1).nonzero()[0].tolist() for frame in changed]
-    assert all(found == rows[0] for found in rows)  # it moves to the right: the rows stay
-
-
-def test_wide_clips_show_colours_and_shapes_that_have_no_name() -> None:
-    clips = [draw_wide(np.random.default_rng(index)) for index in range(24)]
-    medians = {tuple(np.median(clip[8][np.abs(clip[8].astype(int) - clip[8, 0, 0]).max(-1) > 40], 0)) for clip in clips}
-    assert len(medians) == 24
-    assert not medians & {tuple(map(float, colour)) for colour in PALETTE.values()}
-    again = draw_wide(np.random.default_rng(3))
-    assert np.array_equal(again, clips[3])
-
-
 def drawn(frames: int = 17, fps: float = 16.0) -> NDArray[Any]:
     return draw_clip(np.random.default_rng(4), "red", "square", "left", frames=frames, fps=fps).astype(np.float32)
 
@@ -103,20 +78,13 @@ def measured(clip: NDArray[Any]) -> Motion:
     return found
 
 
-def test_a_drawn_clip_moves_and_nothing_in_it_flickers() -> None:
-    seen = measured(drawn())
-    assert seen.energy > 5
-    assert (seen.flicker, seen.shimmer) == (0, 0)
-    assert seen.jerk < 0.05
-
-
-def test_a_still_clip_has_no_motion() -> None:
-    assert measured(np.repeat(drawn()[8:9], 17, axis=0)) == Motion(0, 0, 0, pytest.approx(0, abs=1e-6))
-
-
 def test_each_disturbance_is_seen_by_its_own_measure() -> None:
     clip = drawn()
     calm = measured(clip)
+    assert calm.energy > 5
+    assert (calm.flicker, calm.shimmer) == (0, 0)
+    assert calm.jerk < 0.05
+    assert measured(np.repeat(clip[8:9], 17, axis=0)) == Motion(0, 0, 0, pytest.approx(0, abs=1e-6))
     blinking = np.where(np.arange(len(clip)) % 2, 4.0, 0.0)[:, None, None, None]
     subject = np.abs(clip - clip[0, 0, 0]).max(axis=-1, keepdims=True) > 50
     dark = measured(clip + blinking * ~subject)
@@ -128,9 +96,5 @@ def test_each_disturbance_is_seen_by_its_own_measure() -> None:
     shaken = measured(np.stack([np.roll(frame, 2 * (i % 2), axis=0) for i, frame in enumerate(clip)]))
     assert shaken.jerk == pytest.approx(4, abs=0.2)
     assert (shaken.flicker, shaken.shimmer) == (0, 0)
-
-
-def test_a_clip_without_a_subject_is_not_measured() -> None:
-    clip = drawn()
     clip[5] = clip[5, 0, 0]
-    assert motion(clip) is None
+    assert motion(clip) is None, "without a subject"

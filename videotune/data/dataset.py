@@ -193,15 +193,18 @@ def _library(
     )
 
 
+def _dearest_first(shape: ClipShape) -> tuple[int, ClipShape]:
+    return -shape.frames * shape.height * shape.width, shape
+
+
 def buckets(library: Library) -> dict[ClipShape, list[Window]]:
     """The training windows by shape, the dearest shape (frames · height · width) first, in path order.
 
     A window of a dataset with repeats stands in its bucket so many times: all windows, then those with a second copy, ….
     """
     repeats = {clip.id: clip.repeats for clip in library.clips}
-    shapes = {window.shape for window in library.windows}
-    ordered = sorted(shapes, key=lambda shape: (-shape.frames * shape.height * shape.width, shape))
-    entries: dict[ClipShape, list[Window]] = {shape: [] for shape in ordered}
+    shapes = sorted({window.shape for window in library.windows}, key=_dearest_first)
+    entries: dict[ClipShape, list[Window]] = {shape: [] for shape in shapes}
     for copy in range(max(repeats.values(), default=1)):
         for window in library.windows:
             if copy < repeats[window.clip_id]:
@@ -250,17 +253,13 @@ def totals(library: Library) -> dict[str, int]:
 
 def to_json(library: Library) -> dict[str, Any]:
     """The account as ``check --json`` gives it: the totals, every clip, the buckets of training windows, and notes."""
-    shapes = Counter(str(window.shape) for window in library.windows)
-    areas = {
-        str(window.shape): window.shape.frames * window.shape.height * window.shape.width for window in library.windows
-    }
-    ordered = sorted(shapes, key=lambda shape: (-areas[shape], shape))
+    shapes = Counter(window.shape for window in library.windows)
     return {
         **totals(library),
         "clips": [
             asdict(account) | {name: list(getattr(account, name)) for name in ("captions", "warnings", "notes")}
             for account in library.accounts
         ],
-        "buckets": [{"shape": shape, "windows": shapes[shape]} for shape in ordered],
+        "buckets": [{"shape": str(shape), "windows": shapes[shape]} for shape in sorted(shapes, key=_dearest_first)],
         "notes": list(library.notes),
     }

@@ -95,8 +95,6 @@ def side_by_side(videos: Sequence[Sequence[NDArray[Any]]], columns: int | None =
 
     Raises ValueError for videos of different sizes.
     """
-    import numpy as np
-
     if len({video[0].shape for video in videos}) != 1:
         raise ValueError("videos of different sizes cannot stand side by side")
     columns = columns or len(videos)

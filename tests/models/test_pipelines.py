@@ -1,0 +1,206 @@
+"""Each kind of checkpoint against diffusers' own pipeline: text, latents, and the frames that exported files give there."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from tests.models.models_kit import KINDS, clip_of, denoisers, edit, noisy_lora, opened, shapes_of, small_shape
+from tests.models.oracles import unpacked
+from videotune.exporter.lora import export_lora
+from videotune.models.base import DiffusersModel
+from videotune.models.registry import find, names
+from videotune.types import ClipShape, SampleRequest
+
+CAPTIONS = ("a red circle moves left", "", "Ünïcode — {braces} &amp; 你好", "long " * 600)
+FED = {
+    "ltx_video": ("text", "mask"),
+    "hunyuan_video": ("text", "pooled", "mask"),
+    "hidream": ("text", "", "llama", "", "pooled"),
+}
+"""What a pipeline's ``encode_prompt`` returns, by our names; of other families the text comes first."""
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+CERTAIN = {"cogvideox": (slice(4, None), -60.0), "ltx_video": (slice(-1, None), -1e4)}
+"""Biases of the encoder's last layer that leave latents next to no variance, so that a pipeline's draw is the mean."""
+
+
+def pipeline_of(folder: Path, cls: Any = diffusers.DiffusionPipeline) -> Any:
+    pipe = cls.from_pretrained(folder, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@KINDS
+def test_text_is_what_the_pipeline_feeds(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
+    """To the bit, with states of padding where the network sees them; a mask counts the tokens that we count."""
+    family, pipe = opened(name, tiny_bases(name, variant)), pipeline_of(tiny_bases(name, variant))
+    words: dict[str, Any] = {"max_sequence_length": family.spec.text_tokens, "do_classifier_free_guidance": False}
+    asked = {key: value for key, value in words.items() if key in signature(pipe.encode_prompt).parameters}
+    for caption in CAPTIONS:
+        ours = family.condition(family.encode_text([caption]))
+        with torch.no_grad():  # attention takes another kernel under grad
+            theirs = dict(zip(FED.get(name, ("text",)), pipe.encode_prompt(caption, **asked), strict=False))
+        shown = theirs["mask"].bool() if "mask" in theirs else None
+        seen = shown if name == "hunyuan_video" else ...  # what its mask hides we keep as zeros
+        assert ours.text.shape == theirs["text"].shape
+        assert torch.equal(ours.text[seen], theirs["text"][seen])
+        assert (ours.text_mask is None) == (shown is None)
+        if shown is not None:
+            assert torch.equal(ours.text_mask, shown)
+            assert shown.sum() == min(family.text_length(caption), family.spec.text_tokens)
+        for extra in {"llama", "pooled"} & set(theirs):
+            assert torch.equal(ours.extras[extra], theirs[extra].transpose(0, 1) if extra == "llama" else theirs[extra])
+
+
+@KINDS
+def test_latents_are_those_of_the_vae(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
+    """What the VAE is given to decode is what it made of the clip, mean and deviation, also of a long one and of a picture
+    that diffusers would cut in tiles if told to; and a clip comes back with its frames and size."""
+    family, folder = opened(name, tiny_bases(name, variant)), tiny_bases(name, variant)
+    vae = getattr(diffusers, family.vae_class).from_pretrained(folder / "vae", torch_dtype=torch.float32)
+    rules, raw_latents = family.spec.rules, partial(DiffusersModel.raw_latents, family)  # LTX adds noise to those
+    side = 2 * rules.side_multiple
+    large = ClipShape(rules.frame_rest, side, 384, rules.fps)
+    long = ClipShape(5 * rules.frame_step + rules.frame_rest, side, side, rules.fps)  # more than a VAE takes at a time
+    more = [] if rules.size or rules.most_area else [long] if rules.most_side else [long, large]
+    for shape in [*shapes_of(family), *more]:
+        clip = clip_of(family, shape, 0)
+        moments = family.encode_video(clip)
+        with torch.no_grad():
+            dist = vae.encode(clip[None] if rules.most_frames != 1 else clip.transpose(0, 1)).latent_dist
+        mean, std = (x[0] if rules.most_frames != 1 else x.transpose(0, 1) for x in (dist.mean, dist.std))
+        assert moments.mean.shape == (family.spec.latent_channels, *rules.latent_size(shape))
+        torch.testing.assert_close(raw_latents(moments.mean), mean, rtol=1e-4, atol=1e-5)
+        if moments.logvar is not None:
+            far = raw_latents(moments.mean + (0.5 * moments.logvar).exp())
+            torch.testing.assert_close(far - mean, std, rtol=1e-4, atol=1e-5)
+        pixels = family.decode(moments.mean)
+        assert pixels.shape == clip.shape
+        assert pixels.abs().max() <= 1
+
+
+def base_of(name: str, variant: str, tiny_bases: Callable[..., Path], folder: Path) -> Path:
+    """A copy of a checkpoint whose latents are certain; of HunyuanVideo one without an embedded guidance, of CogVideoX one
+    with the other scheduler that its checkpoints come with."""
+    shutil.copytree(tiny_bases(name, None if variant in ("undistilled", "dpm") else variant), folder)
+    if name in CERTAIN:
+        state, (rows, bias) = load_file(folder / "vae" / WEIGHTS), CERTAIN[name]
+        state["encoder.conv_out.conv.bias"][rows] = bias
+        save_file(state, folder / "vae" / WEIGHTS, metadata={"format": "pt"})
+    if variant == "undistilled":
+        net = diffusers.HunyuanVideoTransformer3DModel
+        config = net.load_config(folder / "transformer") | {"guidance_embeds": False}
+        net.from_config(config).save_pretrained(folder / "transformer")
+    if variant == "dpm":
+        edit(folder / "model_index.json", scheduler=["diffusers", "CogVideoXDPMScheduler"])
+    return folder
+
+
+def reader_of(family: Any, image: bool) -> Any:
+    """The pipeline by which a user samples from the checkpoint, from text or from an image."""
+    if image and family.spec.name == "wan":
+        return diffusers.WanImageToVideoPipeline
+    if image and family.spec.name == "ltx_video" and not family.newer:
+        return diffusers.LTXImageToVideoPipeline
+    return family.pipeline_class()
+
+
+def theirs_of(pipe: Any, family: Any, request: SampleRequest, caption: str, seed: int, clip: Any) -> torch.Tensor:
+    """What the pipeline gives of one caption: pixels (3,T,H,W), of LTX, whose decoder draws, latents; ``clip`` is told."""
+    shape, generator = request.shape, torch.Generator().manual_seed(seed)
+    words: dict[str, Any] = {
+        "negative_prompt": "",
+        "num_frames": shape.frames,
+        "frame_rate": shape.fps,
+        "guidance_scale": request.guidance,
+        "guidance_scale_2": request.guidance_2,
+    }
+    if family.spec.name == "hunyuan_video" and not family.spec.guidance_embedded:
+        words |= {"guidance_scale": 1.0, "true_cfg_scale": request.guidance}
+    words = {key: value for key, value in words.items() if key in signature(pipe.__call__).parameters}
+    if clip is not None:
+        pixels = ((clip[:, 0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
+        words["image"] = Image.fromarray(pixels)
+    if len(family.spec.experts) == 1:
+        words.pop("guidance_scale_2", None)
+    if family.spec.name == "hidream":  # it samples each request at one area, and Dev draws without a seed
+        pipe.default_sample_size = shape.height // 8
+        if "generator" in signature(pipe.scheduler.step).parameters:
+            pipe.scheduler.step = partial(type(pipe.scheduler).step, pipe.scheduler, generator=generator)
+    ltx = family.spec.name == "ltx_video"
+    found = pipe(
+        prompt=caption, height=shape.height, width=shape.width, num_inference_steps=request.steps, generator=generator,
+        output_type="latent" if ltx else "pt", **words,
+    )  # fmt: skip
+    if ltx:
+        size = family.spec.rules.latent_size(shape)
+        return found.frames[0] if family.newer else unpacked(family.spec, found.frames, size)[0]
+    frames = torch.as_tensor(found.images if "images" in found else found.frames[0])
+    return frames.permute(1, 0, 2, 3) * 2 - 1
+
+
+CASES = [(name, variant) for name in names() for variant in find(name).variants]
+CASES += [("hunyuan_video", "undistilled"), ("cogvideox", "dpm")]
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize(("name", "variant"), CASES, ids=lambda word: word)
+def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
+    name: str, variant: str, guidance: float, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What previews show is what a user gets who loads the files with plain diffusers: the same seed gives the same frames.
+
+    Two captions at once, each with an image of its own where the checkpoint takes one, an adapter for each expert, in every
+    format that diffusers reads.
+    """
+    family = opened(name, base_of(name, variant, tiny_bases, tmp_path / "base"))
+    spec, shape = family.spec, small_shape(family)
+    if spec.rules.size is None and spec.rules.most_frames != 1:
+        shape = replace(shape, width=3 * shape.width // 2, fps=30.0 if name == "ltx_video" else shape.fps)
+    nets, files = denoisers(family), dict[tuple[str, str], Path]()
+    for number, (expert, net) in enumerate(nets.items()):
+        state = noisy_lora(family, net, seed=number)
+        for form in family.key_maps():
+            path = tmp_path / f"{form}{spec.export_suffix(expert)}.safetensors"
+            done = export_lora(family, form, state, 2.0, path, {"step": 1}, expert)
+            assert done.max_error <= 1e-6
+            assert done.modules == len(state) // 2
+            if done.reader.startswith("diffusers"):
+                files[form, expert] = done.path
+    assert len(set(files.values())) == len(files), "each expert has a file of its own"
+    captions, seeds, clips = ["a zorble", "b"], (7, 8), [clip_of(family, shape, seed) for seed in (0, 1)]
+    for image in {"none": (False,), "concat": (True,), "replace": (False, True)}[spec.given]:
+        moments = [family.encode_video(clip) for clip in clips]
+        told = [one.extras for one in moments]
+        first = torch.stack([one.mean[:, :1] for one in moments]) if image and spec.given == "replace" else None
+        cond, uncond = (
+            family.condition([text | one for text, one in zip(family.encode_text(texts), told, strict=True)])
+            for texts in (captions, ["", ""])
+        )
+        second = 2.0 if len(nets) > 1 and guidance > 1 else None
+        request = SampleRequest(shape, 4, guidance, seeds, guidance_2=second, first=first)
+        drawn = family.sample(nets, cond, None if guidance == 1 else uncond, request)
+        ours = drawn if name == "ltx_video" else torch.stack([family.decode(latents) for latents in drawn])
+        pipe = pipeline_of(family.folder, reader_of(family, image))
+        theirs = partial(theirs_of, pipe, family, request)
+        later = slice(1 if image and name == "ltx_video" else 0, None)  # LTX's pipeline leaves noise on the image
+        without = theirs(captions[0], seeds[0], clips[0] if image else None)
+        assert (ours[0] - without)[:, later].abs().max() > 1e-3, "the adapter must change what is sampled"
+        for form in sorted({form for form, _ in files}):
+            for expert in nets:
+                words = {"load_into_transformer_2": True} if expert == "low" else {}
+                pipe.load_lora_weights(str(files[form, expert]), **words)
+            for caption, seed, clip, mine in zip(captions, seeds, clips, ours, strict=True):
+                wanted = theirs(caption, seed, clip if image else None)
+                torch.testing.assert_close(mine[:, later], wanted[:, later], rtol=1e-4, atol=1e-4)
+            pipe.unload_lora_weights()
+        assert not torch.allclose(ours[0], ours[1], atol=1e-3)
