@@ -174,7 +174,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     from videotune.config.resolve import parse
     from videotune.data.dataset import scan
     from videotune.data.workers import Workers
-    from videotune.latent_cache.encode import fill, missing
+    from videotune.latent_cache.encode import CacheItems, fill, missing
     from videotune.latent_cache.keys import CacheKeys
     from videotune.latent_cache.store import Store
     from videotune.models.base_model import of_base, place
@@ -201,12 +201,14 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
             for index in range(words.rounds):
                 family = find(spec.name)(folder, torch.device("cpu"), torch.float32)
                 store = Store(Path(name) / f"cache-{count}-{index}")
-                todo = missing(store, CacheKeys.of(family, 0), (), takes)
+                todo = missing(store, CacheKeys.of(family, 0), CacheItems((), tuple(takes)))
                 workers = Workers(count) if count else None
-                report = fill(family, store, todo, library.media, 0, workers, lambda what, done, total: None)
+                begun = time.monotonic()
+                waited = fill(family, store, todo, library.media, 0, workers, lambda what, done, total: None)
+                took = time.monotonic() - begun
                 if workers is not None:
                     workers.close()
-                rounds.append((report.seconds, report.waited / report.seconds))
+                rounds.append((took, waited / took))
             seconds, share = (statistics.median(column) for column in zip(*rounds, strict=True))
             figures["workers"][str(count)] = {"seconds": seconds, "waited_share": share, "takes": len(takes)}
             print(

@@ -28,7 +28,7 @@ from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.memory import Choice, StepSpec
 from videotune.planner.memory_plan import PlanInputs, read_step_spec
-from videotune.trainer.components import dtype_of
+from videotune.trainer.components import DTYPES
 from videotune.trainer.denoisers import arrange_blocks, attach, make_trainable
 from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.experts import trained
@@ -141,7 +141,7 @@ class Rig:
     def __init__(self, case: Case, seed: int = 0) -> None:
         wanted = case.wanted()
         self.config, self.shape = wanted.config, wanted.shapes[0]
-        self.family: Family = find(wanted.spec.name)(wanted.folder, device(), dtype_of(dtype()))
+        self.family: Family = find(wanted.spec.name)(wanted.folder, device(), DTYPES[dtype()])
         streamed = bool(self.config.layer_offload_fraction)
         several = len(wanted.spec.experts) > 1
         expert = trained(wanted.spec, self.config)[0]
@@ -236,7 +236,7 @@ def peaks() -> Mapping[str, float | None]:
 def matrix_rate() -> float:
     """Floating-point operations a second of a large product of matrices: what this card itself can do."""
     size = 8192 if device().type == "cuda" else 512
-    a, b = (torch.randn(size, size, device=device()).to(dtype_of(dtype())) for _ in range(2))
+    a, b = (torch.randn(size, size, device=device()).to(DTYPES[dtype()]) for _ in range(2))
     for _ in range(3):
         a @ b
     times = []

@@ -21,7 +21,7 @@ from types import FrameType
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "videotune"
 FAMILIES = ("wan", "cogvideox", "hunyuan_video", "ltx_video", "hidream")
-TRAIN_CORE = ("loop", "step", "setup", "optimizers", "ema", "checkpoint")
+TRAIN_CORE = ("loop", "step", "setup", "optimizers", "ema", "checkpoint", "checkpoint_writer")
 CORE = ("config", "types", "diffusion", "latent_cache", *(f"trainer/{name}" for name in TRAIN_CORE))
 STEP_ENTRY, STEP_END = "videotune.trainer.loop", "videotune.trainer.optimizers"
 """A training step is measured between these modules."""

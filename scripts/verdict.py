@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from videotune.adapters.layers import load_weights
 from videotune.commands.demo import train_or_resume
 from videotune.diffusion.loss import denoising_loss
 from videotune.files import hash_file, read_json, write_json
@@ -36,7 +37,7 @@ from videotune.toy.dataset import write_dataset
 from videotune.trainer.cache_filling import fill_cache
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.components import make_objective, make_source, open_models
-from videotune.trainer.denoisers import attach, put_weights
+from videotune.trainer.denoisers import attach
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.run_spec import open_job
@@ -139,7 +140,7 @@ class Dense:
 
     def read(self, weights: Mapping[str, torch.Tensor] | None) -> list[float]:
         """The mean error at each of the nine levels under a checkpoint's adapter, or (None) the base's."""
-        put_weights(self.parameters, weights or self.base, self.job.config, "here")
+        load_weights(self.parameters, weights or self.base, "here")
         self.net.eval()
         means = []
         for number, level in enumerate(self.source.objective.timesteps.quantiles(QUANTILES)):

@@ -14,8 +14,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 from tests import forked
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.resolve_config import Overrides
+
+STEPS = 4
+QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0")
+LOOKING = ("sample_metrics.budget=100000", "sample_metrics.steps=1", "sample_metrics.samples=2")
 
 LONGEST = 300.0
 """Seconds after which processes that wait for each other are given up."""
@@ -27,6 +38,34 @@ class Ended:
 
     codes: tuple[int, ...]
     said: tuple[str, ...]
+
+
+def overrides_of(clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
+    """Runs of a few steps of samples of 32x32, with an average."""
+    own = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", f"steps={STEPS}", "caption_dropout=0.3")
+    return Overrides(
+        data=str(clips), sets=(*own, "learning_rate=0.003", "ema=0.5", "sample.steps=1", "samples=1", *sets)
+    )
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    return [line for line in read_journal(run) if line["kind"] == "step"]
+
+
+def close(run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), atol: float = 2e-5) -> None:
+    """The same windows, captions and noise levels; losses, gradients and what a checkpoint holds to rounding."""
+    ours, theirs = steps_of(run), steps_of(other)
+    assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
+    for one, two in zip(ours, theirs, strict=True):
+        assert (one["window_ids"], one["captions"]) == (two["window_ids"], two["captions"])
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
+        assert one["by_t"] == [pytest.approx(value, rel=1e-4) if value is not None else None for value in two["by_t"]]
+    for part in parts:
+        a, b = (complete_checkpoints(folder)[-1].load(part) for folder in (run, other))
+        assert set(a) == set(b)
+        for name in b:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=atol if part != "optimizer" else 1e-6)
 
 
 def free_port() -> int:
@@ -64,8 +103,6 @@ def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     os.environ.update({name: str(value) for name, value in told.items()} | place | more)
-    import torch
-
     torch.set_num_threads(1)
     if fault:
         FAULTS[fault](rank)
@@ -83,7 +120,7 @@ def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str
 
 def killed_in_the_second_save(rank: int) -> None:
     """The last process is killed while it writes its part of its second checkpoint."""
-    from videotune.trainer import sharded_checkpoint as pieces
+    from videotune.trainer import checkpoint_writer as pieces
 
     write, saves = pieces._write_own, []
 
@@ -99,8 +136,8 @@ def killed_in_the_second_save(rank: int) -> None:
 
 def without_room_once(rank: int) -> None:
     """The last process finds its disk full the first time that it writes its part of a checkpoint."""
+    from videotune.trainer import checkpoint_writer as pieces
     from videotune.trainer import saving as keeping
-    from videotune.trainer import sharded_checkpoint as pieces
 
     write, tries = pieces._write_own, []
     keeping.TRY_AGAIN = 0.2

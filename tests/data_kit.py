@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from videotune.config.schema import Config
 from videotune.data.dataset import Library, scan
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo, probe
+from videotune.latent_cache.batches import Source
 from videotune.types import VideoRules
 
 RULES = VideoRules(4, 1, 16, 16.0, 8, 4)
@@ -52,3 +54,9 @@ def scanned(
 ) -> Library:
     """The library of these datasets; ``values`` of the config."""
     return scan(config_of(*datasets, **values), rules, index)
+
+
+def with_config(source: Source, video: Mapping[str, Any] | None = None, **keys: Any) -> Source:
+    """The source under other keys of the config; ``video``: those of video_config."""
+    section = source.config.video_config.model_copy(update=dict(video or {}))
+    return replace(source, config=source.config.model_copy(update={**keys, "video_config": section}))

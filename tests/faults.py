@@ -15,6 +15,7 @@ from unittest.mock import patch
 import safetensors.torch
 
 import videotune.files
+from videotune.trainer import checkpoint_writer
 
 CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "chmod", "ftruncate")
 """Of ``os``; pathlib and shutil call these by the same names."""
@@ -77,7 +78,7 @@ def disk(broken: int = 0, how: str = "before", number: int = errno.EIO) -> Itera
         with (
             patch.object(videotune.files, "_put", one.counted("write", videotune.files._put, _half)),
             patch.object(
-                safetensors.torch, "save_file", one.counted("save_file", safetensors.torch.save_file, _half_tensors)
+                checkpoint_writer, "save_file", one.counted("save_file", safetensors.torch.save_file, _half_tensors)
             ),
             patch.object(shutil, "copyfile", one.counted("copyfile", shutil.copyfile, _half_copy)),
             patch.object(os, "open", one.counted("open", os.open)),

@@ -11,12 +11,12 @@ from typing import Any
 
 OURS = (
     "latent_cache/store.py",
-    "latent_cache/entry.py",
     "latent_cache/maintenance.py",
     "videotune/files.py",
 )
 SAVING = (
     "trainer/checkpoint.py",
+    "trainer/checkpoint_writer.py",
     "trainer/rollback.py",
     "trainer/resume.py",
     "trainer/logging/journal.py",

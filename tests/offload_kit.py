@@ -21,9 +21,9 @@ from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
 from videotune.models.registry import find
 from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.master_weights import MasterWeights
 from videotune.trainer.optimizers import RateSettings, make_optimizer
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
+from videotune.trainer.updates import MasterWeights
 from videotune.types import Batch, ClipShape, Condition
 
 CPU = torch.device("cpu")
@@ -157,3 +157,11 @@ def same(one: Rig, other: Rig) -> None:
     mine, theirs = one.weights(), other.weights()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def resident_bytes(streams: Streams) -> int:
+    """What the network's own weights and the buffers take on the device."""
+    buffers = streams.buffers
+    streamed = {id(tensor) for tensors in buffers.tensors for tensor in tensors} if buffers else set()
+    own = [t for t in (*streams.net.parameters(), *streams.net.buffers()) if id(t) not in streamed]
+    return sum(t.nbytes for t in own) + sum(slot.flat.numel() for slot in (buffers.slots if buffers else ()))

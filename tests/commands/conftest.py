@@ -1,23 +1,24 @@
-"""Words of a run that takes a second."""
+"""Settings of a run that takes a second, and finished runs of them."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.commands.safety_kit import Finished, Make
+from tests.shell import train
+from videotune.errors import DONE
 from videotune.trainer.resolve_config import Overrides
 
 
-@pytest.fixture
-def said(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Overrides]:
-    """Words of a run on the tiny base and the small clips, over one cache; ``data`` may be other clips."""
+@pytest.fixture(scope="session")
+def overrides(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Settings of a run on a tiny base (its family and variant) and the small clips (or others), over one cache."""
     cache = tmp_path_factory.getbasetemp() / "cache"
 
-    def make(*sets: str, data: Path | None = None) -> Overrides:
+    def make(*sets: str, data: Path | None = None, base: tuple[str, ...] = ("wan",)) -> Overrides:
         fixed = (
-            f"base_model_name={tiny_bases('wan')}",
+            f"base_model_name={tiny_bases(*base)}",
             f"cache_dir={cache}",
             "resolution=32x32",
             "learning_rate=0.01",
@@ -31,6 +32,21 @@ def said(
         return Overrides(data=str(data or small_clips), sets=(*fixed, *sets))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def finished(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The run folder of these settings, trained once in a session; a test that changes it copies it first."""
+    runs: dict[object, Path] = {}
+
+    def get(*sets: str, **more: tuple[str, ...]) -> Path:
+        name = (sets, *more.items())
+        if name not in runs:
+            runs[name] = tmp_path_factory.mktemp("finished") / "run"
+            assert train(overrides(*sets, **more), runs[name]) == DONE
+        return runs[name]
+
+    return get
 
 
 @pytest.fixture(scope="session")

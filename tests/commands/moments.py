@@ -1,10 +1,12 @@
 """What happens in a process at a moment that a test names; each is called in it before its command.
 
-A pause says the word ``at: NAME`` and then lasts far longer than a test, so a test can act in the middle of it.
+A pause prints ``at: NAME`` and then lasts far longer than a test, so a test can act in the middle of it.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import signal
 import sys
 import time
@@ -22,23 +24,39 @@ def pause(name: str) -> None:
         time.sleep(0.01)
 
 
-def _before(room: Any, name: str, what: str, met: Callable[..., bool] = lambda *_: True) -> None:
-    """Pause before a function of a room runs, where its arguments say so."""
-    work = getattr(room, name)
+def before(where: str, act: Callable[[], None], met: Callable[..., bool] = lambda *_: True) -> None:
+    """Act before ``videotune.MODULE:FUNCTION`` runs, where its arguments meet a condition."""
+    module_name, _, name = where.partition(":")
+    module = importlib.import_module(f"videotune.{module_name}")
+    work = getattr(module, name)
 
-    def paused(*given: Any, **named: Any) -> Any:
+    def acting(*given: Any, **named: Any) -> Any:
         if met(*given):
-            pause(what)
+            act()
         return work(*given, **named)
 
-    setattr(room, name, paused)
+    setattr(module, name, acting)
+
+
+def nth(number: int) -> Callable[..., bool]:
+    """True at the number-th time that it is asked, from one on."""
+    asked: list[int] = []
+
+    def met(*_: Any) -> bool:
+        asked.append(1)
+        return len(asked) == number
+
+    return met
+
+
+def kill_at(where: str, call: int) -> None:
+    """The process gets SIGKILL when the function is called for the n-th time."""
+    before(where, lambda: os.kill(os.getpid(), signal.SIGKILL), nth(call))
 
 
 def in_encoding() -> None:
     """While the cache is filled, before anything trains."""
-    from videotune.trainer import cache_filling
-
-    _before(cache_filling, "fill_cache", "encoding")
+    before("trainer.cache_filling:fill_cache", lambda: pause("encoding"))
 
 
 def in_encoding_in_the_background() -> None:
@@ -47,75 +65,46 @@ def in_encoding_in_the_background() -> None:
     in_encoding()
 
 
-def in_ruler(step: int) -> None:
-    """While the ruler reads at this step; the network is in the middle of it."""
-    from videotune.validation.callbacks import Validation
-
-    steps: list[int] = []
-    measure, denoise = Validation.run, _ruler().denoising_loss
-
-    def noted(callback: Any, trainer: Any, step: int) -> None:
-        steps.append(step)
-        measure(callback, trainer, step)
-
-    def paused(*given: Any) -> Any:
-        out = denoise(*given)
-        if steps[-1:] == [step]:
-            pause("ruler")
-        return out
-
-    Validation.run = noted  # type: ignore[method-assign]
-    _ruler().denoising_loss = paused  # type: ignore[attr-defined]
-
-
-def _ruler() -> Any:
-    import videotune.validation.validation_loss as validation
-
-    return validation
+def in_validation(step: int) -> None:
+    """While the validation loss of this step is measured."""
+    _within("Validation", "run", step, "validation.validation_loss:denoising_loss")
 
 
 def in_preview(step: int) -> None:
-    """While a preview of this step is drawn."""
-    from videotune.validation import decoding
-    from videotune.validation.callbacks import Previews
+    """While a preview of this step is decoded."""
+    _within("Previews", "sample", step, "validation.decoding:decode")
 
-    preview = Previews.sample
 
-    def noted(callback: Any, trainer: Any, at: int, *more: Any) -> None:
-        if at == step:
-            _before(decoding, "decode", "preview")
-        preview(callback, trainer, at, *more)
+def _within(callback: str, method: str, step: int, where: str) -> None:
+    """Pause before a function that a method of a callback calls at this step."""
+    from videotune.validation import callbacks
 
-    Previews.sample = noted  # type: ignore[method-assign]
+    kind = getattr(callbacks, callback)
+    work, steps = getattr(kind, method), []
+
+    def noted(self: Any, trainer: Any, step: int, *more: Any) -> None:
+        steps.append(step)
+        work(self, trainer, step, *more)
+
+    setattr(kind, method, noted)
+    before(where, lambda: pause(callback), lambda *_: steps[-1:] == [step])
 
 
 def in_save(number: int) -> None:
     """In the middle of writing the checkpoint that comes as the number-th, between two of its files."""
-    from videotune.trainer import checkpoint as state
-
-    names: list[str] = []
-
-    def second_file(path: Any, _: Any) -> bool:
-        names.append(path.name)
-        return path.name == "optimizer.safetensors" and names.count(path.name) == number
-
-    _before(state, "write_tensors", "saving", second_file)
+    met = nth(number)
+    before(
+        "trainer.checkpoint_writer:write_tensors",
+        lambda: pause("saving"),
+        lambda path, _: path.name == "optimizer.safetensors" and met(),
+    )
 
 
 def in_step(step: int) -> None:
     """In the middle of this step, after its gradients and before its update."""
-    from videotune.trainer import step as room
-
-    def is_it(_: Any, __: Any) -> bool:
-        taken.append(1)
-        return len(taken) == step
-
-    taken: list[int] = []
-    _before(room, "clip", "step", is_it)
+    before("trainer.step:clip", lambda: pause("step"), nth(step))
 
 
 def in_export() -> None:
     """While the result is exported, all steps being done."""
-    from videotune.commands import train as loop
-
-    _before(loop, "export_run", "export")
+    before("commands.train:export_run", lambda: pause("export"))

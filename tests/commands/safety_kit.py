@@ -1,12 +1,13 @@
-"""What the tests of crash safety share: words of a tiny run, what to compare of two runs, and real processes.
+"""What the tests of crash safety share: finished runs, what to compare of two runs, and real processes.
 
-A process (``tests/forked.py``) is the command line as a person starts it: ``videotune.cli.main.main`` with its arguments,
+A process (``tests/forked.py``) is the command line as a user starts it: ``videotune.cli.main.main`` with its arguments,
 signals and exit code.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,12 +22,15 @@ import torch
 from safetensors.torch import load_file
 
 from tests import forked
-from videotune.trainer.checkpoint import Checkpoint, read_checkpoint
+from tests.shell import train
+from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, read_checkpoint
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
 
-QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "dataloader_threads=0")
-"""Nothing happens between two steps that a test did not ask for."""
+Make = Callable[..., Overrides]
+Finished = Callable[..., Path]
+KILLED = -signal.SIGKILL
 
 PATIENCE = 60.0
 """Seconds after which a process that should have ended or said something is taken for hung."""
@@ -34,16 +38,17 @@ PATIENCE = 60.0
 
 @dataclass
 class Running:
-    """A run in a process of its own; ``said`` is what it wrote to its standard error."""
+    """A run in a process of its own."""
 
     process: BaseProcess
     run: Path
-    heard: list[bytes]
-    ear: threading.Thread
+    parts: list[bytes]
+    reader: threading.Thread
 
     @property
-    def said(self) -> str:
-        return b"".join(self.heard).decode()
+    def stderr(self) -> str:
+        """What it has printed so far."""
+        return b"".join(self.parts).decode()
 
     @property
     def pid(self) -> int:
@@ -57,31 +62,31 @@ class Running:
         """Its exit code; None where it has not ended within so many seconds."""
         self.process.join(seconds)
         if self.process.exitcode is not None:
-            self.ear.join(PATIENCE)
+            self.reader.join(PATIENCE)
         return self.process.exitcode
 
     def until(self, met: Callable[[], Any], what: str) -> None:
         """Wait until something is so; an error where the process ends before."""
         begun = time.monotonic()
         while not met():
-            assert self.process.is_alive() or met(), f"ended with {self.process.exitcode} before {what}: {self.said}"
-            assert time.monotonic() - begun < PATIENCE, f"waited too long for {what}: {self.said}"
+            assert self.process.is_alive() or met(), f"ended with {self.process.exitcode} before {what}: {self.stderr}"
+            assert time.monotonic() - begun < PATIENCE, f"waited too long for {what}: {self.stderr}"
             time.sleep(0.005)
 
     def until_step(self, step: int) -> None:
         self.until(lambda: any(line["step"] >= step for line in steps_of(self.run)), f"step {step}")
 
-    def until_said(self, text: str) -> None:
-        self.until(lambda: text in self.said, repr(text))
+    def until_printed(self, text: str) -> None:
+        self.until(lambda: text in self.stderr, repr(text))
 
 
 def _run(
-    arguments: Sequence[str], mouth: Connection, first: Callable[..., None] | None, given: tuple[Any, ...]
+    arguments: Sequence[str], writer: Connection, first: Callable[..., None] | None, given: tuple[Any, ...]
 ) -> None:
     """What the process does: the command line, its words into a pipe; ``first`` may set up what shall happen to it."""
-    os.dup2(mouth.fileno(), 1)
-    os.dup2(mouth.fileno(), 2)
-    mouth.close()
+    os.dup2(writer.fileno(), 1)
+    os.dup2(writer.fileno(), 2)
+    writer.close()
     torch.set_num_threads(1)
     sys.argv = ["videotune", *arguments]
     from videotune.cli.main import main
@@ -92,29 +97,29 @@ def _run(
 
 
 def start(
-    words: Overrides,
+    settings: Overrides,
     run: Path,
     *more: str,
     first: Callable[..., None] | None = None,
     given: tuple[Any, ...] = (),
 ) -> Running:
     """``videotune train`` in a process of its own. ``first(*given)`` is called in it before the command."""
-    ear, mouth = forked.CONTEXT.Pipe(duplex=False)
-    heard: list[bytes] = []
+    reader, writer = forked.CONTEXT.Pipe(duplex=False)
+    parts: list[bytes] = []
 
     def listen() -> None:
-        while part := os.read(ear.fileno(), 1 << 16):
-            heard.append(part)
-        ear.close()
+        while part := os.read(reader.fileno(), 1 << 16):
+            parts.append(part)
+        reader.close()
 
     thread = threading.Thread(target=listen, daemon=True)
-    data = ["--data", str(words.data)] if words.data else []
-    sets = [part for text in words.sets for part in ("--set", text)]
+    data = ["--data", str(settings.data)] if settings.data else []
+    sets = [part for text in settings.sets for part in ("--set", text)]
     arguments = ["train", "--out", str(run), *data, *sets, *more]
-    process = forked.start(_run, arguments, mouth, first, given)
-    mouth.close()
+    process = forked.start(_run, arguments, writer, first, given)
+    writer.close()
     thread.start()
-    return Running(process, run, heard, thread)
+    return Running(process, run, parts, thread)
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
@@ -152,9 +157,34 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def assert_same_run(run: Path, other: Path, *steps: int) -> None:
+    """Two runs measured the same in each step, and saved the same bits at these."""
+    assert facts_of(run) == facts_of(other)
+    for step in steps:
+        assert equal(state(run, step), state(other, step)), f"step {step}"
+
+
+def resume(run: Path, *sets: str, **how: Any) -> int:
+    """``train --resume``, with ``Resume``'s flags."""
+    return train(Overrides(sets=sets), run, resume=Resume(**how))
+
+
+def complete(run: Path) -> list[int]:
+    """The steps of complete checkpoints."""
+    return [one.step for one in complete_checkpoints(run)]
+
+
 def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """The largest difference of weights, relative to the largest weight."""
     names = [name for name in a if name.startswith("weights/")]
     assert names
     assert set(a) == set(b)
     return max(float((a[n] - b[n]).abs().max() / a[n].abs().max().clamp_min(1e-12)) for n in names)
+
+
+def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """The largest difference of ΔW, relative to each module's largest entry; modules that only ours has are zero."""
+    assert set(ours) >= set(theirs)
+    assert any(bool(value.any()) for value in theirs.values())
+    assert not any(bool(ours[name].any()) for name in set(ours) - set(theirs))
+    return max(float((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()) for name in theirs)

@@ -15,6 +15,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from tests.commands.moments import before, nth
+
 NEW_NAMESPACE, NEW_USER = 0x00020000, 0x10000000
 FILLER = "filler"
 TRY_AGAIN = 0.1
@@ -41,9 +43,9 @@ def mounted(place: Path, size: int) -> bool:
 
 def on_small_disk(home: Path, kept: Path, limited: bool, fill_at: Callable[[Callable[[], None]], None]) -> None:
     """Called in the process before the command, whose --out lies in ``home``; ``fill_at(fill)`` says when it is filled."""
-    from videotune.trainer import saving as keeping
+    from videotune.trainer import saving
 
-    keeping.TRY_AGAIN = TRY_AGAIN
+    saving.TRY_AGAIN = TRY_AGAIN
     tmpfs = not limited and mounted(home, 32 << 20)
     (kept / "how.txt").write_text("tmpfs" if tmpfs else "limit")
     Finalize(None, lambda: keep(home, kept / "copy"), exitpriority=1)
@@ -89,59 +91,31 @@ def seen(pid: int, home: Path) -> Path:
 
 def after_the_first_save(fill: Callable[[], None]) -> None:
     """Somebody else fills the disk when the first checkpoint is complete."""
-    from videotune.trainer import saving as keeping
+    from videotune.trainer import saving
 
-    save, filled = keeping.save_checkpoint, []
+    save, met = saving.save_checkpoint, nth(1)
 
     def save_and_fill(*given: Any) -> Any:
         done = save(*given)
-        if not filled:
-            filled.append(True)
+        if met():
             fill()
         return done
 
-    keeping.save_checkpoint = save_and_fill
+    saving.save_checkpoint = save_and_fill
 
 
 def in_the_middle_of_the_second_save(fill: Callable[[], None]) -> None:
     """So that the check before it says nothing, and a file of tensors meets the full disk."""
-    from videotune.trainer import checkpoint as state
-
-    write, written = state.write_tensors, []
-
-    def fill_and_write(path: Path, tensors: Any) -> None:
-        written.append(path)
-        if len(written) == 4:  # weights, optimizer; weights: this is the optimizer again
-            fill()
-        write(path, tensors)
-
-    state.write_tensors = fill_and_write
+    before(
+        "trainer.checkpoint_writer:write_tensors", fill, nth(4)
+    )  # weights, optimizer; weights: this is the optimizer again
 
 
 def before_the_export(fill: Callable[[], None]) -> None:
     """All steps are done and saved; a file of tensors meets the full disk."""
-    from videotune.commands import train
-
-    export, begun = train.export_run, []
-
-    def fill_and_export(*given: Any, **named: Any) -> Any:
-        if not begun:
-            begun.append(True)
-            fill()
-        return export(*given, **named)
-
-    train.export_run = fill_and_export
+    before("commands.train:export_run", fill, nth(1))
 
 
 def after_step_three(fill: Callable[[], None]) -> None:
     """Only the journal is written then."""
-    from videotune.trainer import loop
-
-    write = loop.write_step
-
-    def write_and_fill(trainer: Any, record: Any, progress: Any) -> None:
-        write(trainer, record, progress)
-        if record.step == 3:
-            fill()
-
-    loop.write_step = write_and_fill
+    before("trainer.loop:write_step", fill, lambda _, record, __: record.step == 4)

@@ -1,4 +1,4 @@
-"""``cache`` and what looks after it: fill, ls, verify, prune, by the words of the command line."""
+"""``cache`` and its maintenance: fill, ls, verify, prune, by the command line."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def data(small_clips: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def words(data: Path, tiny_bases: Callable[[str], Path]) -> Overrides:
+def settings(data: Path, tiny_bases: Callable[[str], Path]) -> Overrides:
     sets = ("resolution=32x32", "samples=0", "dataloader_threads=1")
     return Overrides(data=str(data), sets=(f"base_model_name={tiny_bases('wan')}", *sets))
 
@@ -38,9 +38,9 @@ def spoil(store: Store, kind: str) -> str:
 
 
 def test_a_cache_is_filled_listed_verified_and_pruned(
-    data: Path, words: Overrides, capsys: pytest.CaptureFixture[str]
+    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cache(words) == DONE
+    assert cache(settings) == DONE
     capsys.readouterr()
     for place in (data, data / ".videotune-cache"):
         assert list_cache(place, as_json=True) == DONE
@@ -58,55 +58,55 @@ def test_a_cache_is_filled_listed_verified_and_pruned(
     assert "13 entries" in capsys.readouterr().out
     assert verify_cache(data) == DONE
     assert "all 13 entries" in capsys.readouterr().out
-    assert prune_cache(words) == DONE
+    assert prune_cache(settings) == DONE
     assert "nothing to remove" in capsys.readouterr().out
 
 
 def test_a_damaged_entry_is_listed_with_exit_code_2_and_made_anew(
-    data: Path, words: Overrides, capsys: pytest.CaptureFixture[str]
+    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache(words)
+    cache(settings)
     folder = data / ".videotune-cache"
     before = {entry.name: entry.hash for entry in Store(folder).entries()}
     key = spoil(Store(folder), "latents")
     capsys.readouterr()
     assert verify_cache(data) == SKIPPED
-    said = capsys.readouterr().out
-    assert "holds other bytes than were written" in said
-    assert "1 of 13 entries are damaged" in said
+    printed = capsys.readouterr().out
+    assert "holds other bytes than were written" in printed
+    assert "1 of 13 entries are damaged" in printed
     assert not Store(folder).has("latents", key)
     assert verify_cache(data) == DONE
-    assert cache(words) == DONE
+    assert cache(settings) == DONE
     assert {entry.name: entry.hash for entry in Store(folder).entries()} == before
 
 
-def test_pruning_removes_what_the_words_do_not_need_and_only_when_told(
-    data: Path, words: Overrides, capsys: pytest.CaptureFixture[str]
+def test_pruning_removes_what_the_settings_do_not_need_and_only_with_yes(
+    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache(words)
+    cache(settings)
     caption = sorted((data / "captions").iterdir())[0]
     old = caption.read_text()
     caption.write_text("something else")
     video = sorted((data / "videos").iterdir())[1]
     video.unlink()
     (data / "captions" / f"{video.stem}.txt").unlink()
-    cache(words)
+    cache(settings)
     capsys.readouterr()
-    assert prune_cache(words) == DONE
-    said = capsys.readouterr().out
-    assert "would remove 3 entries" in said
-    assert "11 entries would stay. --yes does it" in said
-    assert f"text of {old!r}" in said
+    assert prune_cache(settings) == DONE
+    printed = capsys.readouterr().out
+    assert "would remove 3 entries" in printed
+    assert "11 entries would stay. --yes does it" in printed
+    assert f"text of {old!r}" in printed
     assert len(Store(data / ".videotune-cache").entries()) == 14
-    assert prune_cache(words, yes=True) == DONE
+    assert prune_cache(settings, yes=True) == DONE
     assert "removed 3 entries" in capsys.readouterr().out
     assert len(Store(data / ".videotune-cache").entries()) == 11
     assert verify_cache(data) == DONE
-    assert prune_cache(words) == DONE
+    assert prune_cache(settings) == DONE
     assert "nothing to remove" in capsys.readouterr().out
 
 
-def test_a_place_without_a_cache_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_a_cache_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VideotuneError, match=r"neither a cache nor a dataset.*cache_dir"):
         verify_cache(tmp_path)
     with pytest.raises(VideotuneError, match="there is no such folder"):

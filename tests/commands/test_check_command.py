@@ -9,22 +9,24 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from tests.clips import noise, numbered, read_numbers, write_clip
+from tests.clips import noise, numbered, read_numbers, write_clip, write_image
 from tests.shell import check
 from videotune.errors import VideotuneError
 from videotune.models.registry import find
-from videotune.reporter import contact_sheet as sheet_module
 from videotune.trainer.resolve_config import Overrides
 
 SETS = ("resolution=64x96", "video_config.frames=9")
 
 
-def words(data: Path, base: Path, *sets: str) -> Overrides:
-    return Overrides(data=str(data), sets=(f"base_model_name={base}", *SETS, *sets))
+@pytest.fixture
+def settings(data: Path, tiny_bases: Callable[[str], Path]) -> Overrides:
+    return Overrides(data=str(data), sets=(f"base_model_name={tiny_bases('wan')}", *SETS))
 
 
 @pytest.fixture
@@ -35,66 +37,54 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_the_row_of_a_clip(
-    data: Path, tiny_bases: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    settings: Overrides, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "220")
-    assert check(words(data, tiny_bases("wan"))) == 2
+    assert check(settings) == 2
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if "a.mp4" in line)
     cells = [cell.strip() for cell in row.strip("│ ").split("│")]
     assert cells[:8] == ["a.mp4", "used", "40 @ 16 = 2.50 s", "96x64", "40", "96x64, 9 frames", "4", "36 (4 cut)"]
     assert "found 3 = used 2 + held out 0 + skipped 1;  6 windows in 1 bucket\n" in out
     monkeypatch.setenv("COLUMNS", "80")
-    assert check(words(data, tiny_bases("wan")), allow_skips="1") == 0
+    assert check(settings, allow_skips="1") == 0
     narrow = capsys.readouterr().out
     assert max(map(len, narrow.splitlines()[1:8])) <= 80
     assert "short.mp4: has 3 frames at 16 fps" in narrow
 
 
-def test_captions_that_the_model_cuts_are_said(
-    data: Path, tiny_bases: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = tiny_bases("wan")
-    long = "word " * 300
-    (data / "a.txt").write_text(long)
-    lengths = find("wan").token_lengths(base, [long.strip(), "short"])
-    assert lengths is not None
-    check(words(data, base), as_json=True)
+def test_captions_are_counted_in_tokens_and_cut_ones_reported(
+    data: Path, settings: Overrides, tiny_bases: Callable[[str], Path], tmp_path: Path,
+    tiny_family: Callable[..., Any], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """As the pipeline counts them; without a fast tokenizer they are not counted."""
+    captions = ["a cat", "  two   spaces &amp; an entity &lt;3 ", "ﬁne “quotes” …", "", "word " * 300]
+    lengths = find("wan").token_lengths(tiny_bases("wan"), captions)
+    assert lengths == [tiny_family("wan").text_length(caption) for caption in captions]
+    (data / "a.txt").write_text(captions[-1])
+    check(settings, as_json=True)
     rows = {Path(row["path"]).stem: row for row in json.loads(capsys.readouterr().out)["clips"]}
-    assert f"a caption has {lengths[0]} tokens; the model reads 512, the rest is cut" in rows["a"]["warnings"]
+    assert f"a caption has {lengths[-1]} tokens; the model reads 512, the rest is cut" in rows["a"]["warnings"]
     assert not any("tokens" in warning for warning in rows["b"]["warnings"])
-
-
-def test_tokens_are_counted_as_the_pipeline_does(
-    tiny_family: Callable[..., object], tiny_bases: Callable[[str], Path]
-) -> None:
-    captions = ["a cat", "  two   spaces &amp; an entity &lt;3 ", "ﬁne “quotes” …", "", "word " * 700]
-    family = tiny_family("wan")
-    assert find("wan").token_lengths(tiny_bases("wan"), captions) == [family.text_length(c) for c in captions]  # type: ignore[attr-defined]
-
-
-def test_a_base_without_a_fast_tokenizer_is_said(
-    data: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     base = shutil.copytree(tiny_bases("wan"), tmp_path / "base")
     (base / "tokenizer" / "tokenizer.json").unlink()
-    check(words(data, base))
-    assert "captions were not counted in tokens" in capsys.readouterr().out
-    check(Overrides(family="wan", data=str(data), sets=SETS))
-    assert "captions were not counted in tokens: no base model is named" in capsys.readouterr().out
+    for without in (
+        replace(settings, sets=(f"base_model_name={base}", *SETS)),
+        Overrides(family="wan", data=str(data)),
+    ):
+        check(without)
+        assert "captions were not counted in tokens" in capsys.readouterr().out
 
 
-def test_the_contact_sheet_shows_what_is_trained(data: Path, tiny_bases: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_contact_sheet_shows_what_is_trained(settings: Overrides, tmp_path: Path) -> None:
     """The clip's frames carry their numbers: windows of 9 begin at 0, 9, 18 and 27."""
     sheet = tmp_path / "sheet"
-    assert check(words(data, tiny_bases("wan")), contact_sheet=sheet, allow_skips="all") == 0
+    assert check(settings, contact_sheet=sheet, allow_skips="all") == 0
     pictures = sorted((sheet / "clips").iterdir())
     assert len(pictures) == 6
     page = (sheet / "index.html").read_text(encoding="utf-8")
     assert all(f"clips/{path.name}" in page for path in pictures)
     assert "skipped: too_short" in page
-    import numpy as np
-
     read: dict[str, dict[str, np.ndarray]] = {}
     for path in pictures:
         read.setdefault(path.name.rsplit("-", 1)[0], {})[path.stem.rsplit("-", 1)[1]] = np.asarray(Image.open(path))
@@ -104,69 +94,41 @@ def test_the_contact_sheet_shows_what_is_trained(data: Path, tiny_bases: Callabl
         assert image.height > 2 * 160
 
 
-def test_a_contact_sheet_among_the_clips_is_refused(
-    data: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_contact_sheet_among_the_clips_is_refused(data: Path, settings: Overrides, tmp_path: Path) -> None:
     """Its pictures would be clips of the next run; hidden folders, as the cache is, are never read."""
-    wanted = words(data, tiny_bases("wan"))
     (tmp_path / "link").symlink_to(data, target_is_directory=True)
     for folder in (data, data / "sheet", tmp_path / "link" / "deep" / "sheet"):
         with pytest.raises(VideotuneError, match=r"inside the dataset .*taken for clips.*data-sheet"):
-            check(wanted, contact_sheet=folder)
+            check(settings, contact_sheet=folder)
     assert not list(data.rglob("*.jpg"))
     cached = data / ".videotune-cache" / "sheet"
-    assert check(wanted, contact_sheet=cached, allow_skips="all") == 0
+    assert check(settings, contact_sheet=cached, allow_skips="all") == 0
     assert (cached / "index.html").is_file()
 
 
-def test_a_still_is_drawn_once_and_regularization_is_named(
-    data: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_contact_sheet_shows_a_still_once_and_names_regularization(
+    data: Path, settings: Overrides, tmp_path: Path
 ) -> None:
-    keep = tmp_path / "keep"
-    keep.mkdir()
-    Image.fromarray(noise(1, 128, 192, seed=9)[0]).save(keep / "one.png")
+    keep, config, sheet = tmp_path / "keep", tmp_path / "config.json", tmp_path / "sheet"
+    write_image(keep / "one.png", noise(1, 128, 192, seed=9)[0])
     (keep / "one.txt").write_text("a still\nthe same, otherwise\nonce more")
-    config = tmp_path / "config.json"
-    sets = [{"path": str(data)}, {"path": str(keep), "kind": "regularization"}]
-    config.write_text(json.dumps({"datasets": sets}))
-    labels: list[str] = []
-    save = sheet_module._save_sheet
-
-    def listen(rows: list, path: Path) -> None:
-        labels.extend(label for label, _ in rows)
-        save(rows, path)
-
-    monkeypatch.setattr(sheet_module, "_save_sheet", listen)
-    asked = Overrides(config=config, sets=(f"base_model_name={tiny_bases('wan')}", *SETS))
-    sheet = tmp_path / "sheet"
-    assert check(asked, contact_sheet=sheet, allow_skips="all") == 0
+    config.write_text(json.dumps({"datasets": [{"path": str(data)}, {"path": str(keep), "kind": "regularization"}]}))
+    assert check(Overrides(config=config, sets=settings.sets), contact_sheet=sheet, allow_skips="all") == 0
     pictures = [path.name.rsplit("-", 1)[1] for path in (sheet / "clips").iterdir()]
     assert sorted(pictures) == ["first.jpg"] * 3 + ["last.jpg"] * 2 + ["middle.jpg"] * 2
-    label = next(label for label in labels if "one.png" in label)
-    assert "used (regularization), 96x64, 1 window\n" in label
-    assert label.splitlines()[3] == '"a still"'
     page = " ".join(re.sub(r"<[^>]+>", " ", (sheet / "index.html").read_text(encoding="utf-8")).split())
     assert "keep/one.png a still +2 more the same, otherwise once more used (regularization)" in page
     assert f"{keep}/" not in page
 
 
-def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, tiny_bases: Callable[[str], Path]) -> None:
-    """From the Hub's own cache, offline: the commit is said, so that a run can be given the same clips again."""
+def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, settings: Overrides) -> None:
+    """From the Hub's own cache, offline: the commit is reported, so that a run can be given the same clips again."""
     commit, repo = "0123456789abcdef" * 2 + "01234567", tmp_path / "hub" / "datasets--user--films"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(commit)
     write_clip(repo / "snapshots" / commit / "a.mp4", noise(20), 16).with_suffix(".txt").write_text("a film")
-    command = [
-        sys.executable,
-        "-m",
-        "videotune",
-        "check",
-        "user/films",
-        "--json",
-        "--set",
-        f"cache_dir={tmp_path}/cache",
-    ]
-    command += [word for setting in (f"base_model_name={tiny_bases('wan')}", *SETS) for word in ("--set", setting)]
+    sets = [part for text in (*settings.sets, f"cache_dir={tmp_path}/cache") for part in ("--set", text)]
+    command = [sys.executable, "-m", "videotune", "check", "user/films", "--json", *sets]
     offline = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=offline, check=False)
     assert done.returncode == 0, done.stderr
@@ -176,13 +138,13 @@ def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, tiny_bases: Call
 
 
 def test_nothing_that_a_dataset_says_steers_the_terminal(
-    data: Path, tiny_bases: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = "b\x1b[31mc\x07\u202e4pm"
     (data / "b.mp4").rename(data / f"{odd}.mp4")
     (data / "b.txt").rename(data / f"{odd}.txt")
     (data / "metadata.csv").write_text("file_name,text\n\x1b]0;x\x07.mp4,a\n")
-    check(words(data, tiny_bases("wan")))
+    check(settings)
     shown = capsys.readouterr()
     assert r"b\x1b[31mc\x07\u202e4pm.mp4" in shown.out
     assert not set(shown.out + shown.err) & set("\x1b\x07\u202e")
@@ -192,35 +154,25 @@ def test_nothing_that_a_dataset_says_steers_the_terminal(
 
 
 def test_a_dataset_that_cannot_be_written_is_checked_all_the_same(
-    data: Path, tiny_bases: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (data / ".videotune-cache").write_text("a file where the cache would be")
-    assert check(words(data, tiny_bases("wan"))) == 2
+    assert check(settings) == 2
     assert "cannot be written" in capsys.readouterr().out
 
 
-def test_many_clips_of_one_state_are_cut_short_and_numbers_sort_by_value(
-    tmp_path: Path,
-    tiny_bases: Callable[[str], Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_many_clips_are_cut_short_and_numbers_sort_by_value(
+    tmp_path: Path, settings: Overrides, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for i in range(1, 24):
-        write_clip(tmp_path / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16).with_suffix(".txt").write_text("a")
+        write_clip(tmp_path / "many" / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16).with_suffix(".txt").write_text(
+            "a"
+        )
     monkeypatch.setenv("COLUMNS", "80")
-    asked = words(tmp_path, tiny_bases("wan"), "validation_fraction=0")
-
-    def listed(**more: bool) -> list[int]:
-        assert check(asked, **more) == 0
+    many = replace(settings, data=str(tmp_path / "many"), sets=(*settings.sets, "validation_fraction=0"))
+    for more, listed in (({}, 5), ({"every": True}, 23)):
+        assert check(many, **more) == 0
         out = capsys.readouterr().out
         assert ("18 more (--all)" in out) != bool(more)
-        return [int(number) for number in re.findall(r"│ clip_(\d+)\.mp4", out)]
-
-    assert listed() == [1, 2, 3, 4, 5]
-    assert listed(every=True) == list(range(1, 24))
-
-
-def test_exchanged_sides_are_asked_about(data: Path, tiny_bases: Callable[[str], Path]) -> None:
-    asked = words(data, tiny_bases("wan"))
-    (data / "short.mp4").unlink()
-    assert check(replace(asked, sets=(asked.sets[0], "resolution=96x32", "video_config.frames=9"))) == 2
+        numbers = [int(number) for number in re.findall(r"│ clip_(\d+)\.mp4", out)]
+        assert numbers == list(range(1, listed + 1))

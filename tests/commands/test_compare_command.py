@@ -2,41 +2,39 @@
 
 import os
 import re
+import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.commands.safety_kit import Make, of_kind, resume
 from tests.shell import compare, sample, train
+from videotune.commands.compare import cell_of
 from videotune.commands.sample import SampleOptions
 from videotune.data.video_writer import read_video
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
+from videotune.reporter import thumbnails
+from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
+from videotune.trainer.resolve_config import resolve_config
+from videotune.trainer.run_spec import open_job
 
 PROMPT = "a red circle moves left"
 SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=1")
 
 
 @pytest.fixture(scope="module")
-def a_run(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def a_run(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints at steps 10 and 20; made in two processes, as far as its time is concerned."""
     folder = tmp_path_factory.mktemp("compared")
-    sets = (
-        f"base_model_name={tiny_bases('wan')}",
-        f"cache_dir={folder / 'cache'}",
-        "resolution=32x32",
-        "save_every=10",
-    )
-    rest = ("sample_after=0", "validate_every=0", "learning_rate=0.03", "warmup_steps=0", "dataloader_threads=0", *SIZE)
+    settings = overrides("steps=10", "save_every=10", "learning_rate=0.03", f"cache_dir={folder / 'cache'}", *SIZE)
     begun = time.perf_counter()
-    assert train(Overrides(data=str(small_clips), sets=(*sets, *rest, "steps=10")), folder / "run") == DONE
-    assert train(Overrides(sets=("steps=20",)), folder / "run", resume=Resume(override=True)) == DONE
+    assert train(settings, folder / "run") == DONE
+    assert resume(folder / "run", "steps=20") == DONE
     (folder / "wall").write_text(str(time.perf_counter() - begun))
     return folder / "run"
 
@@ -69,9 +67,8 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
     assert "In rows, from the left: base, step 10, step 20." in re.sub(r"<[^>]+>", "", page)
 
 
-def test_what_is_drawn_already_is_not_drawn_again(
-    a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_that_exist_are_not_made_again(a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """But for one of a checkpoint that is newer."""
     assert compare(a_run, PROMPT, 4, tmp_path) == DONE
     videos = sorted(tmp_path.glob("*-step-*.mp4"))
     before = [video.stat().st_mtime_ns for video in videos]
@@ -85,32 +82,24 @@ def test_what_is_drawn_already_is_not_drawn_again(
     assert len(read_json(tmp_path / "compare.json")) == 1
     assert compare(a_run, "another", 4, tmp_path) == DONE
     assert [line["prompt"] for line in read_json(tmp_path / "compare.json")] == [PROMPT, "another"]
-
-
-def test_a_checkpoint_that_was_made_anew_is_drawn_anew(a_run: Path, tmp_path: Path) -> None:
-    from videotune.commands.compare import cell_of
-    from videotune.trainer.checkpoint import complete_checkpoints
-
     checkpoint = complete_checkpoints(a_run)[0]
-    path = tmp_path / "old.mp4"
-    path.write_bytes(b"")
-    assert cell_of(checkpoint, path).drawn
-
-    os.utime(path, (1, 1))
-    assert not cell_of(checkpoint, path).drawn
+    assert cell_of(checkpoint, videos[1]).drawn
+    os.utime(videos[1], (1, 1))
+    assert not cell_of(checkpoint, videos[1]).drawn
 
 
-def test_what_cannot_be_compared_is_said(a_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(VideotuneError, match="which prompt"):
-        compare(a_run, None, None, tmp_path)
-    with pytest.raises(VideotuneError, match="holds no run"):
-        compare(tmp_path, PROMPT, None, None)
+def test_what_cannot_be_compared_is_refused(a_run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    (other / "config.json").write_bytes((a_run / "config.json").read_bytes())
-    (other / "plan.json").write_bytes((a_run / "plan.json").read_bytes())
-    with pytest.raises(VideotuneError, match="no checkpoint yet"):
-        compare(other, PROMPT, None, None)
+    for name in ("config.json", "plan.json"):
+        shutil.copy(a_run / name, other)
+    for folder, prompt, named in (
+        (a_run, None, "which prompt"),
+        (tmp_path, PROMPT, "holds no run"),
+        (other, PROMPT, "no checkpoint yet"),
+    ):
+        with pytest.raises(VideotuneError, match=named):
+            compare(folder, prompt, None, None)
 
 
 def test_the_phases_sum_to_the_wall_time_over_all_processes(a_run: Path) -> None:
@@ -123,7 +112,7 @@ def test_the_phases_sum_to_the_wall_time_over_all_processes(a_run: Path) -> None
     end = read_journal(a_run)[-1]
     assert end["kind"] == "end"
     assert sum(end["seconds"].values()) == pytest.approx(sum(seconds.values()), rel=0.2)
-    steps = sum(sum(line["seconds"].values()) for line in read_journal(a_run) if line["kind"] == "step")
+    steps = sum(sum(line["seconds"].values()) for line in of_kind(a_run, "step"))
     assert steps <= end["seconds"]["training"]
 
 
@@ -146,18 +135,13 @@ def test_each_clip_has_a_picture_that_the_page_shows(a_run: Path, small_clips: P
     assert (a_run / "report.html").read_text(encoding="utf-8").count("data:image/jpeg") == 6
 
 
-def test_of_many_clips_the_first_have_pictures(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_of_many_clips_the_first_have_thumbnails(
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from videotune.reporter import thumbnails as pictures
-    from videotune.trainer.resolve_config import resolve_config
-    from videotune.trainer.run_spec import open_job
-
-    monkeypatch.setattr(pictures, "MOST", 2)
-    sets = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}", "resolution=32x32")
-    job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
-    pictures.keep_pictures(job)
+    monkeypatch.setattr(thumbnails, "MOST", 2)
+    job = open_job(*resolve_config(overrides(f"cache_dir={tmp_path / 'cache'}")))
+    thumbnails.keep_pictures(job)
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pictures").iterdir()}
     assert len(made) == 2
-    pictures.keep_pictures(job)
+    thumbnails.keep_pictures(job)
     assert made == {path: path.stat().st_mtime_ns for path in made}

@@ -16,12 +16,9 @@ from typing import Any
 import pytest
 
 from tests.commands import small_disk
-from tests.commands.safety_kit import Running, equal, facts_of, start, state
-from tests.shell import train
+from tests.commands.safety_kit import Finished, Make, assert_same_run, start
 from videotune.errors import DONE
-from videotune.trainer.resolve_config import Overrides
 
-Say = Callable[..., Overrides]
 pytestmark = pytest.mark.usefixtures("server")
 
 
@@ -37,45 +34,40 @@ def log_on_the_disk(home: Path, kept: Path, limited: bool, when: Callable[..., A
     os.dup2(os.open(home / "train.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 
 
-def test_a_full_disk_that_also_holds_the_log_pauses_the_run(said: Say, tmp_path: Path) -> None:
-    words = said("steps=6", "save_every=2")
-    assert train(words, tmp_path / "straight") == DONE
+def test_a_full_disk_that_also_holds_the_log_pauses_the_run(
+    overrides: Make, finished: Finished, tmp_path: Path
+) -> None:
     home, kept = tmp_path / "disk", tmp_path / "kept"
     home.mkdir()
     kept.mkdir()
     given = (home, kept, False, small_disk.after_the_first_save)
-    running = start(words, home / "run", first=log_on_the_disk, given=given)
+    running = start(overrides("steps=6", "save_every=2"), home / "run", first=log_on_the_disk, given=given)
     disk = small_disk.seen(running.pid, home)
     running.until((disk / small_disk.FILLER).is_file, "the full disk")
     assert running.ended(2) is None, "it waits"
     assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["step-2"]
     small_disk.make_room(running.pid, home, kept)
     assert running.ended() == DONE
-    assert facts_of(kept / "copy" / "run") == facts_of(tmp_path / "straight")
-    assert equal(state(kept / "copy" / "run", 6), state(tmp_path / "straight", 6))
+    assert_same_run(kept / "copy" / "run", finished("steps=6", "save_every=2"), 6)
 
 
-def full() -> None:
-    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
-
-
-def no_reader() -> None:
+def unwritable(how: str) -> None:
+    """Standard error is a full device, a pipe without a reader, or closed."""
     read, write = os.pipe()
-    os.dup2(write, 2)
-    os.close(read)
-    os.close(write)
+    match how:
+        case "full":
+            os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+        case "no reader":
+            os.dup2(write, 2)
+            os.close(read)
+            os.close(write)
+        case "closed":
+            os.close(2)
 
 
-def closed() -> None:
-    os.close(2)
-
-
-@pytest.mark.parametrize("how", [full, no_reader, closed])
-def test_a_standard_error_that_takes_nothing_does_not_end_a_run(
-    how: Callable[[], None], said: Say, tmp_path: Path
-) -> None:
-    running: Running = start(said("steps=3"), tmp_path / "run", first=how)
-    assert running.ended() == DONE
+@pytest.mark.parametrize("how", ["full", "no reader", "closed"])
+def test_an_unwritable_standard_error_does_not_end_a_run(how: str, overrides: Make, tmp_path: Path) -> None:
+    assert start(overrides("steps=3"), tmp_path / "run", first=unwritable, given=(how,)).ended() == DONE
     assert (tmp_path / "run" / "report.html").is_file()
 
 

@@ -7,40 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import equal, facts_of, start, state
-from tests.journal_lines import step_line
+from tests.commands.safety_kit import Make, equal, facts_of, resume, start, state, steps_of
 from tests.shell import compare, export, train
 from videotune.commands.export import exported
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.errors import DONE, FAILED, VideotuneError
-from videotune.files import digest
+from videotune.files import digest, read_json
 from videotune.reporter.build import write_report
 from videotune.reporter.diagnosis import diagnose, repair_journal
 from videotune.trainer.logging import journal
-from videotune.trainer.logging.journal import History, read_journal
+from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
 from videotune.trainer.run_dir import SCHEDULER
-
-Say = Callable[..., Overrides]
-STEPS = ("steps=8", "save_every=4")
 
 
 @pytest.fixture(scope="module")
-def straight(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(overrides: Make, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight steps with checkpoints at 4 and 8, on a base of its own."""
     home = tmp_path_factory.mktemp("straight")
     base = shutil.copytree(tiny_bases("wan"), home / "base")
-    sets = (f"base_model_name={base}", f"cache_dir={home / 'cache'}", "resolution=32x32", "learning_rate=0.01")
-    sets += (
-        "lora.rank=2",
-        "sample_after=0",
-        "validate_every=0",
-        "sample_metrics.budget=0",
-        "dataloader_threads=0",
-        *STEPS,
-    )
-    assert train(Overrides(data=str(small_clips), sets=sets), home / "run") == DONE
+    assert train(overrides("steps=8", "save_every=4", f"base_model_name={base}"), home / "run") == DONE
     return home / "run"
 
 
@@ -53,6 +39,13 @@ def run(straight: Path, tmp_path: Path) -> Path:
     return copy
 
 
+def flip(path: Path) -> None:
+    """Change a bit near the end of a file."""
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
 def listing(folder: Path) -> dict[str, bytes]:
     names = (".lock", "heartbeat.json")
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in names}
@@ -62,55 +55,44 @@ def refused(run: Path, text: str, *sets: str, **how: object) -> None:
     """A resume is refused with a sentence, and touches nothing."""
     before = listing(run)
     with pytest.raises(VideotuneError, match=text):
-        train(Overrides(sets=("steps=10", *sets)), run, resume=Resume(**how))  # type: ignore[arg-type]
+        resume(run, "steps=10", *sets, **how)
     assert listing(run) == before
-
-
-def folder_of(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step}"
 
 
 # ---- checkpoints
 
 
 def test_a_checkpoint_under_another_step_s_name_is_refused(run: Path, tmp_path: Path) -> None:
-    renamed, copied = (Path(shutil.copytree(run, tmp_path / name)) for name in ("renamed", "copied"))
-    shutil.rmtree(folder_of(renamed, 8))
-    folder_of(renamed, 4).rename(folder_of(renamed, 8))
-    refused(renamed, "step 8, is not whole: it is the checkpoint of step 4 under another name")
+    renamed, copied = (Path(shutil.copytree(run, tmp_path / name)) / "checkpoints" for name in ("renamed", "copied"))
+    shutil.rmtree(renamed / "step-8")
+    (renamed / "step-4").rename(renamed / "step-8")
+    refused(renamed.parent, "step 8, is not whole: it is the checkpoint of step 4 under another name")
     with pytest.raises(VideotuneError, match="the checkpoint of step 4 under another name"):
-        export(renamed)
-    shutil.copytree(folder_of(copied, 8), folder_of(copied, 12))
-    refused(copied, "step 12, is not whole: it is the checkpoint of step 8.*--from 8")
-    assert train(Overrides(), copied, resume=Resume(8)) == DONE
+        export(renamed.parent)
+    shutil.copytree(copied / "step-8", copied / "step-12")
+    refused(copied.parent, "step 12, is not whole: it is the checkpoint of step 8.*--from 8")
+    assert resume(copied.parent, step=8) == DONE
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json", "another step's"])
 def test_a_flipped_bit_in_a_checkpoint_is_found_before_it_is_used(name: str, run: Path, straight: Path) -> None:
-    path = folder_of(run, 8) / name
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
+    checkpoint = run / "checkpoints" / "step-8"
+    if name == "another step's":
+        name = "optimizer.safetensors"
+        shutil.copy(checkpoint.with_name("step-4") / name, checkpoint)
+    else:
+        flip(checkpoint / name)
     refused(run, rf"{name} is damaged.*--from 4")
     if name == "weights.safetensors":
-        with pytest.raises(VideotuneError, match="is damaged"):
-            export(run)
-        with pytest.raises(VideotuneError, match="is damaged"):
-            open_sampler(SampleOptions(("x",), 0, run, None))
-    assert train(Overrides(), run, resume=Resume(4)) == DONE
+        for reader in (lambda: export(run), lambda: open_sampler(SampleOptions(("x",), 0, run, None))):
+            with pytest.raises(VideotuneError, match="is damaged"):
+                reader()
+    assert resume(run, step=4) == DONE
     assert equal(state(run, 8), state(straight, 8))
 
 
-def test_optimizer_state_of_another_step_is_found(run: Path) -> None:
-    shutil.copy(folder_of(run, 4) / "optimizer.safetensors", folder_of(run, 8))
-    refused(run, r"optimizer\.safetensors is damaged")
-
-
 def test_an_export_with_other_bytes_is_not_loaded(run: Path) -> None:
-    path = exported(run, "diffusers")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip(exported(run, "diffusers"))
     with pytest.raises(VideotuneError, match="damaged"):
         exported(run, "diffusers")
 
@@ -118,12 +100,8 @@ def test_an_export_with_other_bytes_is_not_loaded(run: Path) -> None:
 # ---- JSON
 
 
-def torn(text: str) -> bytes:
-    return text[: len(text) // 2].encode()
-
-
 DAMAGED: dict[str, Callable[[str], bytes]] = {
-    "torn": torn,
+    "torn": lambda text: text[: len(text) // 2].encode(),
     "empty": lambda _: b"",
     "list": lambda _: b"[1]",
     "object": lambda _: b"{}",
@@ -152,37 +130,33 @@ def test_damaged_json_is_one_sentence_everywhere(name: str, how: str, run: Path)
     assert how == "object" or (name in page and "left out" in page)
 
 
-def edited(run: Path, **settings: object) -> None:
-    config = json.loads((run / "config.json").read_text())
-    config["settings"] |= settings
+def test_a_config_that_was_edited_by_hand_is_refused_unless_allowed(run: Path) -> None:
+    config = read_json(run / "config.json")
+    config["settings"]["learning_rate"] = 0.5
     (run / "config.json").write_text(json.dumps(config))
-
-
-def test_a_config_that_was_edited_by_hand_is_refused_or_taken_by_name(run: Path) -> None:
-    edited(run, learning_rate=0.5)
     refused(run, r"edited by hand.*--set KEY=VALUE --override")
-    assert train(Overrides(sets=("steps=9",)), run, resume=Resume(override=True)) == DONE
+    assert resume(run, "steps=9", override=True) == DONE
     assert any("edited by hand" in str(line.get("changes")) for line in read_journal(run))
-    assert train(Overrides(sets=("steps=10",)), run, resume=Resume()) == DONE
+    assert resume(run, "steps=10") == DONE
 
 
-def test_another_scheduler_of_the_base_and_other_versions_are_told(
+def test_a_base_with_another_scheduler_is_refused_and_other_versions_are_reported(
     straight: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = json.loads((run / "config.json").read_text())
+    config = read_json(run / "config.json")
     assert config["base"]["scheduler"]
-    base = Path(config["settings"]["base_model_name"])
-    whole = (base / SCHEDULER).read_text()
+    scheduler = Path(config["settings"]["base_model_name"]) / SCHEDULER
+    whole = scheduler.read_text()
     try:
-        (base / SCHEDULER).write_text(whole + "\n")
+        scheduler.write_text(whole + "\n")
         refused(run, "scheduler_config.json is not the one")
     finally:
-        (base / SCHEDULER).write_text(whole)
+        scheduler.write_text(whole)
     capsys.readouterr()
     config["versions"]["torch"] = "1.0.0"
     del config["digest"]
     (run / "config.json").write_text(json.dumps(config | {"digest": digest(config)}))
-    assert train(Overrides(sets=("steps=9",)), run, resume=Resume()) == DONE
+    assert resume(run, "steps=9") == DONE
     assert "versions.torch: 1.0.0 ->" in capsys.readouterr().err
 
 
@@ -199,7 +173,7 @@ def test_another_scheduler_of_the_base_and_other_versions_are_told(
         lambda line: "[" * 100_000,
     ],
 )
-def test_a_damaged_line_of_the_journal_is_refused_by_number_and_can_be_taken_out(
+def test_a_damaged_line_of_the_journal_is_refused_by_number_and_can_be_removed(
     damage: Callable[[str], str], run: Path, straight: Path
 ) -> None:
     path = run / "journal.jsonl"
@@ -213,8 +187,8 @@ def test_a_damaged_line_of_the_journal_is_refused_by_number_and_can_be_taken_out
     assert diagnose(run) == DONE
     assert repair_journal(run) == DONE
     assert (run / "journal.jsonl.damaged-1").read_text().splitlines() == lines
-    assert train(Overrides(sets=("steps=9",)), run, resume=Resume()) == DONE
-    assert [line["step"] for line in read_journal(run) if line["kind"] == "step"] == [1, 2, 4, 5, 6, 7, 8, 9]
+    assert resume(run, "steps=9") == DONE
+    assert [line["step"] for line in steps_of(run)] == [1, 2, 4, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("how", ["emptied", "missing", "cut short"])
@@ -226,44 +200,20 @@ def test_a_journal_that_lacks_what_was_saved_is_refused_and_can_be_repaired(how:
         path.unlink()
     refused(run, r"says nothing of the steps.*--repair-journal")
     assert repair_journal(run) == DONE
-    assert train(Overrides(sets=("steps=9",)), run, resume=Resume()) == DONE
-
-
-def test_the_journal_is_parsed_once_in_a_resume(run: Path, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
-    parse = journal.parse_line
-    monkeypatch.setattr(journal, "parse_line", lambda line: (parsed.append(line), parse(line))[1])
-    there = len(read_journal(run))
-    assert train(Overrides(sets=("steps=12",)), run, resume=Resume()) == DONE
-    assert len(parsed) == there, "each line of before once; none of those that the process itself wrote"
-
-
-def test_a_cut_is_what_filtering_every_line_gives(tmp_path: Path) -> None:
-    lines = [{"kind": "start", "time": 1.0}]
-    for step in range(1, 9):
-        lines += [step_line(step, skipped=step > 5), {"kind": "save", "time": 1.0, "step": step}]
-        if step % 3 == 0:
-            lines += [
-                {"kind": "resume", "time": 1.0, "from_step": step},
-                {"kind": "end", "step": step, "why": "stopped"},
-            ]
-    for step in range(10):
-        path = tmp_path / "journal.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "st')
-        history = History(tmp_path)
-        gone = history.cut(step)
-        kept = [line for line in lines if line.get("step", 0) <= step and line["kind"] != "end"]
-        assert read_journal(tmp_path) == kept
-        assert gone == len(lines) - len(kept)
-        again = History(tmp_path)
-        assert (history.lines, history.newest, history.last) == (again.lines, again.newest, again.last)
-        assert (history.events, history.skipped_at_the_end) == (again.events, again.skipped_at_the_end)
-        assert history.seconds == pytest.approx(again.seconds)
+    assert resume(run, "steps=9") == DONE
 
 
 def test_a_process_with_a_damaged_run_ends_with_a_sentence(server: None, run: Path) -> None:
     (run / "config.json").write_text("{")
     running = start(Overrides(), run, "--resume")
     assert running.ended() == FAILED
-    assert "Traceback" not in running.said
+    assert "Traceback" not in running.stderr
     assert facts_of(run)
+
+
+def test_the_journal_is_parsed_once_in_a_resume(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    parse, there = journal.parse_line, len(read_journal(run))
+    monkeypatch.setattr(journal, "parse_line", lambda line: (parsed.append(line), parse(line))[1])
+    assert resume(run, "steps=12") == DONE
+    assert len(parsed) == there, "each line of before once; none of those that the process itself wrote"

@@ -1,4 +1,4 @@
-"""The demo's words, table and pictures, without its training; what it shows is told in docs/toy.md."""
+"""The demo's settings, table and pictures, without its training; docs/toy.md has what it shows."""
 
 from pathlib import Path
 
@@ -75,12 +75,12 @@ def test_the_result_is_a_short_table_and_the_place_of_the_report(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     show_demo(Path("demo"), RESULT)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for words in ('"zorble" is drawn as an orange diamond', "0%", "96%", "100%", "0.240", "0.200"):
-        assert words in said
-    assert "42 clips, 300 steps, 2:03 in all" in said
-    assert "report:   demo/run/report.html" in said
-    assert len(said.splitlines()) < 20
+        assert words in printed
+    assert "42 clips, 300 steps, 2:03 in all" in printed
+    assert "report:   demo/run/report.html" in printed
+    assert len(printed.splitlines()) < 20
 
 
 def test_the_picture_shows_before_on_the_left_and_after_on_the_right(tmp_path: Path) -> None:

@@ -1,22 +1,21 @@
-"""``doctor RUN``: each heading of the page of troubles is told of a run that shows it, and of no other."""
+"""``doctor RUN``: each heading of the page of troubles is found in a run that shows it, and in no other."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands.safety_kit import Make
 from tests.shell import train
 from videotune.cli.main import main
 from videotune.config.load import merge
 from videotune.config.resolve import parse
 from videotune.reporter.diagnosis import findings
 from videotune.reporter.read import read_run
-from videotune.trainer.resolve_config import Overrides
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SECONDS = {"data": 0.01, "forward": 1.0, "backward": 2.0, "optimizer": 0.1}
@@ -69,12 +68,12 @@ def write(
     return folder
 
 
-def told(folder: Path) -> set[str]:
+def lines_of(folder: Path) -> set[str]:
     return {one.line for one in findings(read_run(folder))}
 
 
-def test_of_a_good_run_nothing_is_told(tmp_path: Path) -> None:
-    assert told(write(tmp_path / "run", GOOD)) == set()
+def test_a_good_run_has_no_findings(tmp_path: Path) -> None:
+    assert lines_of(write(tmp_path / "run", GOOD)) == set()
 
 
 MANY = [step(n, mse=0.1 if n <= 60 else 0.3) for n in range(1, 121)]
@@ -97,9 +96,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("line", CASES)
-def test_each_trouble_is_told_alone_and_has_its_heading(line: str, tmp_path: Path) -> None:
+def test_each_finding_comes_alone_and_has_its_heading(line: str, tmp_path: Path) -> None:
     case = {"journal": GOOD} | CASES[line]
-    assert told(write(tmp_path / "run", **case)) == {line}
+    assert lines_of(write(tmp_path / "run", **case)) == {line}
     assert any(row.strip("# ") == line for row in PAGE.splitlines() if row.startswith("#"))
 
 
@@ -108,8 +107,8 @@ def test_exposure_alone_is_overfitting_to_come(tmp_path: Path) -> None:
     assert (one.line, one.found) == ("Poor quality: overfitting", "120 views of a window by the end")
 
 
-def test_without_a_ruler_the_steps_tell_of_a_rate_that_is_too_high(tmp_path: Path) -> None:
-    assert told(write(tmp_path / "run", [*MANY, {"kind": "end", "step": 120, "why": "done"}])) == {
+def test_without_validation_the_steps_show_a_rate_that_is_too_high(tmp_path: Path) -> None:
+    assert lines_of(write(tmp_path / "run", [*MANY, {"kind": "end", "step": 120, "why": "done"}])) == {
         "Poor quality: the rate is too high"
     }
 
@@ -134,7 +133,7 @@ def test_remedies_for_memory_are_those_of_the_run(tmp_path: Path) -> None:
 def test_a_real_run_at_a_wrong_rate_is_found_out(
     rate: str,
     line: str,
-    said: Callable[..., Overrides],
+    overrides: Make,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -142,7 +141,8 @@ def test_a_real_run_at_a_wrong_rate_is_found_out(
     """Of whole weights, since an adapter of a tiny model bears nearly every rate."""
     run = tmp_path / "run"
     train(
-        said("steps=6", "training_method=FINE_TUNE", f"learning_rate={rate}", "validate_every=2", "save_every=0"), run
+        overrides("steps=6", "training_method=FINE_TUNE", f"learning_rate={rate}", "validate_every=2", "save_every=0"),
+        run,
     )
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["videotune", "doctor", str(run), "--json"])

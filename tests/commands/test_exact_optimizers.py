@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from tests.commands.safety_kit import (
+    Finished,
+    Make,
+    assert_same_run,
+    equal,
+    resume,
+    state,
+    steps_of,
+    warnings_of,
+)
 from tests.runs import open_run, prepare
 from tests.shell import train
-from videotune.errors import VideotuneError
+from videotune.config.resolve import parse
+from videotune.errors import DONE, VideotuneError
+from videotune.files import read_json
 from videotune.planner.plan import bytes_a_parameter
-from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
 
 FULL = ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "learning_rate=0.001")
 
@@ -36,77 +41,53 @@ KINDS = {
 }
 
 
-def state_of(run: Path) -> dict[str, torch.Tensor]:
-    newest = complete_checkpoints(run)[-1]
-    parts = ["weights", "optimizer", *(["ema"] if newest.has_ema else [])]
-    return {f"{part} {name}": value for part in parts for name, value in newest.load(part).items()}
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_stopped_and_gone_on_is_never_having_stopped(kind: str, said: Callable[..., Overrides], tmp_path: Path) -> None:
-    words = said(*KINDS[kind], "steps=4", "save_every=4")
-    train(words, tmp_path / "whole")
-    again = tmp_path / "again"
-    train(said(*KINDS[kind], "steps=2", "save_every=2"), again)
-    train(Overrides(sets=("steps=4", "save_every=4")), again, resume=Resume())
-    one, other = state_of(tmp_path / "whole"), state_of(again)
-    assert set(one) == set(other)
-    assert [name for name, value in one.items() if not torch.equal(value, other[name])] == []
-    lines = [[line["loss"], line["grad_norm"]] for line in read_journal(again) if line["kind"] == "step"]
-    assert lines == [[x["loss"], x["grad_norm"]] for x in read_journal(tmp_path / "whole") if x["kind"] == "step"]
+def test_a_resumed_run_is_the_run_that_never_stopped(
+    kind: str, overrides: Make, finished: Finished, tmp_path: Path
+) -> None:
+    assert train(overrides(*KINDS[kind], "steps=2", "save_every=2"), tmp_path / "run") == DONE
+    assert resume(tmp_path / "run", "steps=4", "save_every=4") == DONE
+    assert_same_run(tmp_path / "run", finished(*KINDS[kind], "steps=4", "save_every=4"), 4)
 
 
-def test_a_loss_that_is_not_finite_is_told_and_updates_nothing_within_backward(
-    said: Callable[..., Overrides], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_loss_that_is_not_finite_updates_nothing_within_backward(
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step 2 is given a loss that is not a number."""
-    from videotune.trainer import step as room
+    from videotune.trainer import step as step_module
 
-    true, calls = room.denoising_loss, []
+    true, calls = step_module.denoising_loss, []
 
-    def spoilt(*told: Any) -> Any:
-        out = true(*told)
+    def spoilt(*given: Any) -> Any:
+        out = true(*given)
         calls.append(out)
         return type(out)(out.loss * float("nan"), out.mse, out.per_clip, out.t) if len(calls) == 2 else out
 
-    monkeypatch.setattr(room, "denoising_loss", spoilt)
+    monkeypatch.setattr(step_module, "denoising_loss", spoilt)
     run = tmp_path / "run"
-    train(said("steps=3", "save_every=1", "optimizer.step_in_backward=true"), run)
-    steps = {line["step"]: line for line in read_journal(run) if line["kind"] == "step"}
-    assert [steps[k].get("skipped", False) for k in (1, 2, 3)] == [False, True, False]
-    first, second, third = (one.load("weights") for one in complete_checkpoints(run))
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
-    assert not all(torch.equal(value, third[name]) for name, value in second.items())
-    (text,) = [line["text"] for line in read_journal(run) if line["kind"] == "warning"]
+    train(overrides("steps=3", "save_every=1", "optimizer.step_in_backward=true"), run)
+    assert [line.get("skipped", False) for line in steps_of(run)] == [False, True, False]
+    assert equal(state(run, 1), state(run, 2))
+    assert not equal(state(run, 2), state(run, 3))
+    (text,) = warnings_of(run)
     assert "step not applied: " in text
     assert "but for the tensors" not in text
 
 
-def test_several_processes_cannot_update_within_backward(said: Callable[..., Overrides], tmp_path: Path) -> None:
+def test_several_processes_cannot_update_within_backward(overrides: Make, tmp_path: Path) -> None:
 
-    job = open_run(said("optimizer.step_in_backward=true"), tmp_path / "run", None).job
+    job = open_run(overrides("optimizer.step_in_backward=true"), tmp_path / "run", None).job
     with pytest.raises(VideotuneError, match="gradients of 2 processes have to be summed"):
         prepare(job, tmp_path / "run", dist=DistributedContext(0, 2))
 
 
 @pytest.mark.parametrize("kind", ["ADAMW", "ADAMW_8BIT", "LION", "LION_8BIT", "MUON", "PRODIGY", "ADAFACTOR"])
-def test_the_plan_knows_how_large_a_checkpoint_gets(kind: str, said: Callable[..., Overrides], tmp_path: Path) -> None:
+def test_the_plan_knows_how_large_a_checkpoint_gets(kind: str, finished: Finished) -> None:
     """To a tenth of what lies there, and never much less; small matrices are kept in float32 whatever their optimizer."""
-    words = said(
-        f"optimizer={kind}", "lora.rank=256", "steps=1", "ema=0.9", *(["learning_rate=1"] if kind == "PRODIGY" else [])
-    )
-    train(words, tmp_path / "run")
-    (saved,) = complete_checkpoints(tmp_path / "run")
-    there = sum(
-        v.numel() * v.element_size() for part in ("weights", "optimizer", "ema") for v in saved.load(part).values()
-    )
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-    job_bytes = plan["disk"]["checkpoint_bytes"]
-    assert job_bytes == bytes_a_parameter(_config(tmp_path / "run")) * plan["adapter"]["parameters"]
-    assert 0.9 * there <= job_bytes <= 1.25 * there
-
-
-def _config(run: Path) -> Any:
-    from videotune.config.resolve import parse
-
-    return parse(json.loads((run / "config.json").read_text())["settings"])
+    rate = ("learning_rate=1",) if kind == "PRODIGY" else ()
+    run = finished(f"optimizer={kind}", "lora.rank=256", "steps=1", "ema=0.9", *rate)
+    there = sum(value.numel() * value.element_size() for value in state(run, 1).values())
+    plan, config = read_json(run / "plan.json"), parse(read_json(run / "config.json")["settings"])
+    planned = plan["disk"]["checkpoint_bytes"]
+    assert planned == bytes_a_parameter(config) * plan["adapter"]["parameters"]
+    assert 0.9 * there <= planned <= 1.25 * there

@@ -1,5 +1,6 @@
 """A loss or gradient that is not finite: not applied, counted, its clips named; never saved; and the way on from there."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,37 +9,35 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.safety_kit import equal, facts_of, of_kind, state, steps_of, warnings_of
+from tests.commands.safety_kit import (
+    Finished,
+    Make,
+    assert_same_run,
+    complete,
+    equal,
+    of_kind,
+    resume,
+    state,
+    steps_of,
+)
 from tests.shell import train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json
 from videotune.latent_cache.batches import Source
 from videotune.trainer import loop
-from videotune.trainer import step as room
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
+from videotune.trainer import step as step_module
 from videotune.trainer.trainer import Trainer
 from videotune.types import Moments
 
-Say = Callable[..., Overrides]
 METHODS = pytest.mark.parametrize(
     "method",
     [
         ("lora.rank=2", "ema.decay=0.9"),
-        (
-            "optimizer.name=ADAMW_8BIT",
-            "lora.rank=128",
-            "ema.decay=0.9",
-        ),  # large enough for moments in 8 bits
+        ("optimizer.name=ADAMW_8BIT", "lora.rank=128", "ema.decay=0.9"),  # large enough for moments in 8 bits
         ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16"),
     ],
     ids=["lora", "8 bit", "masters"],
 )
-
-
-def complete(run: Path) -> list[int]:
-    return [one.step for one in complete_checkpoints(run)]
 
 
 def spoil_clip(monkeypatch: pytest.MonkeyPatch, stem: str, when: Callable[[int], bool] = lambda _: True) -> None:
@@ -56,7 +55,7 @@ def spoil_clip(monkeypatch: pytest.MonkeyPatch, stem: str, when: Callable[[int],
 
 def spoil_gradient(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float) -> None:
     """The loss is finite at these steps, and the gradient is not."""
-    clip, taken = room.clip, []
+    clip, taken = step_module.clip, []
 
     def spoilt(parameters: Any, most: float) -> torch.Tensor:
         taken.append(1)
@@ -64,48 +63,41 @@ def spoil_gradient(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: floa
             parameters[-1].grad.view(-1)[0] = value
         return clip(parameters, most)
 
-    monkeypatch.setattr(room, "clip", spoilt)
-
-
-def stems(run: Path) -> list[str]:
-    return sorted(Path(clip["path"]).stem for clip in read_json(run / "check.json")["clips"])
+    monkeypatch.setattr(step_module, "clip", spoilt)
 
 
 @METHODS
 def test_a_clip_that_is_not_finite_is_named_and_its_steps_are_not_applied(
-    method: tuple[str, ...], said: Say, small_clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: tuple[str, ...], overrides: Make, small_clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, moments and average are bit for bit as before; the step counters of the optimizer too."""
     run, stem = tmp_path / "run", sorted((small_clips / "videos").iterdir())[2].stem
     spoil_clip(monkeypatch, stem)
-    assert train(said("steps=9", "save_every=1", "learning_rate=0.001", *method), run) == DONE
-    ids = {clip["id"]: Path(clip["path"]).stem for clip in read_json(run / "check.json")["clips"]}
-    shown = [{ids[name] for name in ids if line["window_ids"][0].startswith(name[:12])} for line in steps_of(run)]
+    assert train(overrides("steps=9", "save_every=1", "learning_rate=0.001", *method), run) == DONE
+    ids = {clip["id"][:12]: Path(clip["path"]).stem for clip in read_json(run / "check.json")["clips"]}
     skipped = [line["step"] for line in steps_of(run) if line.get("skipped")]
-    assert skipped == [step for step, stems in enumerate(shown, 1) if stem in stems]
+    assert skipped == [line["step"] for line in steps_of(run) if ids[line["window_ids"][0][:12]] == stem]
     assert 1 <= len(skipped) < 5
     for step in range(2, 10):
         same = equal(state(run, step), state(run, step - 1))
         assert same == (step in skipped), f"step {step}"
     assert [line["loss"] for line in steps_of(run) if line["step"] in skipped] == [None] * len(skipped)
-    named = [text for text in warnings_of(run) if "not finite, step not applied" in text]
-    assert len(named) == len(skipped)
-    assert all(f"{stem}.mp4" in text for text in named)
-    other = stems(run)
-    other.remove(stem)
-    assert not any(f"{name}.mp4" in text for text in named for name in other)
-    assert [line["step"] for line in of_kind(run, "warning")] == skipped
+    named = {line["step"]: line["text"] for line in of_kind(run, "warning")}
+    assert list(named) == skipped
+    for text in named.values():
+        assert "not finite, step not applied" in text
+        assert [name for name in ids.values() if f"{name}.mp4" in text] == [stem]
 
 
 @METHODS
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_gradient_alone_that_is_not_finite_is_not_applied(
-    value: float, method: tuple[str, ...], said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    value: float, method: tuple[str, ...], overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the first step on, where the optimizer has no state yet."""
     run = tmp_path / "run"
     spoil_gradient(monkeypatch, {1, 3}, value)
-    assert train(said("steps=4", "save_every=1", "batch_size=2", *method), run) == DONE
+    assert train(overrides("steps=4", "save_every=1", "batch_size=2", *method), run) == DONE
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [True, False, True, False]
     assert all(isinstance(line["loss"], float) for line in steps_of(run))
     assert not equal(state(run, 2), state(run, 1))
@@ -119,30 +111,27 @@ def test_a_gradient_alone_that_is_not_finite_is_not_applied(
 
 @pytest.mark.parametrize("optimizer", ["ADAMW", "ADAMW_8BIT"])
 def test_a_run_whose_first_step_was_skipped_can_be_resumed_exactly(
-    optimizer: str, said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the optimizer may have no state to save."""
     run = tmp_path / "run"
     spoil_gradient(monkeypatch, {1}, float("nan"))
-    assert train(said("steps=3", "save_every=1", f"optimizer.name={optimizer}"), run) == DONE
+    assert train(overrides("steps=3", "save_every=1", f"optimizer.name={optimizer}"), run) == DONE
     assert bool(steps_of(run)[0]["skipped"])
-    first, facts = state(run, 3), facts_of(run)
-    assert train(Overrides(), run, resume=Resume(step=1)) == DONE
-    assert equal(state(run, 3), first)
-    assert facts_of(run) == facts
+    first = shutil.copytree(run, tmp_path / "first")
+    assert resume(run, step=1) == DONE
+    assert_same_run(run, first, 3)
 
 
 @METHODS
 def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(
-    method: tuple[str, ...], said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: tuple[str, ...], overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, straight = tmp_path / "run", tmp_path / "straight"
-    words = said("steps=20", "save_every=0", *method)
-    assert train(Overrides(data=words.data, sets=(*words.sets, "steps=3")), straight) == DONE
-    spoil_gradient(monkeypatch, {2, 4, 5, 6, 7, 8, 9, 10}, float("nan"))
-    with pytest.raises(VideotuneError) as caught:
-        train(words, run)
-    monkeypatch.undo()
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        spoil_gradient(patch, {2, 4, 5, 6, 7, 8, 9, 10}, float("nan"))
+        with pytest.raises(VideotuneError) as caught:
+            train(overrides("steps=20", "save_every=0", *method), run)
     assert caught.value.exit_code == FAILED
     text = str(caught.value)
     assert text.startswith("5 steps in a row had a loss or gradient that is not finite; the journal names their clips.")
@@ -150,43 +139,38 @@ def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(
     assert "--set learning_rate=" in text
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [False, True, False, *[True] * 5]
     assert complete(run) == [3]
-    assert train(Overrides(sets=("steps=4",)), run, resume=Resume()) == DONE, "the hook is gone, so it goes on"
+    assert resume(run, "steps=4") == DONE, "the gradients are finite again"
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [False, True, False, False]
 
 
 def test_four_before_a_resume_and_one_after_it_are_five(
-    said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         spoil_gradient(patch, {2, 3, 4, 5}, float("nan"))
-        assert train(said("steps=5"), run) == DONE
+        assert train(overrides("steps=5"), run) == DONE
     spoil_gradient(monkeypatch, {1}, float("nan"))
     with pytest.raises(VideotuneError, match="5 steps in a row"):
-        train(Overrides(sets=("steps=9",)), run, resume=Resume())
+        resume(run, "steps=9")
     assert steps_of(run)[-1]["step"] == 6
 
 
-def test_a_rate_that_was_too_high_is_lowered_by_a_resume_from_before_it(said: Say, tmp_path: Path) -> None:
-    """No hook: at a rate of 1e30 the weights explode, and the losses after it are not finite."""
-    run, straight = tmp_path / "run", tmp_path / "straight"
-    assert train(said("steps=6", "save_every=2"), straight) == DONE
-    assert train(said("steps=2", "save_every=2"), run) == DONE
-    high = Overrides(sets=("learning_rate=1e30", "steps=20", "save_every=0"))
+def test_a_rate_that_was_too_high_is_lowered_by_a_resume_from_before_it(finished: Finished, tmp_path: Path) -> None:
+    """At a rate of 1e30 the weights explode, and the losses after it are not finite."""
+    run, low = shutil.copytree(finished("steps=4", "save_every=2"), tmp_path / "run"), ("learning_rate=0.01", "steps=6")
     with pytest.raises(VideotuneError, match="5 steps in a row"):
-        train(high, run, resume=Resume(override=True))
-    assert complete(run) == [2, 3], "the last good state: its numbers are finite, if huge"
-    low = Overrides(sets=("learning_rate=0.01", "steps=6", "save_every=2"))
+        resume(run, "learning_rate=1e30", "steps=20", "save_every=0", override=True)
+    assert complete(run) == [2, 4, 5], "the last good state: its numbers are finite, if huge"
     with pytest.raises(VideotuneError, match=r"learning_rate: 1e\+30 -> 0\.01\n.*add --override"):
-        train(low, run, resume=Resume(step=2))
-    assert train(low, run, resume=Resume(step=2, override=True)) == DONE
-    assert facts_of(run) == facts_of(straight)
-    assert equal(state(run, 6), state(straight, 6))
+        resume(run, *low, "save_every=2", step=4)
+    assert resume(run, *low, "save_every=2", step=4, override=True) == DONE
+    assert_same_run(run, finished("steps=6", "save_every=2"), 6)
 
 
 @pytest.mark.parametrize("part", ["weights", "optimizer", "ema"])
 def test_a_state_that_is_not_finite_is_never_saved(
-    part: str, said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: str, overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever made it so: here somebody writes a NaN into it before step 3."""
     make, run = loop.step_records, tmp_path / "run"
@@ -204,15 +188,17 @@ def test_a_state_that_is_not_finite_is_never_saved(
 
     monkeypatch.setattr(loop, "step_records", spoilt)
     with pytest.raises(VideotuneError, match=rf"step 4: 1 tensors are not finite, the first: {part} of .*: not saved"):
-        train(said("steps=6", "save_every=2", "ema.decay=0.9"), run)
+        train(overrides("steps=6", "save_every=2", "ema.decay=0.9"), run)
     assert complete(run) == [2]
     assert all(bool(value.isfinite().all()) for value in state(run, 2).values() if value.is_floating_point())
     assert not (run / "export").exists()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-2"]
 
 
-def test_a_reading_that_is_not_finite_ends_nothing(said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ruler meets the same clip; the journal says null, and later readings are still read."""
+def test_a_validation_loss_that_is_not_finite_ends_nothing(
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is null in the journal, and later ones are still measured."""
     run, plain = tmp_path / "run", Source.plain
 
     def spoilt(self: Source, window: Any) -> Moments:
@@ -220,7 +206,7 @@ def test_a_reading_that_is_not_finite_ends_nothing(said: Say, tmp_path: Path, mo
         return replace(moments, mean=torch.full_like(moments.mean, float("nan")))
 
     monkeypatch.setattr(Source, "plain", spoilt)
-    assert train(said("steps=2", "validate_every=1"), run) == DONE
-    readings = of_kind(run, "ruler")
-    assert [line["step"] for line in readings] == [0, 1, 2]
-    assert all(line["train"]["mean"] is None and line["train"]["normalised"] is None for line in readings)
+    assert train(overrides("steps=2", "validate_every=1"), run) == DONE
+    losses = of_kind(run, "ruler")
+    assert [line["step"] for line in losses] == [0, 1, 2]
+    assert all(line["train"]["mean"] is None and line["train"]["normalised"] is None for line in losses)

@@ -9,21 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.safety_kit import equal, facts_of, of_kind, state
+from tests.commands.safety_kit import Make, assert_same_run, of_kind, resume
 from tests.offload_kit import deepen
 from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
 from videotune.validation import decoding
-
-Say = Callable[..., Overrides]
 
 
 @pytest.fixture(scope="module")
-def said(
-    small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Overrides]:
+def overrides(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Words of a run of four steps on a tiny base of six blocks; everything that a run does happens in it."""
     folder = tmp_path_factory.mktemp("deep")
     bases = {variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")}
@@ -40,7 +35,7 @@ def said(
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The latents of every preview, in order: the encoder of the files themselves does not give the same bits twice."""
     seen: list[torch.Tensor] = []
 
@@ -53,7 +48,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return seen
 
 
-def rulers(run: Path) -> list[Any]:
+def validations(run: Path) -> list[Any]:
     return [{k: v for k, v in line.items() if k not in ("seconds", "time")} for line in of_kind(run, "ruler")]
 
 
@@ -71,54 +66,52 @@ LONG = ("full-bf16", "one-expert-full")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in RUNS])
-def test_a_streamed_run_is_the_plain_run(name: str, said: Say, tmp_path: Path, drawn: list[torch.Tensor]) -> None:
-    """Losses, checkpoints, averages, previews and the ruler."""
+def test_a_streamed_run_is_the_plain_run(
+    name: str, overrides: Make, tmp_path: Path, decoded: list[torch.Tensor]
+) -> None:
+    """Losses, checkpoints, averages, previews and validation."""
     variant, sets = RUNS[name]
     plain, streamed = tmp_path / "plain", tmp_path / "streamed"
-    assert train(said(*sets, variant=variant), plain) == DONE
-    count = len(drawn)
-    assert train(said(*sets, *STREAMED, variant=variant), streamed) == DONE
-    assert facts_of(streamed) == facts_of(plain)
-    assert equal(state(streamed, 4), state(plain, 4))
-    assert rulers(streamed) == rulers(plain)
+    assert train(overrides(*sets, variant=variant), plain) == DONE
+    count = len(decoded)
+    assert train(overrides(*sets, *STREAMED, variant=variant), streamed) == DONE
+    assert_same_run(streamed, plain, 4)
+    assert validations(streamed) == validations(plain)
     assert count == (0 if "sample_after=0" in sets else 2)
-    assert len(drawn) == 2 * count
-    assert all(torch.equal(one, other) for one, other in zip(drawn[:count], drawn[count:], strict=True))
+    assert len(decoded) == 2 * count
+    assert all(torch.equal(one, other) for one, other in zip(decoded[:count], decoded[count:], strict=True))
 
 
-def test_new_tokens_learn_through_streamed_blocks(said: Say, tmp_path: Path) -> None:
+def test_new_tokens_learn_through_streamed_blocks(overrides: Make, tmp_path: Path) -> None:
     """Nothing in the denoiser trains; gradients pass through it to the text encoder's new rows, to the bit."""
     sets = ("training_method=EMBEDDING", "sample_after=0", "validate_every=0", "learning_rate=0.01", "steps=3")
-    assert train(said(*sets, "layer_offload_fraction=0"), tmp_path / "plain") == DONE
+    assert train(overrides(*sets, "layer_offload_fraction=0"), tmp_path / "plain") == DONE
     for fraction in (0.5, 1.0):
         run = tmp_path / f"streamed-{fraction}"
-        assert train(said(*sets, f"layer_offload_fraction={fraction}"), run) == DONE
-        assert facts_of(run) == facts_of(tmp_path / "plain")
-        assert equal(state(run, 3), state(tmp_path / "plain", 3))
+        assert train(overrides(*sets, f"layer_offload_fraction={fraction}"), run) == DONE
+        assert_same_run(run, tmp_path / "plain", 3)
 
 
-def test_a_resume_turns_streaming_on(said: Say, tmp_path: Path) -> None:
-    sets = ("lora.dropout=0.2", "ema.decay=0.9", "sample_after=0", "validate_every=0")
-    plain, run = tmp_path / "plain", tmp_path / "run"
-    assert train(said(*sets), plain) == DONE
-    assert train(said(*sets, "steps=2"), run) == DONE
-    assert train(Overrides(sets=("steps=4", *STREAMED)), run, resume=Resume()) == DONE
-    assert facts_of(run) == facts_of(plain)
-    assert equal(state(run, 4), state(plain, 4))
+@pytest.mark.parametrize(
+    ("sets", "first", "then"),
+    [
+        (("lora.dropout=0.2", "ema.decay=0.9"), (), STREAMED),
+        (("training_method=FINE_TUNE",), ("layer_offload_fraction=1",), ("layer_offload_fraction=0",)),
+    ],
+)
+def test_a_resume_turns_streaming_on_and_off(
+    sets: tuple[str, ...], first: tuple[str, ...], then: tuple[str, ...], overrides: Make, tmp_path: Path
+) -> None:
+    sets, plain, run = (*sets, "sample_after=0", "validate_every=0"), tmp_path / "plain", tmp_path / "run"
+    assert train(overrides(*sets), plain) == DONE
+    assert train(overrides(*sets, "steps=2", *first), run) == DONE
+    assert resume(run, "steps=4", *then) == DONE
+    assert_same_run(run, plain, 4)
 
 
-def test_a_run_that_was_streamed_goes_on_without(said: Say, tmp_path: Path) -> None:
-    sets = ("training_method=FINE_TUNE", "sample_after=0", "validate_every=0")
-    assert train(said(*sets), tmp_path / "plain") == DONE
-    assert train(said(*sets, "steps=2", "layer_offload_fraction=1"), tmp_path / "run") == DONE
-    assert train(Overrides(sets=("steps=4", "layer_offload_fraction=0")), tmp_path / "run", resume=Resume()) == DONE
-    assert facts_of(tmp_path / "run") == facts_of(tmp_path / "plain")
-    assert equal(state(tmp_path / "run", 4), state(tmp_path / "plain", 4))
-
-
-def test_what_cannot_update_weights_on_the_host_is_refused(said: Say, tmp_path: Path) -> None:
-    words = said("training_method=FINE_TUNE", "layer_offload_fraction=0.5", "optimizer=ADAMW_8BIT")
+def test_what_cannot_update_weights_on_the_host_is_refused(overrides: Make, tmp_path: Path) -> None:
+    settings = overrides("training_method=FINE_TUNE", "layer_offload_fraction=0.5", "optimizer=ADAMW_8BIT")
     with pytest.raises(
         VideotuneError, match=r"optimizer\.name: ADAMW_8BIT does not update weights that wait on the host"
     ):
-        train(words, tmp_path / "run")
+        train(settings, tmp_path / "run")

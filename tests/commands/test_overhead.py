@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.commands.safety_kit import Make, of_kind
 from tests.runs import measure, open_run, prepare, preview
 from videotune.cli.plan import overhead_text
 from videotune.latent_cache.exposure import band, most
 from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
-from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.logging.speed import time_left
 from videotune.trainer.loop import train_loop
 from videotune.trainer.progress import progress_parts, seconds_left, steps_left, tokens_of_buckets
@@ -40,9 +39,6 @@ OFTEN = (
     "save_every=2",
     "sample_metrics.budget=0",
 )
-
-
-Say = Callable[..., Overrides]
 
 
 @contextmanager
@@ -69,59 +65,55 @@ def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) 
 @pytest.mark.parametrize(
     ("family", "more"),
     [("wan", ()), ("wan", ("ema.decay=0.5", "sample.guidance=1")), ("hunyuan_video", ("sample.guidance=6",))],
-    ids=["guided", "averaged", "told its guidance"],
+    ids=["guided", "averaged", "guidance embedded"],
 )
 def test_the_plan_knows_how_often_and_how_many_passes(
-    family: str, more: tuple[str, ...], said: Say, tiny_bases: Callable[[str], Path], tmp_path: Path
+    family: str, more: tuple[str, ...], overrides: Make, tmp_path: Path
 ) -> None:
-    """Against the calls of the network: what passes through it in a reading and in a preview, and how many there were."""
-    words = said(f"base_model_name={tiny_bases(family)}", f"cache_dir={tmp_path / 'cache'}", *OFTEN, *more)
-    job = open_run(words, tmp_path / "run").job
-    trainer, planned = prepare(job, tmp_path / "run", False), make_plan(job)["beside"]
+    """Against the calls of the network: what passes through it in a validation and a preview, and how many there were."""
+    run = tmp_path / "run"
+    job = open_run(overrides(*OFTEN, *more, base=(family,)), run).job
+    trainer, planned = prepare(job, run, False), make_plan(job)["beside"]
     announce(trainer, None)
-    for look, part in ((measure, "readings"), (preview, "previews")):
+    for act, part in ((measure, "readings"), (preview, "previews")):
         with counted(trainer) as seen:
-            look(trainer, 0)
+            act(trainer, 0)
         assert sum(seen) == planned[part]["passes"], part
     assert train_loop(trainer) == "done"
     trainer.journal.close()
-    journal = read_journal(tmp_path / "run")
-    assert len({line["step"] for line in journal if line["kind"] == "ruler"}) == planned["readings"]["count"] == 4
-    assert len({line["step"] for line in journal if line["kind"] == "sample"}) == planned["previews"]["count"] == 3
+    assert len({line["step"] for line in of_kind(run, "ruler")}) == planned["readings"]["count"] == 4
+    assert len({line["step"] for line in of_kind(run, "sample")}) == planned["previews"]["count"] == 3
 
 
-def test_the_share_is_that_of_the_tokens(said: Say, tmp_path: Path) -> None:
-    """By hand: 4 validations of 9 passes, beside 5 steps of 2 samples that count threefold; all of one shape."""
-    words = said(*OFTEN, "batch_size=2", "video_config.frames=5")
-    facts = make_plan(open_run(words, tmp_path / "run").job)["beside"]
+def test_the_share_is_that_of_the_tokens(overrides: Make, tmp_path: Path) -> None:
+    """By hand: 4 validations of 9 passes, beside 5 steps of 2 samples that count threefold; all of one shape. With twice the
+    processes the same: as many steps have twice the samples in the same time."""
+
+    def found(*sets: str, processes: int = 1) -> dict[str, Any]:
+        settings = overrides("batch_size=2", "video_config.frames=5", *sets)
+        return make_plan(open_run(settings, tmp_path / "run", None, processes).job)["beside"]
+
+    facts = found(*OFTEN)
     windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
     assert facts["readings"]["passes"] == 9
     assert facts["readings"]["share"] == pytest.approx(4 * 9 / (3 * 2 * 5), rel=0.01)
     assert facts["previews"]["share"] == pytest.approx(3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01)
     assert share_of_all(facts) == facts["readings"]["share"] + facts["previews"]["share"]
-    told = overhead_text(facts)
-    assert f"4 validations of {windows} windows" in told
-    assert "3 × 1 previews" in told
-    quiet = said("validate_every=0", "sample_after=0", "sample_metrics.budget=0")
-    nothing = make_plan(open_run(quiet, tmp_path / "other").job)["beside"]
-    assert nothing == {"readings": None, "previews": None, "probes": None}
-    assert overhead_text(nothing) == ""
-
-
-def test_processes_share_the_steps_and_not_what_is_done_between(said: Say, tmp_path: Path) -> None:
-    """With twice the processes as many steps have twice the samples in the same time; a reading takes what it took."""
+    printed = overhead_text(facts)
+    assert f"4 validations of {windows} windows" in printed
+    assert "3 × 1 previews" in printed
+    assert found() == {"readings": None, "previews": None, "probes": None}
+    assert overhead_text(found()) == ""
     often = (*OFTEN[:-1], "sample_metrics.budget=1000")
-    words = said(*often)
-    one, two = (make_plan(open_run(words, tmp_path / str(n), None, n).job)["beside"] for n in (1, 2))
-    assert one == two
+    assert found(*often) == found(*often, processes=2)
 
 
-def test_probes_are_planned_up_to_their_budget(said: Say, tmp_path: Path) -> None:
+def test_probes_are_planned_up_to_their_budget(overrides: Make, tmp_path: Path) -> None:
     """The base and three checkpoints, however large the budget; two of them for less; none where it cannot pay for two."""
 
     def planned(budget: float) -> tuple[Any, float]:
-        words = said(*OFTEN[:-1], f"sample_metrics.budget={budget}", "steps=6")
-        job = open_run(words, tmp_path / f"{budget}").job
+        settings = overrides(*OFTEN[:-1], f"sample_metrics.budget={budget}", "steps=6")
+        job = open_run(settings, tmp_path / f"{budget}").job
         plan = sample_metrics_plan(job)
         assert plan is not None
         return make_plan(job)["beside"]["probes"], share_of_run(plan, job)
@@ -132,21 +124,20 @@ def test_probes_are_planned_up_to_their_budget(said: Say, tmp_path: Path) -> Non
     assert planned(1.9 * one)[0] is None
 
 
-def test_the_bar_says_views_with_their_band(said: Say, tmp_path: Path) -> None:
-    """By the window that is shown most, step by step as the exposure has it."""
-    words = said(*OFTEN, "steps=200", "batch_size=6")
-    trainer = prepare(open_run(words, tmp_path / "run").job, tmp_path / "run", False)
+def test_the_progress_bar_has_times_seen_with_their_band(overrides: Make, tmp_path: Path) -> None:
+    """By the window that is seen most, step by step as the exposure has it."""
+    trainer = prepare(open_run(overrides("steps=200", "batch_size=6"), tmp_path / "run").job, tmp_path / "run", False)
     trainer.journal.close()
-    told = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
-    assert len(set(told.values())) == 4
-    assert {step: trainer.band_at(step) for step in told} == told
-    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"views a window, {told[120]}")
+    bands = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
+    assert len(set(bands.values())) == 4
+    assert {step: trainer.band_at(step) for step in bands} == bands
+    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"views a window, {bands[120]}")
 
 
-def test_the_time_left_counts_what_is_done_between_steps(said: Say, tmp_path: Path) -> None:
+def test_the_time_left_counts_what_is_done_between_steps(overrides: Make, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = said(*OFTEN)
-    trainer = prepare(open_run(words, run).job, run, False)
+    settings = overrides(*OFTEN)
+    trainer = prepare(open_run(settings, run).job, run, False)
     announce(trainer, None)
     assert train_loop(trainer) == "done"
     trainer.journal.close()
@@ -204,12 +195,10 @@ def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(forty_clips
     assert short.config.samples == 1
 
 
-def test_a_run_keeps_its_spacing_when_it_is_prolonged(said: Say, tmp_path: Path) -> None:
+def test_a_run_keeps_its_spacing_when_it_is_prolonged(overrides: Make, tmp_path: Path) -> None:
     """The spacing stands in config.json; a resume to more steps reads it there."""
     run = tmp_path / "run"
-    words = said("steps=4")
-    open_keys = ("validate_every=", "sample_after=")
-    first = open_run(replace(words, sets=tuple(s for s in words.sets if not s.startswith(open_keys))), run).job
+    first = open_run(overrides("steps=4", "validate_every=null", "sample_after=null"), run).job
     begin(run, first, {}, make_plan(first), "FLOAT_32")
     later = open_run(Overrides(sets=("steps=400",)), run, Resume()).job
     for key in ("validate_every", "sample_after", "validation_windows"):

@@ -1,4 +1,4 @@
-"""What the effect tests share: jobs, batches and trainers from knobs as a person would set them, and what to measure."""
+"""What the effect tests share: jobs, batches and trainers from knobs as a user sets them, and what to measure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ import torch
 from tests.runs import fill as fill_cache
 from tests.runs import prepare
 from videotune.latent_cache.batches import Source
-from videotune.latent_cache.encode import fill, missing
+from videotune.latent_cache.encode import CacheItems, fill, missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.trainer.components import make_objective, make_source, open_models
+from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import step_records
 from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_export import export_run
 from videotune.trainer.run_spec import Job, open_job
 from videotune.trainer.trainer import Trainer
 from videotune.types import Moments, Window
@@ -63,19 +65,21 @@ class Lab:
         return self.tmp / f"run{len(self.open)}"
 
 
+def overrides_of(
+    lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None, preset: str | None = None
+) -> Overrides:
+    """These knobs as ``--set`` gives them; with a preset, these alone and where things lie."""
+    places = {"base_model_name": str(lab.model), "cache_dir": str(lab.cache)}
+    places |= {"datasets": [{"path": str(data or lab.clips)}]}
+    settings = ({} if preset else BASE) | places | dict(knobs or {})
+    return Overrides(preset, sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))
+
+
 def job_of(
     lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None, preset: str | None = None
 ) -> Job:
-    """The job that ``--set`` words of these knobs give; with a preset, these alone and where things lie."""
-    places = {
-        "base_model_name": str(lab.model),
-        "cache_dir": str(lab.cache),
-        "datasets": [{"path": str(data or lab.clips)}],
-    }
-    settings = ({} if preset else BASE) | places | dict(knobs or {})
-    return open_job(
-        *resolve_config(Overrides(preset, sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())))
-    )
+    """The job that these knobs give."""
+    return open_job(*resolve_config(overrides_of(lab, knobs, data, preset)))
 
 
 def source_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None) -> Source:
@@ -124,7 +128,9 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
     seed = job.config.seed
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        todo = missing(store, CacheKeys.of(family, seed), (), [(window, variant) for window in windows])
+        todo = missing(
+            store, CacheKeys.of(family, seed), CacheItems((), tuple((window, variant) for window in windows))
+        )
         fill(eye, store, todo, job.library.media, seed, None, lambda what, done, total: None)
     frames = [((x + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy() for x in handed]
     return dict(zip(windows, frames, strict=True))
@@ -171,8 +177,8 @@ def watched(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
     calls: list[dict[str, torch.Tensor]] = []
 
     def keep(module: torch.nn.Module, words: tuple[Any, ...], named: dict[str, Any], answer: Any) -> None:
-        told = {"x_t": named["hidden_states"], "t": named["timestep"], "text": named["encoder_hidden_states"]}
-        calls.append({name: x.detach().clone() for name, x in (told | {"answer": answer[0]}).items()})
+        given = {"x_t": named["hidden_states"], "t": named["timestep"], "text": named["encoder_hidden_states"]}
+        calls.append({name: x.detach().clone() for name, x in (given | {"answer": answer[0]}).items()})
 
     handle = net.register_forward_hook(keep, with_kwargs=True)
     try:
@@ -190,3 +196,14 @@ def film(path: Path) -> np.ndarray:
 def in_cache(lab: Lab, name: str) -> Lab:
     """The same lab with a cache of its own."""
     return replace(lab, cache=lab.tmp / name)
+
+
+def written(trainer: Trainer, step: int = 1) -> Path:
+    """The file or folder that the trainer's result is exported to."""
+    (done,) = export_run(trainer.run, trainer.family, trainer.result, step, trainer.job.resolved)
+    return done.path
+
+
+def lines_of(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The journal's lines of these kinds."""
+    return [line for line in read_journal(run) if line["kind"] in kinds]

@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from tests.clips import noise, numbered, read_numbers, write_clip, write_dataset
-from tests.effects.effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
+from tests.effects.effects_kit import Lab, in_cache, job_of, lines_of, pixels, run_steps, source_of, text_of, trainer_of
 from tests.runs import measure
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import prepare
-from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.run_spec import refuse_skips
 
 Counted = Callable[..., list[list[int]]]
@@ -120,87 +119,78 @@ def test_a_crop_that_takes_most_of_every_clip_must_be_allowed(lab: Lab) -> None:
             refuse_skips(job, "all")
 
 
+def chunks(*starts: int, frames: int = 9) -> list[list[int]]:
+    return [list(range(start, start + frames)) for start in starts]
+
+
+WINDOWS: list[tuple[int, float, dict[str, Any], list[list[int]]]] = [
+    # 4n + 1 frames, the nearest to what was asked, ties upward; ``frames`` wins over ``max_frames``
+    (17, 16, {"frames": 9}, chunks(0)),
+    (17, 16, {"frames": 17}, chunks(0, frames=17)),
+    (17, 16, {"max_frames": 8}, chunks(0)),
+    (17, 16, {"max_frames": 16}, chunks(0, frames=17)),
+    (17, 16, {"max_frames": 15}, chunks(0, frames=17)),
+    (17, 16, {"max_frames": 14}, chunks(0, frames=13)),
+    (17, 16, {"frames": 9, "max_frames": 17}, chunks(0)),
+    (17, 16, {"frames": 17, "max_frames": 9}, chunks(0, frames=17)),
+    (17, 16, {"frames": 8, "strict_frames": False}, chunks(0)),
+    (17, 16, {"frames": 9, "strict_frames": True}, chunks(0)),
+    # a clip of 7 frames gives a window of 5, unless it may hold its last frame
+    (7, 16, {"frames": 9}, chunks(0, frames=5)),
+    (7, 16, {"frames": 9, "min_frames": 5}, chunks(0, frames=5)),
+    (3, 16, {"frames": 9, "min_frames": 1}, [[0]]),
+    (7, 16, {"frames": 9, "pad_short": "freeze"}, [[0, 1, 2, 3, 4, 5, 6, 6, 6]]),
+    (30, 16, {"frames": 9, "windows": "chunks"}, chunks(0, 9, 18)),
+    (30, 16, {"frames": 9, "windows": "head"}, chunks(0)),
+    (30, 16, {"frames": 9, "windows": "slide"}, chunks(0, 4, 8, 12, 16, 20)),
+    (30, 16, {"frames": 9, "windows": "slide", "window_stride": 7}, chunks(0, 7, 14, 21)),
+    (30, 16, {"frames": 9, "windows": "chunks", "window_stride": 7}, chunks(0, 9, 18)),
+    # from 32 frames a second: the model's own 16 show every second one, 8 every fourth, 64 each of them twice
+    (40, 32, {"frames": 5, "windows": "head"}, [[0, 2, 4, 6, 8]]),
+    (40, 32, {"frames": 5, "windows": "head", "target_fps": 32}, [[0, 1, 2, 3, 4]]),
+    (40, 32, {"frames": 5, "windows": "head", "target_fps": 8}, [[0, 4, 8, 12, 16]]),
+    (40, 32, {"frames": 5, "windows": "head", "target_fps": 64}, [[0, 0, 1, 1, 2]]),
+    # 2.5 s at 16 fps hold eight windows of 5; 1 s holds three; 0.5 s holds 8 frames, so one
+    (40, 16, {"frames": 5}, chunks(*range(0, 40, 5), frames=5)),
+    (40, 16, {"frames": 5, "max_duration": 1}, chunks(0, 5, 10, frames=5)),
+    (40, 16, {"frames": 9, "max_duration": 0.5}, chunks(0, frames=5)),
+    (36, 16, {"frames": 9}, chunks(0, 9, 18, 27)),
+    (36, 16, {"frames": 9, "stretch": True}, [list(range(0, 36, 4))]),
+    # the VAE's own ratio is 4
+    (17, 16, {"frames": 17, "temporal_compression_ratio": 4}, chunks(0, frames=17)),
+    (17, 16, {"frames": 17, "temporal_compression_ratio": 8}, [list(range(0, 17, 2))]),
+]
+"""A clip's frames and rate, the keys of video_config, and the numbers of the frames of each window."""
+
+
+@pytest.mark.effect(
+    "video_config.frames", "video_config.max_frames", "video_config.min_frames", "video_config.strict_frames",
+    "video_config.windows", "video_config.window_stride", "video_config.target_fps", "video_config.max_duration",
+    "video_config.pad_short", "video_config.stretch", "video_config.temporal_compression_ratio",
+)  # fmt: skip
+@pytest.mark.parametrize(("length", "fps", "knobs", "wanted"), WINDOWS)
+def test_the_frames_of_each_window(
+    length: int, fps: float, knobs: dict[str, Any], wanted: list[list[int]], counted: Counted
+) -> None:
+    assert counted(length, fps, **knobs) == wanted
+
+
 @pytest.mark.effect("video_config.frames", "video_config.max_frames")
-def test_a_window_has_so_many_frames(lab: Lab, counted: Counted) -> None:
-    """4n + 1 frames, the nearest to what was asked, ties upward; ``frames`` wins over ``max_frames``."""
-    for knobs, length in (
-        ({"frames": 9}, 9),
-        ({"frames": 17}, 17),
-        ({"max_frames": 8}, 9),
-        ({"max_frames": 16}, 17),
-        ({"max_frames": 15}, 17),
-        ({"max_frames": 14}, 13),
-        ({"frames": 9, "max_frames": 17}, 9),
-        ({"frames": 17, "max_frames": 9}, 17),
-    ):
-        assert counted(17, **knobs)[0] == list(range(length)), knobs
+def test_frames_reach_the_batch_and_win_over_the_preset(lab: Lab) -> None:
+    """The toy preset says ``frames`` 17."""
     for frames, latent_frames in ((9, 3), (17, 5)):
         batch = prepare(source_of(lab, {"video_config.frames": frames}), 1).batch
         assert batch.x0.shape[2] == latent_frames
-
-
-@pytest.mark.effect("video_config.frames", "video_config.max_frames")
-def test_what_the_person_says_of_frames_wins_over_the_preset(lab: Lab) -> None:
-    """The toy preset says ``frames`` 17."""
     for knobs, length in (({}, 17), ({"video_config.max_frames": 9}, 9), ({"video_config.frames": 5}, 5)):
         (shape,) = job_of(lab, knobs, preset="toy").shapes
         assert shape.frames == length, knobs
 
 
-@pytest.mark.effect("video_config.strict_frames")
-def test_a_frame_count_that_the_model_lacks_is_snapped_or_refused(counted: Counted) -> None:
-    assert counted(17, frames=8, strict_frames=False) == [list(range(9))]
-    assert counted(17, frames=9, strict_frames=True) == [list(range(9))]
-    with pytest.raises(VideotuneError, match=r"frames.*8.*9"):
-        counted(17, frames=8, strict_frames=True)
-
-
 @pytest.mark.effect("video_config.min_frames")
-def test_shorter_clips_are_left_out(counted: Counted) -> None:
-    """A clip of 7 frames gives a window of 5, unless a window must have more."""
-    assert counted(7, frames=9) == [list(range(5))]
-    assert counted(7, frames=9, min_frames=5) == [list(range(5))]
+@pytest.mark.parametrize(("length", "knobs"), [(7, {"min_frames": 6}), (3, {})])
+def test_shorter_clips_are_left_out(length: int, knobs: dict[str, int], counted: Counted) -> None:
     with pytest.raises(DoesNotFit, match="too_short"):
-        counted(7, frames=9, min_frames=6)
-    assert counted(3, frames=9, min_frames=1) == [[0]]
-    with pytest.raises(DoesNotFit, match="too_short"):
-        counted(3, frames=9)
-
-
-@pytest.mark.effect("video_config.windows")
-def test_windows_lie_side_by_side_or_at_the_head(counted: Counted) -> None:
-    assert counted(30, frames=9, windows="chunks") == [list(range(k, k + 9)) for k in (0, 9, 18)]
-    assert counted(30, frames=9, windows="head") == [list(range(9))]
-
-
-@pytest.mark.effect("video_config.target_fps")
-def test_clips_are_resampled_to_the_target_rate(counted: Counted) -> None:
-    """From 32 frames a second: the model's own 16 show every second one, 8 every fourth, 64 each of them twice."""
-    assert counted(40, 32, frames=5, windows="head") == [[0, 2, 4, 6, 8]]
-    assert counted(40, 32, frames=5, windows="head", target_fps=32) == [[0, 1, 2, 3, 4]]
-    assert counted(40, 32, frames=5, windows="head", target_fps=8) == [[0, 4, 8, 12, 16]]
-    assert counted(40, 32, frames=5, windows="head", target_fps=64) == [[0, 0, 1, 1, 2]]
-
-
-@pytest.mark.effect("video_config.max_duration")
-def test_only_the_first_seconds_are_used(counted: Counted) -> None:
-    """2.5 s at 16 fps hold eight windows of 5; 1 s holds three; 0.5 s holds 8 frames, so one."""
-    assert [window[0] for window in counted(40, frames=5)] == [5 * k for k in range(8)]
-    assert [window[0] for window in counted(40, frames=5, max_duration=1)] == [0, 5, 10]
-    assert counted(40, frames=9, max_duration=0.5) == [[0, 1, 2, 3, 4]]
-
-
-@pytest.mark.effect("video_config.windows", "video_config.window_stride")
-def test_windows_slide_by_the_stride(counted: Counted) -> None:
-    assert [w[0] for w in counted(30, frames=9, windows="slide")] == [0, 4, 8, 12, 16, 20]
-    assert [w[0] for w in counted(30, frames=9, windows="slide", window_stride=7)] == [0, 7, 14, 21]
-    assert [w[0] for w in counted(30, frames=9, windows="chunks", window_stride=7)] == [0, 9, 18]
-
-
-@pytest.mark.effect("video_config.pad_short")
-def test_a_short_clip_holds_its_last_frame_or_has_a_shorter_window(counted: Counted) -> None:
-    assert counted(7, frames=9) == [list(range(5))]
-    assert counted(7, frames=9, pad_short="freeze") == [[0, 1, 2, 3, 4, 5, 6, 6, 6]]
+        counted(length, frames=9, **knobs)
 
 
 @pytest.mark.effect("video_config.frame_sample_strategy", "video_config.variants")
@@ -250,24 +240,6 @@ def test_windows_begin_at_keyframes_or_at_scene_cuts(lab: Lab) -> None:
     assert starts() == [0, 9, 18, 27]
     assert starts(frame_sample_strategy="keyframe") == [0, 12, 24]
     assert starts(frame_sample_strategy="keyframe", keyframe_source="scenes") == [0, 9, 20, 29]
-
-
-@pytest.mark.effect("video_config.stretch")
-def test_the_whole_clip_in_one_window(counted: Counted) -> None:
-    assert counted(36, frames=9) == [list(range(k, k + 9)) for k in (0, 9, 18, 27)]
-    assert counted(36, frames=9, stretch=True) == [list(range(0, 36, 4))]
-
-
-@pytest.mark.effect("video_config.temporal_compression_ratio")
-def test_every_kth_frame_is_kept(counted: Counted) -> None:
-    """The VAE's own ratio is 4."""
-    assert counted(17, frames=17) == [list(range(17))]
-    assert counted(17, frames=17, temporal_compression_ratio=4) == [list(range(17))]
-    assert counted(17, frames=17, temporal_compression_ratio=8) == [list(range(0, 17, 2))]
-    with pytest.raises(VideotuneError, match=r"temporal_compression_ratio.*has 4.*below"):
-        counted(17, frames=17, temporal_compression_ratio=2)
-    with pytest.raises(VideotuneError, match=r"temporal_compression_ratio.*no whole multiple"):
-        counted(17, frames=17, temporal_compression_ratio=6)
 
 
 @pytest.mark.effect("video_config.spatial_compression_ratio")
@@ -351,20 +323,24 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
     assert torch.equal(kept.cond.text, text_of(lab, *captions))
 
 
-@pytest.mark.effect("validation_fraction")
-@pytest.mark.parametrize(("fraction", "held_out"), [(0, 0), (0.1, 2), (0.3, 6)])
+@pytest.mark.effect("validation_fraction", "validation_windows")
+@pytest.mark.parametrize(
+    ("fraction", "windows", "held_out", "measured"),
+    [(0, 24, 0, [0, 8]), (0.1, 24, 2, [2, 8]), (0.3, 24, 6, [6, 8]), (0.3, 6, 6, [4, 2])],
+)
 def test_a_share_of_the_videos_is_measured_and_never_trained(
-    lab: Lab, twenty: Path, fraction: float, held_out: int
+    lab: Lab, twenty: Path, fraction: float, windows: int, held_out: int, measured: list[int]
 ) -> None:
-    trainer = trainer_of(lab, {"validation_fraction": fraction, "epochs": 1, "video_config.frames": 5}, twenty)
+    """A third of the windows that are measured are of training clips."""
+    knobs = {"validation_fraction": fraction, "validation_windows": windows, "epochs": 1, "video_config.frames": 5}
+    trainer = trainer_of(lab, knobs, twenty)
     trained = [name for line in run_steps(trainer) for name in line["window_ids"]]
     kept = {window.id for window in trainer.job.library.held_out_windows}
     assert (len(kept), len(trained), len(set(trained))) == (held_out, 20 - held_out, 20 - held_out)
     assert not kept & set(trained)
     measure(trainer, 0)
-    reading = next(line for line in read_journal(trainer.run) if line["kind"] == "ruler")
-    assert (reading["held_out"] or {"windows": 0})["windows"] == held_out
-    assert reading["train"]["windows"] == 8
+    (line,) = lines_of(trainer.run, "ruler")
+    assert [(line[part] or {"windows": 0})["windows"] for part in ("held_out", "train")] == measured
 
 
 @pytest.mark.effect("shuffle")

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.clips import noise, write_dataset
+from tests.clips import noise, write_dataset, write_image
 from tests.effects.effects_kit import (
     Lab,
     gradients,
     in_cache,
     job_of,
+    lines_of,
     pixels,
     run_steps,
     source_of,
@@ -24,7 +25,6 @@ from tests.effects.effects_kit import (
 )
 from tests.runs import measure
 from videotune.latent_cache.batches import prepare
-from videotune.trainer.logging.journal import read_journal
 
 
 def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:
@@ -34,10 +34,10 @@ def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:
 
 
 @pytest.mark.effect("datasets.repeats")
-def test_a_dataset_with_repeats_is_drawn_so_many_times(lab: Lab) -> None:
+def test_a_dataset_with_repeats_is_seen_counts_so_many_times(lab: Lab) -> None:
     one, two = folder(lab, "one"), folder(lab, "two")
 
-    def drawn(repeats: int) -> dict[str, int]:
+    def seen_counts(repeats: int) -> dict[str, int]:
         rows = [{"path": str(one), "repeats": repeats}, {"path": str(two)}]
         trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "epochs": 1})
         names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
@@ -46,8 +46,8 @@ def test_a_dataset_with_repeats_is_drawn_so_many_times(lab: Lab) -> None:
         assert max(exposure.windows.values()) == repeats
         return dict(seen)
 
-    assert drawn(1) == {"one": 2, "two": 2}
-    assert drawn(3) == {"one": 6, "two": 2}
+    assert seen_counts(1) == {"one": 2, "two": 2}
+    assert seen_counts(3) == {"one": 6, "two": 2}
 
 
 @pytest.mark.effect("datasets.kind")
@@ -60,8 +60,8 @@ def test_a_validation_dataset_is_measured_and_never_trained(lab: Lab) -> None:
         names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
         trained = {names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"]}
         measure(trainer, 0)
-        reading = next(line for line in read_journal(trainer.run) if line["kind"] == "ruler")
-        return trained, (reading["held_out"] or {"windows": 0})["windows"]
+        (line,) = lines_of(trainer.run, "ruler")
+        return trained, (line["held_out"] or {"windows": 0})["windows"]
 
     assert run("train") == ({"one", "two"}, 0)
     assert run("validation") == ({"one"}, 2)
@@ -113,33 +113,26 @@ def test_a_dataset_of_weight_0_is_as_good_as_not_there(lab: Lab) -> None:
     assert losses[None] != losses[1]
 
 
-@pytest.mark.effect("datasets.resolution")
-def test_a_dataset_has_its_own_resolution(lab: Lab) -> None:
-    one, two = folder(lab, "one", 1), folder(lab, "two", 1)
-
-    def sizes(resolution: str | None) -> list[tuple[int, ...]]:
-        rows = [{"path": str(one)}, {"path": str(two), "resolution": resolution}]
-        return [frames.shape[1:3] for frames in pixels(job_of(in_cache(lab, "own"), {"datasets": rows})).values()]
-
-    assert sizes(None) == [(32, 32), (32, 32)]
-    assert sizes("16x32") == [(32, 32), (16, 32)]
-
-
-@pytest.mark.effect("datasets.windows")
-def test_a_dataset_has_its_own_windows(lab: Lab) -> None:
-    one, two = folder(lab, "one", 1, 27), folder(lab, "two", 1, 27)
-
-    def counts(windows: str | None) -> list[int]:
-        rows = [{"path": str(one)}, {"path": str(two), "windows": windows}]
-        job = job_of(in_cache(lab, "own"), {"datasets": rows})
-        return [account["windows"] for account in job.library.accounts]
-
-    assert counts(None) == [3, 3]
-    assert counts("head") == [3, 1]
+@pytest.mark.effect("datasets.resolution", "datasets.windows")
+@pytest.mark.parametrize(
+    ("knob", "sizes", "counts"),
+    [
+        ({}, [32] * 6, [3, 3]),
+        ({"resolution": "16x32"}, [32] * 3 + [16] * 3, [3, 3]),
+        ({"windows": "head"}, [32] * 4, [3, 1]),
+    ],
+)
+def test_a_dataset_has_its_own_resolution_and_windows(
+    lab: Lab, knob: dict[str, str], sizes: list[int], counts: list[int]
+) -> None:
+    rows = [{"path": str(folder(lab, "one", 1, 27))}, {"path": str(folder(lab, "two", 1, 27)), **knob}]
+    job = job_of(in_cache(lab, "own"), {"datasets": rows})
+    assert [frames.shape[1] for frames in pixels(job).values()] == sizes
+    assert [account["windows"] for account in job.library.accounts] == counts
 
 
 @pytest.mark.effect("missing_caption_text")
-def test_clips_without_a_caption_take_the_text_that_is_given(lab: Lab) -> None:
+def test_clips_without_a_caption_have_the_given_text(lab: Lab) -> None:
     data = write_dataset(lab.tmp / "data", {"a.mp4": noise(9, 32, 32)}, {"a.mp4": None}, fps=16)
 
     def text(words: str) -> torch.Tensor:
@@ -184,19 +177,12 @@ def test_what_is_padding_does_not_count(lab: Lab) -> None:
     assert weights["pad"][0, 0, 0].tolist() == [[0.0] * 4, [1.0] * 4, [1.0] * 4, [0.0] * 4]
 
 
-def still(path: Path, colour: int) -> None:
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((32, 32, 3), colour, np.uint8)).save(path)
-    path.with_suffix(".txt").write_text("a picture", encoding="utf-8")
-
-
 @pytest.mark.effect("video_config.video_batch_size_multiplier")
 def test_videos_among_images_come_in_smaller_batches(lab: Lab) -> None:
     data = folder(lab, "one", 3)
     for i in range(6):
-        still(data / f"still{i}.png", 40 * i)
+        image = write_image(data / f"still{i}.png", np.full((32, 32, 3), 40 * i, np.uint8))
+        image.with_suffix(".txt").write_text("a picture", encoding="utf-8")
 
     def batches(multiplier: float) -> dict[int, set[int]]:
         knobs = {"batch_size": 4, "video_config.video_batch_size_multiplier": multiplier, "epochs": 4}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,12 @@ import pytest
 import torch
 
 from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights
-from videotune.models.wan import Wan
-
-
-@pytest.fixture(scope="module")
-def two_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Wan.tiny(tmp_path_factory.mktemp("experts") / "tiny", variant="t2v-a14b")
 
 
 @pytest.fixture
-def pair(lab: Lab, two_experts: Path) -> Iterator[Lab]:
+def pair(lab: Lab, tiny_bases: Callable[..., Path]) -> Lab:
     """The lab over a model with two experts."""
-    both = replace(lab, model=two_experts)
-    yield both
-    for trainer in both.open:
-        trainer.journal.close()
+    return replace(lab, model=tiny_bases("wan", "t2v-a14b"))
 
 
 def dealt(pair: Lab, **knobs: Any) -> str:

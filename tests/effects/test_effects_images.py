@@ -25,7 +25,7 @@ def kind(lab: Lab, tiny_bases: Callable[..., Path]) -> Callable[[str], Lab]:
 
 
 @pytest.mark.effect("first_frame_probability")
-def test_the_share_is_fed_its_first_frame_clean_and_told_that_it_is(kind: Callable[[str], Lab]) -> None:
+def test_the_share_has_a_clean_first_frame_at_noise_level_0(kind: Callable[[str], Lab]) -> None:
     for share in (0.0, 1.0, None):
         trainer = trainer_of(kind("ti2v"), {"first_frame_probability": share, "steps": 3})
         with watched(trainer.net) as calls:
@@ -39,14 +39,14 @@ def test_the_share_is_fed_its_first_frame_clean_and_told_that_it_is(kind: Callab
 
 
 @pytest.mark.effect("first_frame_probability")
-def test_an_image_model_is_told_its_image_or_zeros(kind: Callable[[str], Lab]) -> None:
-    for share, told in ((0.0, False), (1.0, True), (None, True)):
+def test_an_image_model_is_conditioned_on_its_image_or_zeros(kind: Callable[[str], Lab]) -> None:
+    for share, conditioned in ((0.0, False), (1.0, True), (None, True)):
         trainer = trainer_of(kind("i2v"), {"first_frame_probability": share, "steps": 2})
         with watched(trainer.net) as calls:
             run_steps(trainer)
         mask, image = (calls[0]["x_t"][:, part] for part in (slice(4, 8), slice(8, 12)))
-        assert mask[:, :, 0].eq(float(told)).all()
-        assert bool(image.any()) == told
+        assert mask[:, :, 0].eq(float(conditioned)).all()
+        assert bool(image.any()) == conditioned
 
 
 def sees_other_frames(trainer: Trainer) -> bool:
@@ -71,7 +71,7 @@ def test_frames_attend_to_each_other_or_to_themselves_alone(lab: Lab) -> None:
 
 
 @pytest.mark.effect("sample.use_temporal_attention", "video_config.use_temporal_attention")
-def test_previews_run_the_model_as_shipped_unless_told_otherwise(lab: Lab) -> None:
+def test_previews_run_the_model_as_shipped_unless_set_otherwise(lab: Lab) -> None:
     """However the run trains; and afterwards it trains as before."""
     drawn: dict[tuple[bool, bool], np.ndarray] = {}
     for trained in (True, False):

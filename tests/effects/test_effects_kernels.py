@@ -1,17 +1,15 @@
 """What ``deterministic`` asks of torch while a run's steps are made."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.effects.effects_kit import BASE, Lab
+from tests.effects.effects_kit import Lab, overrides_of
 from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer import loop
-from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.trainer import Trainer
 
 
@@ -33,13 +31,9 @@ def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
         return make(trainer)
 
     monkeypatch.setattr(loop, "step_records", with_hook)
-    places = {"base_model_name": str(lab.model), "cache_dir": str(lab.cache), "datasets": [{"path": str(lab.clips)}]}
 
     def go(run: str, **more: Any) -> int:
-        knobs = {**BASE, **places, "steps": 2, **more}
-        return train(
-            Overrides(sets=tuple(f"{key}={json.dumps(value)}" for key, value in knobs.items())), tmp_path / run
-        )
+        return train(overrides_of(lab, {"steps": 2, **more}), tmp_path / run)
 
     assert go("plain") == DONE
     assert asked == [False, False]

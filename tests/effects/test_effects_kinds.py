@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights
+from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights, written
 from videotune.adapters.kinds import PARTS, split
-from videotune.trainer.run_export import export_run
-from videotune.trainer.trainer import Trainer
-
-
-def exported(trainer: Trainer) -> Path:
-    state = {name: parameter.detach() for name, parameter in trainer.parameters.items()}
-    (done,) = export_run(trainer.run, trainer.family, state, 1, trainer.job.resolved)
-    return done.path
 
 
 @pytest.mark.effect("lora.variant")
@@ -33,7 +23,7 @@ def test_the_kind_that_is_named_trains_and_is_written(lab: Lab) -> None:
         assert kind == "LOKR" or parts == set(PARTS[kind])
         counts[kind] = sum(parameter.numel() for parameter in trainer.parameters.values()) // 2
         assert trainer.job.config.output_model_format == ("peft" if kind in ("LOHA", "LOKR", "OFT") else "diffusers")
-        in_file = {key.removesuffix(".weight").rsplit(".", 1)[1] for key in load_file(exported(trainer))}
+        in_file = {key.removesuffix(".weight").rsplit(".", 1)[1] for key in load_file(written(trainer))}
         assert in_file == parts
     one = 4 * (24 + 24)
     assert counts == {"LORA": one, "DORA": one + 24, "LOHA": 2 * one, "LOKR": 4 * 4 + 6 * 6, "OFT": 24 // 4 * 6}
@@ -58,9 +48,9 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
         before = weights(trainer)
         run_steps(trainer, 2)
         assert all(not torch.equal(value, before[name]) for name, value in weights(trainer).items() if value.any())
-        written = load_file(exported(trainer) / "transformer" / "diffusion_pytorch_model.safetensors")
-        assert set(written) == set(base)
-        trained[str(layers)] = {name for name, value in written.items() if not torch.equal(value, base[name])}
+        saved = load_file(written(trainer) / "transformer" / "diffusion_pytorch_model.safetensors")
+        assert set(saved) == set(base)
+        trained[str(layers)] = {name for name, value in saved.items() if not torch.equal(value, base[name])}
         assert trained[str(layers)] <= set(trainer.parameters)
     whole, one, two = trained.values()
     assert one

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import mpmath
 import pytest
@@ -16,55 +16,70 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import prepare, uniforms
 from videotune.models.cogvideox import CogVideoX
 from videotune.rng import draws
-from videotune.trainer.components import make_objective, shift_of
+from videotune.trainer.components import make_objective
 
 
-def levels(lab: Lab, **knobs: Any) -> tuple[list[float], list[float]]:
-    """The noise levels of 40 steps without a shift, and the uniform draws that they were made from."""
-    source = source_of(lab, {"timestep_shift": 1} | knobs)
-    steps = range(1, 41)
-    return [prepare(source, k).t.item() for k in steps], [draws(0, "t", k, 0).random() for k in steps]
+def logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def mode(u: float, scale: float) -> float:
+    """In the paper's own time, where 1 is data."""
+    return 1 - (1 - u) - scale * (math.cos(math.pi / 2 * (1 - u)) ** 2 - u)
 
 
 def probit(u: float) -> float:
     return torch.special.ndtri(torch.tensor(u, dtype=torch.float64)).item()
 
 
-@pytest.mark.effect("timestep_mean", "timestep_std", "timestep_distribution")
-def test_logit_normal_has_the_mean_and_the_spread_that_are_told(lab: Lab) -> None:
-    for mean, std in ((0.0, 1.0), (0.7, 1.0), (-0.3, 0.4)):
-        t, u = levels(lab, timestep_distribution="LOGIT_NORMAL", timestep_mean=mean, timestep_std=std)
-        assert t == pytest.approx([1 / (1 + math.exp(-(mean + std * probit(x)))) for x in u], abs=1e-6)
+LEVELS: list[tuple[str | None, dict[str, float], Callable[[float], float]]] = [
+    ("UNIFORM", {}, lambda u: u),
+    ("UNIFORM", {"shift": 5}, lambda u: 5 * u / (1 + 4 * u)),
+    ("UNIFORM", {"shift": 0}, lambda u: 3 * u / (1 + 2 * u)),  # left to the family
+    (None, {}, lambda u: logistic(probit(u))),
+    ("LOGIT_NORMAL", {}, lambda u: logistic(probit(u))),
+    ("LOGIT_NORMAL", {"mean": 0.7}, lambda u: logistic(0.7 + probit(u))),
+    ("LOGIT_NORMAL", {"mean": -0.3, "std": 0.4}, lambda u: logistic(-0.3 + 0.4 * probit(u))),
+    ("SIGMOID", {"scale": 1.0}, lambda u: logistic(probit(u))),
+    ("SIGMOID", {"scale": 2.5}, lambda u: logistic(2.5 * probit(u))),
+    ("MODE", {}, lambda u: mode(u, 1.29)),
+    ("MODE", {"scale": -0.5}, lambda u: mode(u, -0.5)),
+    ("MODE", {"scale": 0.8}, lambda u: mode(u, 0.8)),
+]
+"""Distribution, its numbers, and its inverse CDF."""
 
 
-@pytest.mark.effect("timestep_scale", "timestep_distribution")
-def test_sigmoid_and_mode_have_the_scale_that_is_told(lab: Lab) -> None:
-    for scale in (1.0, 2.5):
-        t, u = levels(lab, timestep_distribution="SIGMOID", timestep_scale=scale)
-        assert t == pytest.approx([1 / (1 + math.exp(-scale * probit(x))) for x in u], abs=1e-6)
-    for scale in (-0.5, 0.8):
-        t, u = levels(lab, timestep_distribution="MODE", timestep_scale=scale)
-        assert t == pytest.approx([x - scale * (math.sin(math.pi / 2 * x) ** 2 - x) for x in u], abs=1e-6)
+@pytest.mark.effect("timestep_mean", "timestep_std", "timestep_scale", "timestep_distribution", "timestep_shift")
+@pytest.mark.parametrize(("name", "numbers", "inverse"), LEVELS)
+def test_noise_levels_are_the_inverse_cdf_at_the_uniform_draws(
+    name: str | None, numbers: dict[str, float], inverse: Callable[[float], float], lab: Lab
+) -> None:
+    knobs = {"timestep_shift": 1} | {f"timestep_{key}": value or None for key, value in numbers.items()}
+    source = source_of(lab, knobs | ({"timestep_distribution": name} if name else {}))
+    levels = [prepare(source, step).t.item() for step in range(1, 41)]
+    assert levels == pytest.approx([inverse(draws(0, "t", step, 0).random()) for step in range(1, 41)], abs=1e-6)
 
 
 @pytest.mark.effect("timestep_alpha", "timestep_beta", "timestep_distribution")
-def test_beta_has_the_numbers_that_are_told(lab: Lab) -> None:
-    for a, b in ((2.0, 2.0), (5.0, 2.0), (2.0, 5.0)):
-        t, u = levels(lab, timestep_distribution="BETA", timestep_alpha=a, timestep_beta=b)
-        below = [float(mpmath.betainc(a, b, 0, x, regularized=True)) for x in t]
-        assert below == pytest.approx(u, abs=1e-6)
+@pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (5.0, 2.0), (2.0, 5.0)])
+def test_noise_levels_of_beta_have_its_cdf(a: float, b: float, lab: Lab) -> None:
+    knobs = {"timestep_distribution": "BETA", "timestep_alpha": a, "timestep_beta": b, "timestep_shift": 1}
+    source = source_of(lab, knobs)
+    for step in range(1, 41):
+        below = float(mpmath.betainc(a, b, 0, prepare(source, step).t.item(), regularized=True))
+        assert below == pytest.approx(draws(0, "t", step, 0).random(), abs=1e-6)
 
 
 @pytest.mark.effect("timestep_shift")
 def test_the_shift_may_follow_each_bucket_s_tokens(lab: Lab) -> None:
-    """A family that publishes the rule: e^μ, μ linear in the tokens. Another size, another shift; the ruler stays."""
+    """A family that publishes the rule: e^μ, μ linear in the tokens. Another size, another shift, the same validation."""
     shifts = {}
     for size in ("32x32", "64x64"):
         job = job_of(lab, {"resolution": size, "timestep_distribution": "UNIFORM"})
         spec = replace(job.spec, shift_by_tokens=(10, 0.5, 50, 1.5))
         config = job.config.model_copy(update={"timestep_shift": "resolution"})
         source = source_of(lab, {"resolution": size, "timestep_distribution": "UNIFORM"})
-        source = replace(source, objective=make_objective(spec, config), shift_of=shift_of(spec, config))
+        source = replace(source, objective=make_objective(spec, config), spec=spec, config=config)
         tokens = spec.tokens(job.shapes[0])
         shift = shifts[tokens] = math.exp(0.5 + (tokens - 10) / 40)
         for step in (1, 2, 3):
@@ -90,11 +105,8 @@ def test_the_samples_of_a_step_cover_the_distribution_evenly(lab: Lab) -> None:
             assert all(torch.equal(one, other) for one, other in zip(drawn, wanted, strict=True))
         assert filled[0] == filled[1]
         assert all(filled[0]) if stratified else not any(filled[0])
-
-
-@pytest.mark.effect("timestep_stratified")
-def test_one_sample_a_step_is_drawn_as_ever(lab: Lab) -> None:
-    assert levels(lab, timestep_stratified=True)[0] == levels(lab)[0]
+    one, plain = (source_of(lab, {"timestep_stratified": stratified}) for stratified in (True, False))
+    assert all(torch.equal(prepare(one, step).t, prepare(plain, step).t) for step in range(1, 11)), "one sample a step"
 
 
 @pytest.mark.effect("loss_weighting_gamma")
@@ -106,15 +118,8 @@ def test_gamma_is_where_the_weight_is_capped(lab: Lab) -> None:
     bars = CogVideoXDDIMScheduler.from_pretrained(cog.model, subfolder="scheduler").alphas_cumprod.numpy()
     losses = {}
     for gamma in (0.05, 5.0):
-        trainer = trainer_of(
-            cog,
-            {
-                "loss_weighting": "min_snr",
-                "loss_weighting_gamma": gamma,
-                "video_config.target_fps": 16,
-                "learning_rate": 1e-9,
-            },
-        )
+        weighting = {"loss_weighting": "min_snr", "loss_weighting_gamma": gamma}
+        trainer = trainer_of(cog, weighting | {"video_config.target_fps": 16, "learning_rate": 1e-9})
         losses[gamma] = []
         for step, line in enumerate(run_steps(trainer), 1):
             k = round(prepare(trainer.source, step).t.item() * 999)

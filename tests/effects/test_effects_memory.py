@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from tests.effects.effects_kit import Lab, gradients, run_steps, trainer_of, watched, weights
-from videotune.diffusion.loss import denoising_loss
-from videotune.latent_cache.batches import prepare
-from videotune.trainer.trainer import Trainer
 
 
 @pytest.mark.effect("layer_offload_fraction")
@@ -34,37 +29,6 @@ def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(lab: Lab)
     for name, value in after[0.0].items():
         assert torch.equal(after[0.5][name], value)
         assert torch.equal(after[1.0][name], value)
-
-
-def kept_by_the_graph(trainer: Trainer) -> int:
-    """Bytes of the tensors that a forward pass keeps for its backward pass, on the device."""
-    trainer.net.train()
-    prepared, saved = prepare(trainer.source, 1), {}
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        saved[x.data_ptr()] = x.numel() * x.element_size()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        denoising_loss(
-            trainer.family, trainer.net, trainer.source.objective, prepared.batch, prepared.t, prepared.noise
-        )
-    return sum(saved.values())
-
-
-@pytest.mark.effect("gradient_checkpointing")
-def test_inputs_of_blocks_wait_on_the_host(lab: Lab) -> None:
-    kept, sent, losses = {}, {}, {}
-    for mode in ("ON", "CPU_OFFLOADED"):
-        trainer = trainer_of(lab, {"gradient_checkpointing": mode})
-        kept[mode] = kept_by_the_graph(trainer)
-        streams: Any = trainer.pool.streams
-        sent[mode] = 0 if streams is None else streams.activation_offload.bytes
-        losses[mode] = [line["loss"] for line in run_steps(trainer, 3)]
-    # 3 latent frames of 2 x 2 tokens, 24 numbers each, before each of two blocks
-    assert sent == {"ON": 0, "CPU_OFFLOADED": 2 * 12 * 24 * 4}
-    assert kept["ON"] - kept["CPU_OFFLOADED"] >= sent["CPU_OFFLOADED"]
-    assert losses["CPU_OFFLOADED"] == losses["ON"]
 
 
 @pytest.mark.effect("micro_batch_size")

@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, film, text_of, trainer_of, watched
+from tests.effects.effects_kit import Lab, film, lines_of, text_of, trainer_of, watched
 from tests.runs import callback, preview
 from videotune.files import digest
 from videotune.sampling.pipeline import draw
-from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import train_loop
 from videotune.trainer.run_export import export_run
 from videotune.validation.callbacks import Previews
@@ -29,7 +28,7 @@ def steps_of(files: list[Path]) -> list[int]:
 
 @pytest.mark.effect("save_every")
 @pytest.mark.parametrize(("every", "steps"), [(0, [5]), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5])])
-def test_a_checkpoint_lies_there_for_every_so_many_steps_and_the_last(lab: Lab, every: int, steps: list[int]) -> None:
+def test_checkpoints_come_every_so_many_steps_and_at_the_last(lab: Lab, every: int, steps: list[int]) -> None:
     trainer = trainer_of(lab, {"steps": 5, "save_every": every})
     assert train_loop(trainer) == "done"
     folders = list((trainer.run / "checkpoints").iterdir())
@@ -39,28 +38,23 @@ def test_a_checkpoint_lies_there_for_every_so_many_steps_and_the_last(lab: Lab, 
     assert all(torch.equal(last[name], parameter) for name, parameter in trainer.parameters.items())
 
 
-@pytest.mark.effect("validate_every")
+@pytest.mark.effect("validate_every", "sample_after")
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [0, 2, 4, 5]), (3, [0, 3, 5])])
-def test_the_error_is_measured_every_so_many_steps(lab: Lab, every: int, steps: list[int]) -> None:
-    """Each reading calls the network once for each of the 4 clips, small as they are with all 9 noise levels at once."""
-    trainer = trainer_of(lab, {"steps": 5, "validate_every": every})
+def test_validation_and_previews_come_every_so_many_steps(lab: Lab, every: int, steps: list[int]) -> None:
+    """Each validation calls the network once for each of the 4 clips, at three of its nine noise levels."""
+    trainer = trainer_of(lab, {"steps": 5, "validate_every": every, "validation_windows": 24})
     with watched(trainer.net) as calls:
         train_loop(trainer)
     assert len(calls) == 5 + 4 * len(steps)
-    assert [len(call["t"]) for call in calls].count(9) == 4 * len(steps)
-    readings = [line for line in read_journal(trainer.run) if line["kind"] == "ruler"]
-    assert [line["step"] for line in readings] == steps
-    assert all(len(line["train"]["by_quantile"]) == 9 for line in readings)
-    assert len({line["train"]["mean"] for line in readings}) == len(steps)
-
-
-@pytest.mark.effect("sample_after")
-@pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [0, 2, 4, 5]), (3, [0, 3, 5])])
-def test_previews_are_drawn_every_so_many_steps(lab: Lab, every: int, steps: list[int]) -> None:
+    assert sum(len(call["t"]) for call in calls) == 5 + 12 * len(steps)
+    losses = lines_of(trainer.run, "ruler")
+    assert [line["step"] for line in losses] == steps
+    assert all(len(line["train"]["by_quantile"]) == 9 for line in losses)
+    assert len({line["train"]["mean"] for line in losses}) == len(steps)
     trainer = trainer_of(lab, {"steps": 5, "sample_after": every, "samples": 1})
     train_loop(trainer)
     assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == steps
-    assert not [line for line in read_journal(trainer.run) if line["kind"] == "warning"]
+    assert lines_of(trainer.run, "warning") == []
 
 
 def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, torch.Tensor]], list[str]]:
@@ -69,15 +63,14 @@ def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, t
     trainer = trainer_of(lab, {"sample_after": 1000} | settings)
     with watched(trainer.net) as calls:
         preview(trainer, 0)
-    lines = read_journal(trainer.run)
-    assert not [line for line in lines if line["kind"] == "warning"]
-    paths = [trainer.run / line["path"] for line in lines if line["kind"] == "sample"]
+    assert lines_of(trainer.run, "warning") == []
+    paths = [trainer.run / line["path"] for line in lines_of(trainer.run, "sample")]
     assert sorted(paths) == sorted((trainer.run / "samples").glob("*")) or not paths
     return [film(path) for path in paths], calls, [path.name for path in paths]
 
 
 @pytest.mark.effect("samples")
-def test_the_prompts_that_are_named_are_drawn(lab: Lab) -> None:
+def test_the_prompts_that_are_named_are_sampled(lab: Lab) -> None:
     captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
     for samples, prompts in (
         (["a cat"], ["a cat"]),
@@ -89,14 +82,13 @@ def test_the_prompts_that_are_named_are_drawn(lab: Lab) -> None:
     ):
         films, calls, names = previews(lab, samples=samples)
         assert len(films) == len(prompts)
-        told = [call["text"][0] for call in calls]
-        assert len(told) == len(prompts)
-        assert all(torch.equal(one, text_of(lab, prompt)[0]) for one, prompt in zip(told, prompts, strict=True))
+        for call, prompt in zip(calls, prompts, strict=True):
+            assert torch.equal(call["text"][0], text_of(lab, prompt)[0])
         assert [name.split("-")[2] for name in names] == [digest(prompt)[:8] for prompt in prompts]
 
 
 @pytest.mark.effect("samples")
-def test_as_many_different_captions_are_taken_as_were_asked_for(lab: Lab) -> None:
+def test_previews_have_as_many_different_captions_as_asked(lab: Lab) -> None:
     """Three clips of which two share a caption have two captions to draw."""
     for name in "abc":
         (lab.tmp / "data").mkdir(exist_ok=True)
@@ -105,22 +97,17 @@ def test_as_many_different_captions_are_taken_as_were_asked_for(lab: Lab) -> Non
     assert callback(trainer_of(lab, {"samples": 2}, lab.tmp / "data"), Previews).prompts() == ["a cat", "a dog"]
 
 
-@pytest.mark.effect("samples", "sample_after")
-def test_a_preview_that_is_asked_for_while_training_is_drawn_although_none_are_due(lab: Lab) -> None:
-    trainer = trainer_of(lab, {"sample_after": 0, "samples": ["a prompt of no clip"], "steps": 2})
+@pytest.mark.effect("samples", "sample_after", "sample.frames")
+@pytest.mark.parametrize("frames", [None, 6])
+def test_a_preview_on_request_is_made_or_its_failure_a_warning(lab: Lab, frames: int | None) -> None:
+    """Although none are due."""
+    trainer = trainer_of(
+        lab, {"sample_after": 0, "samples": ["a prompt of no clip"], "steps": 2, "sample.frames": frames}
+    )
     (trainer.run / "control.json").write_text('{"sample": true}', encoding="utf-8")
     assert train_loop(trainer) == "done"
-    assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == [1]
-    assert not [line for line in read_journal(trainer.run) if line["kind"] == "warning"]
-
-
-@pytest.mark.effect("sample.frames")
-def test_a_preview_that_cannot_be_drawn_is_told_and_the_run_goes_on(lab: Lab) -> None:
-    trainer = trainer_of(lab, {"sample_after": 0, "sample.frames": 6, "steps": 2})
-    (trainer.run / "control.json").write_text('{"sample": true}', encoding="utf-8")
-    assert train_loop(trainer) == "done"
-    (warning,) = [line for line in read_journal(trainer.run) if line["kind"] == "warning"]
-    assert "sample.frames" in warning["text"]
+    assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == ([1] if frames is None else [])
+    assert ["sample.frames" in line["text"] for line in lines_of(trainer.run, "warning")] == [True] * (frames == 6)
 
 
 @pytest.mark.effect("sample.seed")
@@ -173,23 +160,23 @@ def test_the_shift_moves_the_noise_levels_of_denoising(lab: Lab) -> None:
 @pytest.mark.effect("sample.guidance")
 def test_guidance_goes_from_the_empty_prompt_through_the_prompt(lab: Lab) -> None:
     """One denoising step is linear in v = v_empty + g (v_prompt - v_empty); above 1 each step asks the network twice."""
-    drawn, texts = {}, text_of(lab, "a cat", "")
-    told = {"a cat": texts[0], "": texts[1]}
+    sampled, texts = {}, text_of(lab, "a cat", "")
+    texts_by_prompt = {"a cat": texts[0], "": texts[1]}
     for guidance in (1, 2, 4):
         trainer = trainer_of(lab, {"sample.guidance": guidance})
         settings = sample_settings(trainer.job.config, trainer.job.spec, usual_shape(trainer.job))
         with watched(trainer.net) as calls:
-            (drawn[guidance],) = draw(
+            (sampled[guidance],) = draw(
                 trainer.family,
                 {"transformer": trainer.net},
                 settings,
-                lambda prompt: {"text": told[prompt]},
+                lambda prompt: {"text": texts_by_prompt[prompt]},
                 ["a cat"],
                 [1],
             )
         assert torch.equal(torch.cat([call["text"] for call in calls]), texts[:1] if guidance == 1 else texts)
-    assert not torch.allclose(drawn[2], drawn[1])
-    torch.testing.assert_close(drawn[4] - drawn[1], 3 * (drawn[2] - drawn[1]), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(sampled[2], sampled[1])
+    torch.testing.assert_close(sampled[4] - sampled[1], 3 * (sampled[2] - sampled[1]), rtol=1e-3, atol=1e-4)
     _, calls, _ = previews(lab, samples=["a cat"], sample__guidance=None)
     assert len(calls) == 2, "the family's own guidance is above 1"
 

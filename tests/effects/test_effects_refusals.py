@@ -35,7 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (TOKENS | {"text_encoder.train": True}, "text_encoder.train: EMBEDDING trains new tokens"),
     (
         FULL | {"text_encoder.train": True, "text_encoder.layers": ["none"]},
-        "text_encoder.layers: 'none' names no weight",
+        "text_encoder.layers: 'none' matches no module",
     ),
     (FULL | {"weight_dtype": "FLOAT_8"}, "weight_dtype: FINE_TUNE trains the transformer, and FLOAT_8 is for frozen"),
     (FULL | {"transformer.weight_dtype": "NFLOAT_4"}, "transformer.weight_dtype: FINE_TUNE trains the transformer"),

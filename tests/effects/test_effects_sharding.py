@@ -44,13 +44,3 @@ def test_sharding_leaves_a_process_its_part_of_the_weights(
         assert trained["FULL"] == trained["OFF"], "the adapter each process has whole"
     else:
         assert trained == held
-
-
-def test_what_sharding_does_not_touch_is_accepted(lab: Lab) -> None:
-    for knobs in (
-        {"layer_offload_fraction": 0.5},
-        {"gradient_checkpointing": "CPU_OFFLOADED"},
-        {"training_method": "FINE_TUNE", "optimizer.name": "MUON"},
-        {"sharding": "FULL", "optimizer.name": "ADAMW_8BIT"},
-    ):
-        assert job_of(lab, knobs).steps == 4

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights
-from videotune.errors import VideotuneError
+from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights, written
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.loop import train_loop
-from videotune.trainer.run_export import export_run
 from videotune.trainer.saving import save
 
 
@@ -46,29 +43,20 @@ def test_a_fine_tuned_model_is_a_folder_that_diffusers_opens(lab: Lab, dtype: st
     trainer = trainer_of(lab, knobs)
     assert all(parameter.dtype == torch.float32 for parameter in trainer.parameters.values())
     run_steps(trainer)
-    (done,) = export_run(trainer.run, trainer.family, trainer.result, 2, trainer.job.resolved)
-    opened = WanTransformer3DModel.from_pretrained(
-        done.path / "transformer", dtype=next(trainer.net.parameters()).dtype
-    )
+    folder = written(trainer, 2)
+    opened = WanTransformer3DModel.from_pretrained(folder / "transformer", dtype=next(trainer.net.parameters()).dtype)
     for name, value in trainer.net.state_dict().items():
         assert torch.equal(opened.state_dict()[name], value), name
     base = load_file(lab.model / "transformer" / "diffusion_pytorch_model.safetensors")
     assert not torch.allclose(opened.state_dict()["proj_out.weight"].float(), base["proj_out.weight"], atol=1e-3)
-    assert WanPipeline.from_pretrained(done.path).vae is not None
+    assert WanPipeline.from_pretrained(folder).vae is not None
 
 
 @pytest.mark.effect("training_method")
 def test_masters_keep_what_bf16_would_lose(lab: Lab) -> None:
     """Updates far below half a step of bf16 add up in float32, and the network holds the masters rounded."""
-    trainer = trainer_of(
-        lab,
-        {
-            "training_method": "FINE_TUNE",
-            "train_dtype": "BFLOAT_16",
-            "learning_rate": 1e-6,
-            "optimizer.weight_decay": 0,
-        },
-    )
+    full = {"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16"}
+    trainer = trainer_of(lab, full | {"learning_rate": 1e-6, "optimizer.weight_decay": 0})
     held = dict(trainer.net.named_parameters())
     name = max((n for n, p in held.items() if p.dtype == torch.bfloat16), key=lambda n: held[n].numel())
     before = trainer.parameters[name].detach().clone()
@@ -117,18 +105,16 @@ def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float
         inside = weights(trainer)
     assert all(torch.equal(weights(trainer)[name], value) for name, value in live.items())
     assert all(torch.equal(trainer.result[name], value) for name, value in inside.items())
-    (done,) = export_run(trainer.run, trainer.family, trainer.result, 4, trainer.job.resolved)
     name = "blocks.0.attn1.to_q.lora_B.weight"
-    assert torch.equal(load_file(done.path)[f"transformer.{name}"], trainer.result[name])
+    assert torch.equal(load_file(written(trainer, 4))[f"transformer.{name}"], trainer.result[name])
     save(trainer, 4)
     assert torch.equal(stored(trainer.run, "ema")[name], trainer.result[name])
 
 
 @pytest.mark.effect("ema.decay")
-def test_without_a_word_no_average_is_kept(lab: Lab) -> None:
+def test_by_default_no_average_is_kept(lab: Lab) -> None:
     trainer = trainer_of(lab, {"steps": 1})
-    run_steps(trainer)
-    save(trainer, 1)
+    train_loop(trainer)
     assert not complete_checkpoints(trainer.run)[-1].has_ema
     assert trainer.averages == {}
     assert set(trainer.result) == set(trainer.parameters)
@@ -138,11 +124,11 @@ def test_without_a_word_no_average_is_kept(lab: Lab) -> None:
 def test_a_run_begins_with_the_weights_that_it_is_given(lab: Lab) -> None:
     first = trainer_of(lab, {"learning_rate": 0.05, "lora.alpha": 6, "steps": 2})
     run_steps(first)
-    (file,) = export_run(first.run, first.family, first.parameters, 2, first.job.resolved)
+    file = written(first, 2)
     plain = weights(trainer_of(lab))
     assert not any(value.any() for name, value in plain.items() if "lora_B" in name)
     for rank, alpha in ((2, 2), (4, 1)):
-        begun = weights(trainer_of(lab, {"init_from": str(file.path), "lora.rank": rank, "lora.alpha": alpha}))
+        begun = weights(trainer_of(lab, {"init_from": str(file), "lora.rank": rank, "lora.alpha": alpha}))
         for name in begun:
             if name.endswith("lora_A.weight"):
                 path = name.removesuffix(".lora_A.weight")
@@ -151,36 +137,27 @@ def test_a_run_begins_with_the_weights_that_it_is_given(lab: Lab) -> None:
                     for scale, w in ((alpha / rank, begun), (3, weights(first)))
                 )
                 torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
-    with pytest.raises(VideotuneError, match=r"has rank 2 .* set lora.rank"):
-        trainer_of(lab, {"init_from": str(file.path), "lora.rank": 1})
 
 
-def checkpoints(lab: Lab, **knobs: float) -> list[int]:
-    """The steps whose checkpoints are there after six steps; the last one is a save."""
+CHECKPOINTS: list[tuple[dict[str, float], list[int]]] = [
+    ({"save_every": 1}, [1, 2, 3, 4, 5, 6]),
+    ({"save_every": 1, "save_keep": 2}, [5, 6]),
+    ({"backup_every": 2}, [2, 4, 6]),
+    ({"backup_every": 0}, [6]),
+    ({"backup_every": 1, "backup_keep": 3}, [3, 4, 5, 6]),
+    ({"backup_every": 1, "backup_keep": 1, "save_every": 2}, [2, 4, 5, 6]),
+    ({"backup_after": 1e-9}, [4, 5, 6]),
+    ({"backup_after": 60}, [6]),
+    ({"backup_after": 0}, [6]),
+]
+
+
+@pytest.mark.effect("save_keep", "backup_every", "backup_keep", "backup_after")
+@pytest.mark.parametrize(("knobs", "steps"), CHECKPOINTS, ids=str)
+def test_which_checkpoints_and_backups_stay(lab: Lab, knobs: dict[str, float], steps: list[int]) -> None:
+    """After six steps, of which the last is a save."""
     trainer = trainer_of(lab, {"steps": 6} | knobs)
     assert train_loop(trainer) == "done"
-    return sorted(int(re.findall(r"\d+", folder.name)[0]) for folder in (trainer.run / "checkpoints").glob("step-*"))
-
-
-@pytest.mark.effect("save_keep")
-def test_older_checkpoints_make_way_for_the_newest(lab: Lab) -> None:
-    assert checkpoints(lab, save_every=1) == [1, 2, 3, 4, 5, 6]
-    assert checkpoints(lab, save_every=1, save_keep=2) == [5, 6]
-
-
-@pytest.mark.effect("backup_every")
-def test_backups_come_by_steps(lab: Lab) -> None:
-    assert checkpoints(lab, backup_every=2) == [2, 4, 6]
-    assert checkpoints(lab, backup_every=0) == [6]
-
-
-@pytest.mark.effect("backup_keep")
-def test_so_many_backups_stay_beside_the_saves(lab: Lab) -> None:
-    assert checkpoints(lab, backup_every=1, backup_keep=3) == [3, 4, 5, 6]
-    assert checkpoints(lab, backup_every=1, backup_keep=1, save_every=2) == [2, 4, 5, 6]
-
-
-@pytest.mark.effect("backup_after")
-def test_backups_come_by_the_clock(lab: Lab) -> None:
-    assert checkpoints(lab, backup_after=1e-9) == [4, 5, 6]
-    assert checkpoints(lab, backup_after=60) == checkpoints(lab, backup_after=0) == [6]
+    assert (
+        sorted(int(path.name.removeprefix("step-")) for path in (trainer.run / "checkpoints").glob("step-*")) == steps
+    )

@@ -1,14 +1,15 @@
-"""What the keys about text encoders and new tokens do to what is told, to what moves, and to files."""
+"""What the keys about text encoders and new tokens do to conditioning, to weights and to files."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights
+from tests.effects.effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights, written
 from videotune.errors import VideotuneError
-from videotune.trainer.run_export import export_run
 from videotune.trainer.trainer import Trainer
 
 NEW = {"training_method": "EMBEDDING", "steps": 1}
@@ -40,7 +41,7 @@ def test_new_tokens_leave_both_networks_as_they_are(lab: Lab) -> None:
 
 
 @pytest.mark.effect("embedding.token")
-def test_the_token_is_what_captions_are_told_with(lab: Lab) -> None:
+def test_captions_hold_the_token(lab: Lab) -> None:
     """The rows are read where it stands; every caption gets the word, once; the file is called by it."""
     for token in ("<one>", "circle"):
         trainer = trainer_of(lab, NEW | {"embedding.token": token})
@@ -56,14 +57,13 @@ def test_the_token_is_what_captions_are_told_with(lab: Lab) -> None:
             after = [trainer.family.encode_in_loop([text]).text for text in (f"a {token}", "a thing")]
         assert not torch.equal(before[0], after[0])
         assert torch.equal(before[1], after[1])
-        (done,) = export_run(trainer.run, trainer.family, trainer.result, 1, trainer.job.resolved)
-        assert set(load_file(done.path)) == {token}
+        assert set(load_file(written(trainer))) == {token}
     with pytest.raises(VideotuneError, match=r"embedding.token: the tokenizer has a token 'ab' of its own") as caught:
-        trainer_of(lab, NEW | {"embedding.token": "ab", "embedding.vectors": 1} | taught(lab, "ab"))
+        trainer_of(lab, NEW | {"embedding.token": "ab", "embedding.vectors": 1} | with_word(lab, "ab"))
     assert "take another" in str(caught.value)
 
 
-def taught(lab: Lab, word: str) -> dict[str, str]:
+def with_word(lab: Lab, word: str) -> dict[str, str]:
     """The base with a tokenizer that knows a word already."""
     import shutil
 
@@ -80,7 +80,7 @@ def taught(lab: Lab, word: str) -> dict[str, str]:
 
 
 @pytest.mark.effect("embedding.vectors")
-def test_so_many_vectors_are_so_many_rows_and_tokens_told(lab: Lab) -> None:
+def test_so_many_vectors_are_so_many_rows_and_tokens(lab: Lab) -> None:
     lengths = {}
     for count in (1, 3):
         trainer = trainer_of(lab, NEW | {"embedding.vectors": count})
@@ -103,20 +103,29 @@ def test_rows_begin_as_the_words_of_the_text(lab: Lab) -> None:
     assert not torch.equal(rows(words), rows(drawn))
 
 
-@pytest.mark.effect("embedding_learning_rate")
-def test_the_rows_have_a_rate_of_their_own(lab: Lab) -> None:
-    """Adam's first step moves each number by the rate; the general rate is stated as unused where the rows' own is given."""
-    moved = {}
-    for own in (None, 5e-3):
-        knobs = {"learning_rate": 1e-3, "optimizer.weight_decay": 0} | ({"embedding_learning_rate": own} if own else {})
-        trainer = trainer_of(lab, NEW | knobs)
-        told = [note for note in trainer.job.notes if "unused" in note]
-        assert told == (["learning_rate is unused: embedding_learning_rate is the new tokens' own"] if own else [])
-        moved[own] = max(changed(trainer).values())
-    assert moved[None] == pytest.approx(1e-3, rel=1e-2)
-    assert moved[5e-3] == pytest.approx(5e-3, rel=1e-2)
-    notes = job_of(lab, {"embedding_learning_rate": 1e-3}).notes
-    assert 'embedding_learning_rate is unused: training_method is not "EMBEDDING"' in notes
+@pytest.mark.effect("embedding_learning_rate", "text_encoder.learning_rate")
+@pytest.mark.parametrize(
+    ("method", "key", "own", "unused"),
+    [
+        (NEW, "embedding_learning_rate", 5e-3, 'training_method is not "EMBEDDING"'),
+        (FULL, "text_encoder.learning_rate", 1e-2, "the text encoder does not train"),
+    ],
+)
+def test_new_tokens_and_the_text_encoder_have_a_rate_of_their_own(
+    method: dict[str, Any], key: str, own: float, unused: str, lab: Lab
+) -> None:
+    """Adam's first step moves each number by the rate; a rate that nothing uses is reported."""
+    for rate in (None, own):
+        knobs = {"learning_rate": 1e-3, "optimizer.weight_decay": 0} | ({key: rate} if rate else {})
+        trainer = trainer_of(lab, method | knobs)
+        replaced = rate is not None and method is NEW
+        assert any("learning_rate is unused" in note for note in trainer.job.notes) == replaced
+        moved = changed(trainer)
+        text = max(far for name, far in moved.items() if name.startswith(("text_encoder.", "embedding.")))
+        assert text == pytest.approx(rate or 1e-3, rel=1e-2)
+        rest = [far for name, far in moved.items() if not name.startswith(("text_encoder.", "embedding."))]
+        assert method is NEW or max(rest) == pytest.approx(1e-3, rel=1e-2)
+    assert f"{key} is unused: {unused}" in job_of(lab, {key: 1e-3}).notes
 
 
 @pytest.mark.effect("text_encoder.train")
@@ -130,38 +139,21 @@ def test_a_text_encoder_trains_or_stays_as_it_is(lab: Lab) -> None:
     assert all(moved[name] > 0 for name in names if not name.endswith("embed_tokens.weight"))
 
 
-@pytest.mark.effect("text_encoder.learning_rate")
-def test_the_text_encoder_has_a_rate_of_its_own(lab: Lab) -> None:
-    furthest = {}
-    for own in (None, 1e-2):
-        knobs = {"learning_rate": 1e-3, "optimizer.weight_decay": 0} | (
-            {"text_encoder.learning_rate": own} if own else {}
-        )
-        moved = changed(trainer_of(lab, FULL | knobs))
-        furthest[own] = [
-            max(far for name, far in moved.items() if name.startswith("text_encoder.") == text)
-            for text in (True, False)
-        ]
-    assert furthest[None] == pytest.approx([1e-3, 1e-3], rel=1e-2)
-    assert furthest[1e-2] == pytest.approx([1e-2, 1e-3], rel=1e-2)
-    notes = job_of(lab, {"text_encoder.learning_rate": 1e-3}).notes
-    assert "text_encoder.learning_rate is unused: the text encoder does not train" in notes
-
-
-@pytest.mark.effect("text_encoder.layers")
-def test_only_the_layers_that_are_named_train(lab: Lab) -> None:
-    for layers, part in ((["layer.0"], ".layer.0."), (["wo"], ".wo.")):
-        moved = changed(trainer_of(lab, FULL | {"text_encoder.layers": layers}))
-        own = {name for name in moved if name.startswith("text_encoder.")}
-        assert own
-        assert all(part in name and moved[name] > 0 for name in own)
-
-
-@pytest.mark.effect("transformer.train")
-def test_the_transformer_may_stay_as_it_is_while_the_text_encoder_trains(lab: Lab) -> None:
-    with_it, without = (changed(trainer_of(lab, FULL | {"transformer.train": train})) for train in (True, False))
-    assert {name for name in with_it if not name.startswith("text_encoder.")}
-    assert not {name for name in without if not name.startswith("text_encoder.")}
+@pytest.mark.effect("text_encoder.layers", "transformer.train")
+@pytest.mark.parametrize(
+    ("knobs", "part", "transformer"),
+    [
+        ({"text_encoder.layers": ["layer.0"]}, ".layer.0.", True),
+        ({"text_encoder.layers": ["wo"]}, ".wo.", True),
+        ({"transformer.train": False}, "", False),
+    ],
+)
+def test_only_the_named_parts_train(knobs: dict[str, Any], part: str, transformer: bool, lab: Lab) -> None:
+    moved = changed(trainer_of(lab, FULL | knobs))
+    own = {name for name in moved if name.startswith("text_encoder.")}
+    assert own
+    assert all(part in name and (not part or moved[name] > 0) for name in own)
+    assert bool(set(moved) - own) == transformer
 
 
 @pytest.mark.effect("caption_dropout")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -55,42 +53,6 @@ def test_prodigy_multiplies_the_rate_that_it_finds(lab: Lab) -> None:
     assert updates[None][1] == 1.0
     assert torch.equal(updates[None][0], updates[1.0][0])
     torch.testing.assert_close(updates[2.0][0], 2 * updates[1.0][0], rtol=1e-4, atol=0)
-
-
-@pytest.mark.effect("learning_rate_cycles", "learning_rate_power", "learning_rate_scheduler")
-@pytest.mark.parametrize(
-    ("knobs", "factors"),
-    [
-        ({"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 2}, [1, 0.5, 1, 0.5]),
-        (
-            {"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 1},
-            [(1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)],
-        ),
-        ({"learning_rate_scheduler": "POLYNOMIAL", "learning_rate_power": 2}, [1, 9 / 16, 4 / 16, 1 / 16]),
-        ({"learning_rate_scheduler": "POLYNOMIAL"}, [1, 3 / 4, 2 / 4, 1 / 4]),
-    ],
-    ids=str,
-)
-def test_the_rate_restarts_and_falls_by_its_numbers(lab: Lab, knobs: dict, factors: list[float]) -> None:
-    """An adapter's A moves by the rate times its decay alone where the gradient's part is taken away: rate·decay·A."""
-    plain, decayed = (
-        trainer_of(lab, knobs | {"learning_rate": 0.01, "optimizer.weight_decay": decay}) for decay in (0.0, 0.5)
-    )
-    seen: list[torch.Tensor] = []
-    for trainer in (plain, decayed):
-        own = [p for name, p in trainer.parameters.items() if "lora_B" in name]
-        for parameter in own:  # B is 1, and no gradient reaches it: only decay moves it
-            parameter.data.fill_(1.0)
-            parameter.register_hook(torch.zeros_like)
-        steps = []
-        for line in range(4):
-            trainer.first = line + 1
-            run_steps(trainer, 1)
-            steps.append(own[0].detach().clone().mean())
-        seen.append(torch.stack(steps))
-    assert torch.equal(seen[0], torch.ones(4))
-    ratios = seen[1] / torch.cat([torch.ones(1), seen[1][:-1]])
-    assert ((1 - ratios) / (0.01 * 0.5)).tolist() == pytest.approx(factors, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.effect("optimizer.masters")
@@ -159,7 +121,7 @@ def test_within_backward_the_norm_of_each_tensor_is_what_is_clipped(lab: Lab) ->
 
 
 @pytest.mark.effect("ema.device")
-def test_the_average_lies_where_it_is_told_and_is_the_same(lab: Lab) -> None:
+def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
     """Here both are the CPU, so that a weight of a CUDA device is only pretended; the values are measured in earnest."""
     found = {}
     for where in ("device", "host"):

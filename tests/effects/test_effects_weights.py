@@ -30,7 +30,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """What each method trains over frozen weights; FINE_TUNE the text encoder alone, since what trains is not rounded."""
 
-SETTINGS = list(itertools.product(("OFF", "ON", "CPU_OFFLOADED"), (0.0, 0.5, 1.0)))
 SEEN: dict[tuple[str, str], list[float]] = {}
 
 
@@ -43,7 +42,7 @@ def bytes_of(trainer: Trainer) -> int:
 
 
 def first_text(lab: Lab, knobs: dict[str, Any]) -> torch.Tensor:
-    """The text states that the network is told in the first step."""
+    """The text states of the network in the first step."""
     trainer = trainer_of(lab, knobs)
     with watched(trainer.net) as calls:
         run_steps(trainer, 1)
@@ -101,38 +100,32 @@ def expected(lab: Lab, kind: str, method: str) -> list[float]:
     return SEEN[kind, method]
 
 
-def trained(lab: Lab, kind: str, method: str, mode: str, fraction: float) -> list[float]:
-    knobs = {"weight_dtype": kind, "gradient_checkpointing": mode, "layer_offload_fraction": fraction}
-    return losses(lab, METHODS[method] | knobs)
+SOME = [
+    ("FLOAT_8", "LORA", "ON", 0.5),
+    ("INT_8", "LORA", "CPU_OFFLOADED", 1.0),
+    ("NFLOAT_4", "LORA", "OFF", 1.0),
+    ("FLOAT_8", "EMBEDDING", "CPU_OFFLOADED", 1.0),
+    ("INT_8", "FINE_TUNE", "OFF", 0.5),
+    ("NFLOAT_4", "EMBEDDING", "ON", 0.5),
+]
+"""Each pair of values is there."""
+
+ALL = itertools.product(NEAR, METHODS, ("OFF", "ON", "CPU_OFFLOADED"), (0.0, 0.5, 1.0))
 
 
 @pytest.mark.parametrize(
     ("kind", "method", "mode", "fraction"),
-    [
-        ("FLOAT_8", "LORA", "ON", 0.5),
-        ("INT_8", "LORA", "CPU_OFFLOADED", 1.0),
-        ("NFLOAT_4", "LORA", "OFF", 1.0),
-        ("FLOAT_8", "EMBEDDING", "CPU_OFFLOADED", 1.0),
-        ("INT_8", "FINE_TUNE", "OFF", 0.5),
-        ("NFLOAT_4", "EMBEDDING", "ON", 0.5),
-    ],
+    [*SOME, *(pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in SOME)],
 )
-def test_some_of_all_combinations_train_with_the_losses_they_should_have(
+def test_quantized_weights_train_with_the_same_losses_wherever_they_lie(
     kind: str, method: str, mode: str, fraction: float, lab: Lab
 ) -> None:
-    """To the bit those of the same weights on the device, near those of plain weights; each pair of values is there."""
-    assert trained(lab, kind, method, mode, fraction) == expected(lab, kind, method)
+    """To the bit those of the same weights on the device, near those of plain weights."""
+    knobs = {"weight_dtype": kind, "gradient_checkpointing": mode, "layer_offload_fraction": fraction}
+    assert losses(lab, METHODS[method] | knobs) == expected(lab, kind, method)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", NEAR)
-def test_every_combination_trains_with_the_losses_it_should_have(kind: str, method: str, lab: Lab) -> None:
-    for mode, fraction in SETTINGS:
-        assert trained(lab, kind, method, mode, fraction) == expected(lab, kind, method)
-
-
-def test_what_is_frozen_beside_a_fine_tuning_may_be_rounded(lab: Lab) -> None:
+def test_frozen_parts_of_a_fine_tuning_may_be_quantized(lab: Lab) -> None:
     """And a statement of the dtype that the weights have anyway is none of another."""
     knobs = {"training_method": "FINE_TUNE", "transformer.weight_dtype": "FLOAT_32", "weight_dtype": "INT_8"}
     trainer = trainer_of(lab, knobs)
@@ -141,7 +134,7 @@ def test_what_is_frozen_beside_a_fine_tuning_may_be_rounded(lab: Lab) -> None:
     assert trainer.family.weights.transformer is None
 
 
-def test_words_are_not_case_sensitive_and_auto_undoes_a_preset_s(lab: Lab) -> None:
+def test_dtypes_are_not_case_sensitive_and_auto_undoes_a_preset_s(lab: Lab) -> None:
     sets = (f"base_model_name={lab.model}", "weight_dtype=nfloat_4", "transformer.weight_dtype=AUTO")
     config = resolve_config(Overrides(sets=sets))[0].config
     assert (config.weight_dtype, config.transformer.weight_dtype) == ("NFLOAT_4", "auto")

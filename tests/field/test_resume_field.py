@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests.commands.safety_kit import resume
 from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
 
 STEPS, MIDDLE = 6, 3
 
@@ -51,39 +51,35 @@ def rates(run: Path) -> list[float]:
 def test_musubi_tuner_927_a_resume_goes_on_at_its_step(
     run: Path, whole: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(Overrides(), run, resume=Resume(step=MIDDLE)) == DONE
+    assert resume(run, step=MIDDLE) == DONE
     assert f"resuming from step {MIDDLE}" in capfd.readouterr().err
     assert [line["step"] for line in steps_of(run)] == list(range(1, STEPS + 1))
     assert steps_of(run) == steps_of(whole), "the same windows, losses and gradients, not those of the first steps"
 
 
 def test_musubi_tuner_497_the_rate_of_a_resume_is_that_of_its_step(run: Path, whole: Path) -> None:
-    assert train(Overrides(), run, resume=Resume(step=MIDDLE)) == DONE
+    assert resume(run, step=MIDDLE) == DONE
     assert rates(run) == rates(whole)
     assert min(rates(run)) > 0
-    more = Overrides(
-        sets=("steps=12",)
-    )  # more steps under a falling rate: asked for, since the rate of each step moves
     with pytest.raises(VideotuneError, match="the rate of a COSINE schedule depends on the number of steps"):
-        train(more, run, resume=Resume())
-    assert train(more, run, resume=Resume(override=True)) == DONE
+        resume(run, "steps=12")
+    assert resume(run, "steps=12", override=True) == DONE
     assert min(rates(run)) > 0
     assert rates(run)[STEPS] > rates(run)[STEPS - 1], "on the longer curve, not beyond the end of the shorter one"
 
 
 def test_diffusion_pipe_278_another_rate_is_refused_or_taken_and_never_ignored(run: Path) -> None:
-    other = Overrides(sets=("learning_rate=0.002", "learning_rate_scheduler=CONSTANT"))
+    other = ("learning_rate=0.002", "learning_rate_scheduler=CONSTANT")
     with pytest.raises(VideotuneError, match=r"learning_rate: 0\.01 -> 0\.002"):
-        train(other, run, resume=Resume(step=MIDDLE))
-    assert train(other, run, resume=Resume(step=MIDDLE, override=True)) == DONE
+        resume(run, *other, step=MIDDLE)
+    assert resume(run, *other, step=MIDDLE, override=True) == DONE
     assert rates(run)[MIDDLE:] == [0.002] * (STEPS - MIDDLE)
 
 
 def test_diffusion_pipe_263_back_to_an_earlier_step_under_another_rate_keeps_the_later_ones(
     run: Path, whole: Path
 ) -> None:
-    words = Overrides(sets=("learning_rate=0.002",))
-    assert train(words, run, resume=Resume(step=MIDDLE, override=True)) == DONE
+    assert resume(run, "learning_rate=0.002", step=MIDDLE, override=True) == DONE
     old = run / "branches" / "1"
     assert [one.step for one in complete_checkpoints(old)] == [STEPS]
     assert steps_of(old) == steps_of(whole)
@@ -98,10 +94,10 @@ def test_diffusion_pipe_263_back_to_an_earlier_step_under_another_rate_keeps_the
 def test_onetrainer_132_a_run_that_is_done_says_so_and_takes_more_steps(
     run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(Overrides(), run, resume=Resume()) == DONE
+    assert resume(run) == DONE
     assert f"all {STEPS} steps are done already" in capfd.readouterr().err
     assert len(steps_of(run)) == STEPS
-    assert train(Overrides(sets=("steps=7",)), run, resume=Resume(override=True)) == DONE
+    assert resume(run, "steps=7", override=True) == DONE
     assert len(steps_of(run)) == STEPS + 1
 
 
@@ -112,9 +108,9 @@ def test_simpletuner_2613_a_damaged_checkpoint_is_named_and_never_loaded(name: s
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[: size // 2])
     with pytest.raises(VideotuneError) as caught:
-        train(Overrides(), run, resume=Resume())
+        resume(run)
     assert f"{name}.safetensors has {size // 2} bytes of {size}" in str(caught.value)
     assert f"Go on from one of them: --from {MIDDLE}" in str(caught.value)
-    assert train(Overrides(), run, resume=Resume(step=MIDDLE)) == DONE
+    assert resume(run, step=MIDDLE) == DONE
     assert steps_of(run) == steps_of(whole)
     assert [one.step for one in complete_checkpoints(run)] == [MIDDLE, STEPS]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from tests.clips import write_clip
+from tests.data_kit import config_of, with_config
 from tests.runs import fill as fill_cache
 from videotune.data.buckets import padded_box
 from videotune.data.decode import decode
@@ -143,19 +145,20 @@ def made(folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip
     for caption in {"", *(caption for clip in clips for caption in clip.captions)}:
         store.put("text", keys.text(caption), {"text": torch.zeros(1, 4)}, {})
     sizes = tuple(len(bucket) for bucket in buckets)
+    spec: Any = SimpleNamespace(patch=(1, 2, 2), given="none", shift_by_tokens=None)
     settings = {
+        "spec": spec,
         "schedule": Schedule(0, sizes, (2,) * len(sizes)),
-        "variants": 3,
         "sizes": dict.fromkeys((clip.id for clip in clips), (64, 64)),
     }
     return Source(
+        config=config_of(video={"variants": 3}, caption_dropout=0.1),
         store=store,
         keys=keys,
         condition=lambda states: Condition(torch.stack([state["text"] for state in states])),
         clips={clip.id: clip for clip in clips},
         buckets=tuple(tuple(bucket) for bucket in buckets),
         objective=objective("flow", {}, Timesteps()),
-        caption_dropout=0.1,
         **(settings | words),
     )
 
@@ -220,7 +223,7 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
         busy.release()
         return Moments(torch.full((4, 3, 4, 6), number_of(shown)))
 
-    source = made(tmp_path, [windows], clips, variants=0, encode=encode)
+    source = with_config(made(tmp_path, [windows], clips, encode=encode), {"variants": 0})
     batches = [one.batch for one in stream(source, 1, 20, 3)]  # 40 samples of 4 entries: 10 passes
     wanted = {(clips[0].id, view) for view in range(20)} | {(clips[2].id, view) for view in range(10)}
     assert {(shown.window.clip_id, shown.variant) for shown in asked} == wanted
@@ -247,7 +250,7 @@ def test_encoding_in_the_loop_gives_what_the_cache_holds(
     family, store = tiny_family("wan"), Store(tmp_path)
     fill_cache(job, family, store)
     cached = make_source(job, family, store, make_objective(job.spec, job.config))
-    in_the_loop = replace(cached, variants=0)
+    in_the_loop = with_config(cached, {"variants": 0})
     first = [source.sample(source.buckets[0][0], 0).mean for source in (cached, in_the_loop)]
     second = [source.sample(source.buckets[0][0], source.variant(0, 0, 1)).mean for source in (cached, in_the_loop)]
     assert torch.equal(*first)
@@ -261,8 +264,9 @@ def test_frame_dropout_drops_its_share_and_never_the_first(patch_frames: int, tm
     clips = some_clips(1, 1)
     long = ClipShape(33, 32, 32, 16.0)  # 9 latent frames
     windows = [replace(window, shape=long) for window in entries(clips)]
-    without = made(tmp_path, [windows], clips, patch_frames=patch_frames)
-    source = replace(without, frame_dropout=0.3)
+    without = made(tmp_path, [windows], clips)
+    without = replace(without, spec=SimpleNamespace(**vars(without.spec) | {"patch": (patch_frames, 2, 2)}))
+    source = with_config(without, {"frame_dropout_probability": 0.3})
     dropped = []
     for step in range(1, 151):
         one, plain = prepare(source, step), prepare(without, step)

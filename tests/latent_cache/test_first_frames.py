@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.data_kit import with_config
 from tests.runs import fill as fill_cache
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import Source, prepare
-from videotune.latent_cache.encode import encode_sample, entries_of, missing, tensors_of
+from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing, tensors_of
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.trainer.components import make_objective, make_source, plain_batch
@@ -45,7 +46,7 @@ def make(small_clips: Path, tiny_bases: Callable[..., Path], tiny_family: Open, 
 def told(source: Source, steps: int) -> list[bool]:
     """Which samples of the first steps are told their frame, by what the network would be fed."""
     batches = [prepare(source, step).batch for step in range(1, steps + 1)]
-    if source.given == "replace":
+    if source.spec.given == "replace":
         return [bool(one) for batch in batches for one in batch.given[:, 0, 0, 0, 0]]
     return [bool(one.any()) for batch in batches for one in batch.cond.extras["image"]]
 
@@ -75,8 +76,8 @@ def test_the_share_that_is_told_is_counted_and_does_not_hang_on_the_batch(varian
     assert [step[0] for step in zip(*[iter(again)] * 2, strict=True)] == [
         step[0] for step in zip(*[iter(found)] * 4, strict=True)
     ]
-    assert set(told(replace(source, first_frame=0.0), 20)) == {False}
-    assert set(told(replace(source, first_frame=1.0), 20)) == {True}
+    assert set(told(with_config(source, first_frame_probability=0.0), 20)) == {False}
+    assert set(told(with_config(source, first_frame_probability=1.0), 20)) == {True}
 
 
 def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(make: Make) -> None:
@@ -112,7 +113,7 @@ def test_the_ruler_is_told_what_most_samples_are(make: Make) -> None:
     for variant in ("i2v", "ti2v"):
         _, _, source = make(variant)
         for share, tells in ((0.0, False), (0.4, False), (0.6, True), (1.0, True)):
-            batch = plain_batch(replace(source, first_frame=share), source.buckets[0][0])
+            batch = plain_batch(with_config(source, first_frame_probability=share), source.buckets[0][0])
             assert bool(batch.given.any()) == (tells and variant == "ti2v")
             if variant == "i2v":
                 assert bool(batch.cond.extras["image"].any()) == tells
@@ -157,7 +158,7 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     store = Store(tmp_path / "noisy")
     fill_cache(job, family, store)
     source = make_source(job, family, store, clean.objective)
-    in_the_loop = replace(source, variants=0)
+    in_the_loop = with_config(source, {"variants": 0})
     for window in job.library.windows[:2]:
         plain = clean.plain(window).extras["image"]
         assert torch.equal(source.plain(window).extras["image"], plain)
@@ -173,9 +174,9 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     assert len(names) == 5
     other = replace(source.keys, seed=6)
     assert other.latents(other.sample(bucket[0], 0)) not in names
-    pairs, few = [(bucket[0], variant) for variant in (PLAIN, 0, 1)], Store(tmp_path / "few")
-    assert len(missing(few, source.keys, (), pairs).samples) == len(entries_of(source.keys, (), pairs)) == 3
-    assert len(missing(few, replace(source.keys, image_noise=False), (), pairs).samples) == 1
+    items, few = CacheItems((), tuple((bucket[0], variant) for variant in (PLAIN, 0, 1))), Store(tmp_path / "few")
+    assert len(missing(few, source.keys, items).samples) == len(entries_of(source.keys, items)) == 3
+    assert len(missing(few, replace(source.keys, image_noise=False), items).samples) == 1
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.clips import noise, write_clip
+from tests.latent_cache.test_care import filled, silent, value
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.media_index import Examined, MediaIndex
 from videotune.data.workers import Workers
@@ -28,23 +29,6 @@ from videotune.planner import memory_plan
 from videotune.planner.measure import Reading
 from videotune.planner.memory import StepSpec
 from videotune.types import ClipShape
-
-
-def value(i: int) -> dict[str, torch.Tensor]:
-    return {"mean": torch.randn(8, 4, generator=torch.Generator().manual_seed(i))}
-
-
-def filled(folder: Path) -> Store:
-    """Latents k0 … k5."""
-    store = Store(folder)
-    with store.filling():
-        for i in range(6):
-            store.put("latents", f"k{i}", value(i), {"clip": f"/clips/{i}.mp4", "window": f"w{i}", "variant": 0})
-    return store
-
-
-def silent(*told: object) -> None:
-    """Progress that nobody watches."""
 
 
 def everything_done_to(folder: Path) -> None:
@@ -82,7 +66,7 @@ def victim(tmp_path: Path) -> Path:
 
 def test_no_name_in_a_file_leads_out_of_the_cache(tmp_path: Path, victim: Path) -> None:
     folder = tmp_path / "data" / ".videotune-cache"
-    filled(folder)
+    filled(folder, 6)
     names = [str(victim), "../../victim/thesis", f"latents/{victim}", "latents/../../../victim/thesis", "x\0", ""]
     for i, name in enumerate(names):
         relabel(folder, f"k{i}", lambda label, name=name, i=i: label | {("key", "kind")[i % 2]: name})
@@ -93,7 +77,7 @@ def test_no_name_in_a_file_leads_out_of_the_cache(tmp_path: Path, victim: Path) 
 @pytest.mark.parametrize("odd", [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}], ids=repr)
 def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(tmp_path: Path, odd: Any) -> None:
     folder = tmp_path / "cache"
-    filled(folder)
+    filled(folder, 6)
     for field in ("kind", "key", "tensors", "bytes", "hash", "about", "made", "versions"):
         relabel(folder, "k0", lambda label, field=field: label | {field: odd})
         everything_done_to(shutil.copytree(folder, folder.with_name(f"copy-{field}")))
@@ -112,7 +96,7 @@ def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(tmp_path: Path, o
 )
 def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, victim: Path, link: str) -> None:
     folder = tmp_path / "cache"
-    filled(folder)
+    filled(folder, 6)
     (folder / "lock").unlink(missing_ok=True)
     place = folder / link
     if place.is_dir():
@@ -130,17 +114,17 @@ def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, victim: Pa
 
 
 def test_a_datasets_cache_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    filled(tmp_path / "mine")
+    filled(tmp_path / "mine", 6)
     (tmp_path / ".videotune-cache").symlink_to(tmp_path / "mine")
     with pytest.raises(VideotuneError):
         refuse_linked_folder(tmp_path / ".videotune-cache")
-    assert len(Store(tmp_path / "mine").entries()) == 6
+    assert len(Store(tmp_path / "mine").entries()) == 7
 
 
 @pytest.mark.parametrize("damage", ["a bit", "zeros", "another's"])
 def test_a_damaged_entry_is_not_read_and_its_clip_is_named(tmp_path: Path, damage: str) -> None:
     key = "k5"
-    path = filled(tmp_path).path("latents", key)
+    path = filled(tmp_path, 6).path("latents", key)
     own, other = (value(i)["mean"].numpy().tobytes() for i in (5, 4))
     data = path.read_bytes()
     if damage == "another's":
@@ -161,7 +145,7 @@ def test_a_damaged_entry_is_not_read_and_its_clip_is_named(tmp_path: Path, damag
 
 
 def test_an_entry_with_a_true_hash_is_refused_for_what_it_holds(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+    store = filled(tmp_path, 6)
     store.put("latents", "nan", {"mean": torch.tensor([float("nan")])}, {})
     with pytest.raises(VideotuneError):
         Store(tmp_path).get("latents", "nan")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.offload_kit import deepen
+from tests.offload_kit import deepen, resident_bytes
 from tests.planner.planning_kit import held_by_a_real_step
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
@@ -156,4 +156,4 @@ def test_streamed_weights_leave_what_the_plan_says(
     assert 0 <= gaps < 256 * len(streams.buffers.slots) * len(streams.buffers.tensors[0]), (
         "each tensor begins at 256 bytes"
     )
-    assert streams.resident_bytes - gaps == planned["weights"] + planned["trained"] + planned["ring"]
+    assert resident_bytes(streams) - gaps == planned["weights"] + planned["trained"] + planned["ring"]

@@ -1,4 +1,4 @@
-"""Clips, settings and files are all listed, and the file's use is told in code that compiles."""
+"""Clips, settings and files are all listed, and the file's use is shown in code that compiles."""
 
 import re
 from html import unescape
@@ -12,7 +12,6 @@ from tests.reporter.report_kit import (
     attributes,
     chapters,
     config,
-    full_run,
     part,
     put,
     report,
@@ -22,11 +21,6 @@ from tests.reporter.report_kit import (
 )
 
 USE = "pipe = SomePipeline.from_pretrained('owner/base'); pipe.load_lora_weights(THIS_FILE)"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return full_run(tmp_path / "my run & more")
 
 
 def test_every_clip_is_accounted_for(run: Path) -> None:
@@ -91,7 +85,7 @@ def use_of(run: Path, *entries: dict[str, Any], **settings: Any) -> str:
     return report(run)
 
 
-def test_the_use_of_the_file_is_told_in_code(tmp_path: Path) -> None:
+def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
     page = use_of(tmp_path, {"format": "diffusers", "path": "export/x-step-9.safetensors", "use": USE})
     found = re.search(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
     assert found

@@ -1,4 +1,4 @@
-"""How a run stands and how it went: a dead process is never called running; when to have stopped, which file to take."""
+"""How a run stands and how it went: a dead process is never called running; when to have stopped, which file to use."""
 
 from __future__ import annotations
 
@@ -40,10 +40,8 @@ HERE = socket.gethostname()
 NOBODY = -1
 """Stands for the number of a process that has ended."""
 
-LIVING, HERE_AND = (
-    f"process {os.getpid()} on {HERE}",
-    f"7 of 120 steps, running when this page was written, {moment(NOW)}",
-)
+LIVING = f"process {os.getpid()} on {HERE}"
+HERE_AND = f"7 of 120 steps, running when this page was written, {moment(NOW)}"
 BEGUN_THEN, AGAIN = f"begun {moment(BEGUN)}).", {"started": NOW - 20, "state": "starting"}
 BEATS = [
     (False, 3, {}, "running", f"{HERE_AND}: training ({LIVING}, {BEGUN_THEN}"),
@@ -77,7 +75,7 @@ def a_run(folder: Path, *more: dict[str, Any]) -> Path:
     return folder
 
 
-def told(folder: Path) -> tuple[str, str]:
+def state_of(folder: Path) -> tuple[str, str]:
     """The badge and the sentence."""
     word, _, sentence = summary(read_run(folder))["state"]
     return word, sentence
@@ -94,9 +92,9 @@ def test_a_process_that_is_gone_is_dead_and_not_running(
     monkeypatch.setattr(time, "time", lambda: NOW)
     end = {"kind": "end", "time": NOW - 100, "step": 7, "why": "interrupted"}
     heartbeat(a_run(tmp_path, *[end] * ended), NOW - age, **changed)
-    assert told(tmp_path)[0] == badge
-    assert words in told(tmp_path)[1]
-    assert (badge == "running") == ("running" in told(tmp_path)[1])
+    assert state_of(tmp_path)[0] == badge
+    assert words in state_of(tmp_path)[1]
+    assert (badge == "running") == ("running" in state_of(tmp_path)[1])
 
 
 def test_a_number_that_another_process_has_by_now_is_no_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,13 +103,13 @@ def test_a_number_that_another_process_has_by_now_is_no_life(tmp_path: Path, mon
     assert life(tmp_path) is None, "no process can have such a number"
     monkeypatch.setattr(time, "time", lambda: NOW)
     heartbeat(tmp_path, NOW - 10 * LATE)
-    assert told(tmp_path)[0] == "dead"
+    assert state_of(tmp_path)[0] == "dead"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1e400, "host": 3}', '{"time": "x", "state": 1}'])
 def test_a_heartbeat_that_says_nothing_is_none(content: str, tmp_path: Path) -> None:
     (a_run(tmp_path) / "heartbeat.json").write_text(content)
-    badge, sentence = told(tmp_path)
+    badge, sentence = state_of(tmp_path)
     assert badge == "no end"
     assert "has no end: still going, or killed" in sentence
 
@@ -120,7 +118,7 @@ def test_steps_are_counted_against_those_that_the_run_has_now(tmp_path: Path) ->
     """A resume with more steps leaves the journal's start as it was."""
     write_journal(tmp_path, [start(steps=4), *map(step, range(1, 8)), {"kind": "end", "step": 7, "why": "done"}])
     put(tmp_path, "config.json", config() | {"steps": 7})
-    assert told(tmp_path) == ("done", "LORA on asset:toy: 7 of 7 steps, ended: done.")
+    assert state_of(tmp_path) == ("done", "LORA on asset:toy: 7 of 7 steps, ended: done.")
 
 
 def ruled(number: int, held: tuple[float, float] | float, train: float) -> dict[str, Any]:
@@ -152,19 +150,15 @@ COURSE = ((0, 1.0, 1.0), (10, (0.4, 0.8), 0.6), (20, 0.5, 0.45), (30, 0.52, 0.35
 
 def ended(folder: Path, course: tuple[Any, ...], take: int, why: str = "done") -> Path:
     lines = [start(), *(step(number) for number, *_ in course if number), *judged(*course)]
-    end = {
-        "kind": "end",
-        "step": course[-1][0],
-        "why": why,
-        "take": {"step": take, "why": "held-out clips were best there"},
-    }
+    recommended = {"step": take, "why": "held-out clips were best there"}
+    end = {"kind": "end", "step": course[-1][0], "why": why, "take": recommended}
     write_journal(folder, [*lines, end])
     put(folder, "check.json", account())
     put(folder, "config.json", config())
     return folder
 
 
-def test_a_stranger_is_told_when_to_have_stopped_and_which_file_to_take(tmp_path: Path) -> None:
+def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(tmp_path: Path) -> None:
     said = words(report(ended(tmp_path, COURSE, 20, "early")))
     for sentence in (
         "OVERFITTING It should have stopped at step 20 (steps 10 to 20 cannot be told apart).",
@@ -208,7 +202,7 @@ def test_a_run_that_goes_on_recommends_what_is_saved(
     assert "OVERFITTING It should have stopped at step 20" in said
 
 
-def test_where_the_base_was_best_it_is_said(tmp_path: Path) -> None:
+def test_a_run_worse_than_its_base_is_reported_so(tmp_path: Path) -> None:
     said = words(report(ended(tmp_path, ((0, 1.0, 1.0), (1000, 1.1, 0.9), (2000, 1.2, 0.8)), 1000)))
     for sentence in (
         "OVERFITTING No state was better than the base model itself.",
@@ -236,7 +230,7 @@ def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
         ((1.0, 0.5, 0.9, 0.8, 0.7), "It was still learning at step 40, but held-out clips were better at step 10", 10),
     ],
 )
-def test_a_run_that_learns_or_rests_is_told_so(
+def test_a_run_that_learns_or_rests_is_reported_so(
     tmp_path: Path, values: tuple[float, ...], sentence: str, take: int
 ) -> None:
     """Held-out and training clips take the same course; saved are steps 10 and 30."""
@@ -250,7 +244,7 @@ def test_a_run_that_learns_or_rests_is_told_so(
     assert f"Recommended checkpoint: step {take}," in said
 
 
-def test_what_a_verdict_lacks_is_told(tmp_path: Path) -> None:
+def test_what_a_verdict_lacks_is_state_of(tmp_path: Path) -> None:
     write_journal(tmp_path, [start(), step(1)])
     assert re.fullmatch("Not there yet: a verdict, which takes three.*", chapters(tmp_path)["verdict"]["absent"])
     line = reading(0, None, 1.0)

@@ -32,11 +32,6 @@ CHAPTERS = ["verdict", "before", "loss", "validation", "exposure", "samples", "m
 CHAPTERS += ["clips", "time", "use", "settings", "files", "warnings"]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return kit.full_run(tmp_path / "my run & more")
-
-
 def test_the_page_has_its_chapters_in_order_and_is_well_formed(run: Path) -> None:
     page = report(run)
     assert attributes(page, "id", "section") == CHAPTERS
@@ -68,11 +63,8 @@ def test_text_from_files_cannot_become_markup(run: Path) -> None:
     checked = kit.account()
     checked["clips"].append(dict.fromkeys(("path", "reason", "detail", "shape"), EVIL) | {"warnings": [EVIL]})
     put(run, "check.json", checked | {"notes": [EVIL]})
-    put(
-        run,
-        "exports.json",
-        [{"format": EVIL, "path": EVIL, "verified": {"max_error": 0.0, "reader": EVIL}, "use": EVIL}],
-    )
+    verified = {"max_error": 0.0, "reader": EVIL}
+    put(run, "exports.json", [{"format": EVIL, "path": EVIL, "verified": verified, "use": EVIL}])
     put(run, "demo.json", {"concept": {"before": 0, "after": 1, "n": EVIL}})
     put(run, "heartbeat.json", {"pid": 1, "host": EVIL, "started": 1.0, "state": EVIL, "since": 1.0, "time": 2.0})
     records = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
@@ -115,12 +107,8 @@ def test_a_run_that_has_only_begun_says_what_is_not_there_yet(tmp_path: Path) ->
 @pytest.mark.parametrize("value", [0, 250])
 def test_what_is_switched_off_is_not_awaited(tmp_path: Path, value: int) -> None:
     write_journal(tmp_path, [start(), step(1)])
-    keys = {
-        "verdict": "validate_every",
-        "validation": "validate_every",
-        "samples": "sample_after",
-        "metrics": "sample_metrics.budget",
-    }
+    keys = {"verdict": "validate_every", "validation": "validate_every", "samples": "sample_after"}
+    keys["metrics"] = "sample_metrics.budget"
     own = {"validate_every": value, "sample_after": value, "sample_metrics": {"budget": value}}
     put(tmp_path, "config.json", {"settings": own})
     found = kit.chapters(tmp_path)
@@ -129,7 +117,7 @@ def test_what_is_switched_off_is_not_awaited(tmp_path: Path, value: int) -> None
         assert found[anchor]["absent"].startswith(expected), anchor
 
 
-def test_an_interrupted_run_is_not_called_done_and_a_resume_is_told(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_not_called_done_and_a_resume_is_shown(tmp_path: Path) -> None:
     verdict = {"kind": "verdict", "step": 6, "verdict": "PLATEAU", "reason": "no change since step 4", "best_step": 4}
     steps = [*(step(n) for n in range(1, 6)), {"kind": "resume", "from_step": 4}, step(5)]
     write_journal(tmp_path, [start(), *steps, verdict, {"kind": "end", "step": 5, "why": "interrupted"}])
@@ -153,11 +141,8 @@ def test_fields_of_the_wrong_kind_do_not_end_the_report(tmp_path: Path) -> None:
     row = {"used": True, "id": "a", "windows": 0.5, "views": -3, "width": [1], "speed": "x", "captions": None}
     put(tmp_path, "check.json", {"clips": [row, row | {"views": 3, "seconds_cut": "x"}], "notes": []})
     put(tmp_path, "plan.json", {"views": {}})
-    put(
-        tmp_path,
-        "config.json",
-        {"settings": {"sample": 3, "datasets": [3], "video_config": "x"}, "base": {"name": "x"}},
-    )
+    settings = {"sample": 3, "datasets": [3], "video_config": "x"}
+    put(tmp_path, "config.json", {"settings": settings, "base": {"name": "x"}})
     put(tmp_path, "exports.json", [{"path": f"a-step-{'9' * 5000}"}, {"path": "a-step-²", "use": "x", "verified": 3}])
     put(tmp_path, "demo.json", {"concept": 3, "control": {"before": "x"}})
     assert attributes(report(tmp_path), "id", "section") == CHAPTERS
@@ -205,7 +190,7 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
     assert "by the end" not in held
 
 
-def test_all_notes_of_a_contact_sheet_are_told_once() -> None:
+def test_all_notes_of_a_contact_sheet_are_shown_once() -> None:
     said = sheet({}, job_notes=("of the job", "of both"), notes=["of both", "of the kit.account"])
     assert [said.count(note) for note in ("of the job", "of both", "of the kit.account")] == [1, 1, 1]
 

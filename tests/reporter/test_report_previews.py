@@ -59,7 +59,7 @@ def colours(page: str, anchor: str, *places: int) -> list[tuple[int, ...]]:
     return [tuple(near(frame[16, place]) for place in places) for frame in frames]  # type: ignore[misc]
 
 
-def test_before_and_after_stand_in_one_video_and_so_play_in_step(run: Path) -> None:
+def test_before_and_after_are_one_video_and_so_play_in_step(run: Path) -> None:
     page = report(run)
     assert colours(page, "before", 24, 76) == [(RED, BLUE)] * 5
     said = part(page, "before")
@@ -93,7 +93,7 @@ def test_what_is_over_the_budget_is_referred_to_and_counted(run: Path, monkeypat
     assert "data:" not in page
 
 
-def test_videos_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+def test_videos_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     cards = kit.chapters(full_run(tmp_path / "run"))["before"]["cards"]
     assert [card["why"].partition(":")[0] for card in cards] == ["cannot be shown side by side"] * 2
 
@@ -149,12 +149,11 @@ def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(tmp_pat
     assert "All previews so far stand above" in part(report(run), "samples")
 
 
-def test_a_missing_or_foreign_video_is_said_and_not_shown(tmp_path: Path) -> None:
+def test_a_missing_or_foreign_video_is_reported_and_not_shown(tmp_path: Path) -> None:
     paths = ("../../etc/passwd", "/etc/passwd", "javascript:alert(1)", "a\0b", "x" * 5000)
     records = [sample(5, path, path=path) for path in paths]
-    write_journal(
-        tmp_path, [start(), sample(0, "a"), *records, {"kind": "sample", "prompt": "d", "path": "", "step": 0}]
-    )
+    records += [sample(0, "a"), {"kind": "sample", "prompt": "d", "path": "", "step": 0}]
+    write_journal(tmp_path, [start(), *records])
     page = report(tmp_path)
     assert not attributes(page, "src", "video", "script")
     said = part(page, "samples")
@@ -189,7 +188,7 @@ def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(run: Pa
     assert "what the base knew 100% 92% 12" in part(page, "before")
 
 
-def beside(value: float | None, *names: str) -> dict[str, Any]:
+def compared(value: float | None, *names: str) -> dict[str, Any]:
     ratio = None if value is None else value / 0.5
     return {"value": value} | {key: of for name in names for key, of in ((name, 0.5), (f"to_{name}", ratio))}
 
@@ -200,8 +199,8 @@ def probe(number: int, mean: float, copies: int = 0, **changed: Any) -> dict[str
     found = {"mean": mean, "base": 0.3, "copies": copies, "base_copies": 0, "line": 0.7, "windows": 9, "held_out": None}
     facts = {"kind": "probe", "step": number, "probe": "0badcafe", "embedding": "edges-1", "heuristic": True}
     facts |= {"samples": [one], "replication": found | {"others": {"clips": 9, "median": 0.4, "p99": 0.6}}}
-    motion = {name: beside(0.25, "base", "data") for name in ("energy", "flicker", "saturation")}
-    return facts | {"diversity": beside(1.5, "base"), "motion": motion} | changed
+    motion = {name: compared(0.25, "base", "data") for name in ("energy", "flicker", "saturation")}
+    return facts | {"diversity": compared(1.5, "base"), "motion": motion} | changed
 
 
 def measured(folder: Path, *records: dict[str, Any]) -> str:
@@ -210,7 +209,7 @@ def measured(folder: Path, *records: dict[str, Any]) -> str:
     return part(report(folder), "metrics")
 
 
-def test_the_nearest_clip_stands_beside_each_sample_by_its_name(tmp_path: Path) -> None:
+def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
     path = tmp_path / "probe" / "step-000250-0badcafe-seed42.mp4"
     path.parent.mkdir()
     path.write_bytes(b"video")
@@ -224,7 +223,7 @@ def test_the_nearest_clip_stands_beside_each_sample_by_its_name(tmp_path: Path) 
     assert len(kit.chapters(tmp_path)["metrics"]["charts"]) == 2
 
 
-def test_no_copy_is_said_too_and_what_an_encoder_is_called_and_that_clips_are_alike(tmp_path: Path) -> None:
+def test_metrics_name_the_encoder_and_say_no_copies_or_that_clips_are_alike(tmp_path: Path) -> None:
     said = measured(tmp_path, probe(0, 0.3), probe(250, 0.4, heuristic=False, embedding="clip-12345678"))
     assert "no copies seen" in said
     assert "by the encoder clip-12345678" in said
@@ -245,4 +244,4 @@ def test_metrics_with_holes_and_hostile_paths_do_not_break_the_page(tmp_path: Pa
     assert "../../out.mp4" not in measured(tmp_path, evil)
     hole = {"kind": "probe", "step": 0, "probe": "0badcafe", "samples": [{}], "replication": {}, "motion": None}
     assert "nothing says how near a copy would be" in measured(tmp_path, hole)
-    assert "–" in measured(tmp_path, probe(0, 0.3, diversity=beside(None, "base")))
+    assert "–" in measured(tmp_path, probe(0, 0.3, diversity=compared(None, "base")))

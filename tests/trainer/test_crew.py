@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.crew_kit import LOOKING, QUIET, STEPS, close, free_port, overrides_of, steps_of
 from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.checkpoint import complete_checkpoints
@@ -24,18 +24,11 @@ from videotune.trainer.distributed import DistributedContext, launched
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 
-STEPS = 4
 LAUNCHERS = {
     "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node"),
     "accelerate": ("-m", "accelerate.commands.launch", "--multi_gpu", "--mixed_precision=no", "--dynamo_backend=no",
                    "--num_machines=1", "--num_processes"),
 }  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def command(launcher: str, processes: int, words: Sequence[str]) -> list[str]:
@@ -55,54 +48,16 @@ def overrides_from(words: Overrides, *sets: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Overrides:
-    cache = tmp_path_factory.mktemp("several") / "cache"
-    sets = (
-        f"base_model_name={tiny_bases('wan')}",
-        f"cache_dir={cache}",
-        "resolution=32x32",
-        f"steps={STEPS}",
-        "learning_rate=0.003",
-        "caption_dropout=0.3",
-        "ema=0.5",
-        "sample.steps=1",
-        "samples=1",
-    )
-    return Overrides(data=str(small_clips), sets=sets)
+    return overrides_of(small_clips, tiny_bases("wan"), tmp_path_factory.mktemp("several") / "cache")
 
 
 @pytest.fixture(scope="module")
 def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process with two samples a step."""
     run = tmp_path_factory.mktemp("alone") / "run"
-    sets = (
-        *words.sets,
-        "batch_size=2",
-        "sample_after=0",
-        "validate_every=0",
-        "sample_metrics.budget=0",
-        "save_every=2",
-    )
+    sets = (*words.sets, "batch_size=2", *QUIET, "save_every=2")
     assert train(Overrides(data=words.data, sets=sets), run) == DONE
     return run
-
-
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    return [line for line in read_journal(run) if line["kind"] == "step"]
-
-
-def close(run: Path, other: Path) -> None:
-    """The same windows, captions and noise levels; losses, gradients and weights to rounding."""
-    ours, theirs = steps_of(run), steps_of(other)
-    assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
-    for one, two in zip(ours, theirs, strict=True):
-        assert (one["window_ids"], one["captions"]) == (two["window_ids"], two["captions"])
-        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
-        assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
-        assert one["by_t"] == [pytest.approx(value, rel=1e-4) if value is not None else None for value in two["by_t"]]
-    for part in ("weights", "ema"):
-        a, b = (complete_checkpoints(folder)[-1].load(part) for folder in (run, other))
-        for name in b:
-            torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -112,13 +67,7 @@ def test_two_processes_with_one_sample_are_one_with_two(
     """With previews, readings and probes on, which the first process makes alone while the other waits, or both in step."""
     run = tmp_path / "run"
     shared = f"sharding={'FULL' if launcher == 'torchrun' else 'OFF'}"
-    looking = (
-        "sample_after=2",
-        "validate_every=2",
-        "sample_metrics.budget=100000",
-        "sample_metrics.steps=1",
-        "sample_metrics.samples=2",
-    )
+    looking = ("sample_after=2", "validate_every=2", *LOOKING)
     process = launch(launcher, 2, "--out", str(run), *overrides_from(words, "batch_size=1", *looking, shared))
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
@@ -135,14 +84,7 @@ def test_two_processes_with_one_sample_are_one_with_two(
 def test_a_resume_may_have_another_number_of_processes(words: Overrides, alone: Path, tmp_path: Path) -> None:
     """Begun by two, killed, gone on with by three, of which one has no sample; then by one, which has both."""
     run = tmp_path / "run"
-    quiet = (
-        "batch_size=1",
-        "sample_after=0",
-        "validate_every=0",
-        "sample_metrics.budget=0",
-        "save_every=1",
-        "warmup_steps=0",
-    )
+    quiet = ("batch_size=1", *QUIET, "save_every=1", "warmup_steps=0")
     process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet, "steps=100000"))
     while not (run / "checkpoints" / "step-2" / "COMPLETE").is_file():
         assert process.poll() is None, process.communicate()[0]
@@ -164,14 +106,7 @@ def test_a_resume_may_have_another_number_of_processes(words: Overrides, alone: 
 def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: Overrides, tmp_path: Path) -> None:
     """SIGTERM to the launcher, which hands it on to each."""
     run = tmp_path / "run"
-    quiet = (
-        "batch_size=1",
-        "sample_after=0",
-        "validate_every=0",
-        "sample_metrics.budget=0",
-        "save_every=0",
-        "steps=100000",
-    )
+    quiet = ("batch_size=1", *QUIET, "save_every=0", "steps=100000")
     process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
     while not (run / "journal.jsonl").is_file() or len(steps_of(run)) < 3:
         assert process.poll() is None, process.communicate()[0]
@@ -186,7 +121,7 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: 
 def test_each_window_is_shown_once_a_pass(words: Overrides, tmp_path: Path) -> None:
     """Two buckets of five windows and one, steps of two samples: over N steps each is drawn twice, however many run it."""
     run = tmp_path / "run"
-    quiet = ("batch_size=1", "sample_after=0", "validate_every=0", "sample_metrics.budget=0", "steps=6")
+    quiet = ("batch_size=1", *QUIET, "steps=6")
     process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told

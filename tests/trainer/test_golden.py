@@ -8,25 +8,28 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from videotune.adapters.lora import add_lora
-from videotune.config.schema import Lora, Optimizer
+from videotune.config.schema import Config, Lora, Optimizer
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.latent_cache.batches import Source, stream
+from videotune.latent_cache.batches import Source
+from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import Schedule
 from videotune.latent_cache.store import Store
 from videotune.models.registry import find
 from videotune.rng import draws
+from videotune.trainer.denoisers import DenoiserPool
 from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.loop import run_steps
+from videotune.trainer.loop import step_records
 from videotune.trainer.optimizers import RateSettings, make_optimizer
-from videotune.trainer.step import StepSettings, Trainable
+from videotune.trainer.step import Trainable
 from videotune.types import Clip, ClipShape, Window
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "wan_tiny_lora.json"
@@ -54,7 +57,10 @@ def losses(base: Path, folder: Path) -> list[float]:
     for caption, states in zip(captions, family.encode_text(captions), strict=True):
         store.put("text", keys.text(caption), states, {})
     loss = objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.3)
+    config = Config(caption_dropout=0.1, gradient_accumulation_steps=2, dataloader_threads=0)
     source = Source(
+        config=config,
+        spec=family.spec,
         store=store,
         keys=keys,
         condition=family.condition,
@@ -62,17 +68,20 @@ def losses(base: Path, folder: Path) -> list[float]:
         buckets=tuple(buckets),
         schedule=Schedule(7, tuple(len(bucket) for bucket in buckets), (3, 3)),
         objective=loss,
-        caption_dropout=0.1,
-        variants=4,
         sizes={},
     )
     net = family.denoiser()
     parameters = add_lora(net, family.spec, Lora(rank=4, targets="linear"), seed=7)
     optimizer = make_optimizer({"transformer": list(parameters.values())}, Optimizer())
     trainable = Trainable(parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)})
-    steps, settings = stream(source, 1, 20, 0), StepSettings(2, 1.0, None)
-    alone = DistributedContext()
-    records = run_steps(family, lambda step: (net, trainable, step), loss, steps, settings, torch.device("cpu"), alone)
+    pool = DenoiserPool(ExpertSchedule(("transformer",)), ("transformer",), lambda _: net)
+    pool.trainables = {"transformer": trainable}
+    assert pool["transformer"] is net, "it is in memory"
+    job = SimpleNamespace(config=config, steps=20, processes=1)
+    trainer: Any = SimpleNamespace(
+        job=job, family=family, pool=pool, net=net, source=source, first=1, dist=DistributedContext(), together=False
+    )
+    records = step_records(trainer)
     return [float(record.read()["loss"]) for record in records]
 
 

@@ -1,14 +1,16 @@
 """Optimizers of the table: each is its published formula, is kept bit for bit, and leaves all alone where told to."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.errors import VideotuneError
-from videotune.trainer.checkpoint import write_tensors
+from videotune.trainer.checkpoint_writer import write_tensors
 from videotune.trainer.optimizers import (
     AnyOptimizer,
     apply,
@@ -60,16 +62,12 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_saved_and_put_back_is_never_having_stopped(name: str, tmp_path: object) -> None:
-    from pathlib import Path
-
-    from safetensors.torch import load_file
-
+def test_saved_and_put_back_is_never_having_stopped(name: str, tmp_path: Path) -> None:
     whole, again = parameters(), parameters(1)
     first, second = optimizer_of(whole, name), optimizer_of(again, name)
     steps(whole, first, range(3))
-    write_tensors(Path(str(tmp_path)) / "state.safetensors", optimizer_state(first, whole))
-    state = load_file(Path(str(tmp_path)) / "state.safetensors")
+    write_tensors(tmp_path / "state.safetensors", optimizer_state(first, whole))
+    state = load_file(tmp_path / "state.safetensors")
     for key, parameter in whole.items():
         again[key].data.copy_(parameter)
     load_optimizer_state(second, again, state, without_state(first, whole))
@@ -84,6 +82,10 @@ def test_saved_and_put_back_is_never_having_stopped(name: str, tmp_path: object)
     steps(whole, first, range(6, 7))
     steps(forgotten, fresh, range(6, 7))
     assert not same(copies(whole), copies(forgotten)), "the state makes a difference"
+    with pytest.raises(ValueError, match="no optimizer state for"):
+        load_optimizer_state(second, again, {})
+    with pytest.raises(ValueError, match="of no parameter"):
+        load_optimizer_state(second, again, state | {"stranger.exp_avg": next(iter(state.values()))})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -182,20 +184,8 @@ def test_the_weights_are_those_of_the_published_formula(
             torch.testing.assert_close(ours, theirs, rtol=slack, atol=slack)
 
 
-def test_prodigy_finds_a_rate_of_the_right_size() -> None:
-    """On |w - 3| from 0 the best rate is about the distance; it begins at a millionth of that and gets there."""
-    weight = nn.Parameter(torch.zeros(()))
-    optimizer = make_optimizer({"one": [weight]}, Optimizer(name="PRODIGY", weight_decay=0.0))
-    optimizer.param_groups[0]["lr"] = 1.0
-    for _ in range(200):
-        weight.grad = torch.sign(weight.detach() - 3)
-        apply(optimizer, GOOD)
-    assert 0.3 < optimizer.param_groups[0]["d"] < 6
-    assert abs(weight.item() - 3) < 1
-
-
 def test_prodigy_finds_a_rate_for_each_group() -> None:
-    """A part whose best weights are far is not told to stop by one whose best are near."""
+    """On |w - w*| from 0 it is about the distance; a part that is far is not told to stop by one that is near."""
     near, far = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
     optimizer = make_optimizer({"near": [near], "far": [far]}, Optimizer(name="PRODIGY", weight_decay=0.0))
     for group in optimizer.param_groups:
@@ -206,6 +196,8 @@ def test_prodigy_finds_a_rate_for_each_group() -> None:
         apply(optimizer, GOOD)
     found = [group["d"] for group in optimizer.param_groups]
     assert found[1] > 10 * found[0]
+    assert 6 < found[1] < 60
+    assert abs(far.item() - 30) < 10
 
 
 def test_muon_takes_matrices_and_adamw_the_rest() -> None:

@@ -28,13 +28,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.optimizers import (
-    RateSettings,
-    load_optimizer_state,
-    make_optimizer,
-    optimizer_state,
-    rate,
-)
+from videotune.trainer.optimizers import RateSettings, make_optimizer, optimizer_state, rate
 from videotune.trainer.step import Clock, StepRecord, StepSettings, Trainable, by_t, train_step
 from videotune.types import Batch, Condition
 
@@ -240,6 +234,8 @@ def test_the_gradient_is_clipped_once_for_the_whole_step(tiny_family: Open) -> N
     for parts in (1, 4):
         setup = Setup(tiny_family("wan"))
         line = setup.step(setup.prepared(1), parts, clip=1e-3).read()
+        assert set(line["seconds"]) == {"forward", "backward", "optimizer"}
+        assert min(line["seconds"].values()) > 0
         assert line["grad_norm"] > 1e-3, "the norm in the journal is the one before clipping"
         moments = optimizer_state(setup.optimizer, setup.parameters)
         total = math.sqrt(sum(float(v.square().sum()) for k, v in moments.items() if k.endswith("exp_avg")))
@@ -255,24 +251,6 @@ def test_draws_in_the_network_belong_to_the_step(tiny_family: Open) -> None:
     assert again.step(prepared, seed=5).read()["loss"] == one
     other = Setup(tiny_family("wan"), dropout=0.5)
     assert other.step(prepared, seed=6).read()["loss"] != one
-
-
-def test_the_optimizers_state_goes_to_tensors_and_back(tiny_family: Open) -> None:
-    setup, other = Setup(tiny_family("wan")), Setup(tiny_family("wan"))
-    for step in (1, 2):
-        setup.step(setup.prepared(step))
-    state = {key: value.clone() for key, value in optimizer_state(setup.optimizer, setup.parameters).items()}
-    for name, parameter in setup.parameters.items():
-        other.parameters[name].data.copy_(parameter)
-    load_optimizer_state(other.optimizer, other.parameters, state)
-    setup.step(setup.prepared(3))
-    other.step(other.prepared(3))
-    assert torch.equal(setup.weights(), other.weights())
-    name = next(iter(state))
-    with pytest.raises(ValueError, match="no optimizer state for"):
-        load_optimizer_state(other.optimizer, other.parameters, {})
-    with pytest.raises(ValueError, match="of no parameter"):
-        load_optimizer_state(other.optimizer, other.parameters, state | {"stranger.exp_avg": state[name]})
 
 
 @pytest.mark.parametrize(
@@ -302,13 +280,6 @@ def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> N
 def test_losses_are_told_by_noise_level() -> None:
     bands = by_t([0.0, 0.05, 0.5, 1.0], [1.0, 3.0, 5.0, 7.0])
     assert bands == [2.0, None, None, None, 5.0, None, None, None, 7.0]
-
-
-def test_seconds_by_phase_are_the_steps_own(tiny_family: Open) -> None:
-    setup = Setup(tiny_family("wan"))
-    seconds = setup.step(setup.prepared(1), parts=2).read()["seconds"]
-    assert set(seconds) == {"forward", "backward", "optimizer"}
-    assert all(value > 0 for value in seconds.values())
 
 
 def test_a_micro_batch_takes_so_many_samples_at_most() -> None:

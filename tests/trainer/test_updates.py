@@ -117,7 +117,15 @@ class Watch:
     def bytes(self) -> int:
         return sum(p.grad.numel() * p.grad.element_size() for p in self.parameters.values() if p.grad is not None)
 
-    def backward(self, spoil: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> torch.Tensor:
+    def within(self, step: int = 1, spoil: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> torch.Tensor:
+        """The norm of a step whose updates come in its backward pass."""
+        self.updates.begin(step)
+        loss = self.loss(spoil)
+        self.updates.loss(loss)
+        loss.backward()
+        return self.updates.norm()
+
+    def loss(self, spoil: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> torch.Tensor:
         x = torch.randn(4, 32, generator=torch.Generator().manual_seed(1)).to(next(self.net.parameters()).dtype)
         return spoil(self.net(x)).float().square().mean()
 
@@ -129,15 +137,11 @@ def test_updates_within_backward_are_the_same_and_gradients_do_not_pile_up() -> 
     """The peak of live gradients falls from all of them to less than one layer's."""
     after, within = Watch(False), Watch(True)
     for step in (1, 2, 3):
-        after.backward().backward()
+        after.loss().backward()
         norm = clip(list(after.parameters.values()), 1e9)
         apply(after.optimizer, GOOD)
         after.optimizer.zero_grad()
-        within.updates.begin(step)
-        loss = within.backward()
-        within.updates.loss(loss)
-        loss.backward()
-        assert within.updates.norm().item() == pytest.approx(norm.item(), rel=1e-5)
+        assert within.within(step).item() == pytest.approx(norm.item(), rel=1e-5)
     assert all(torch.equal(value, within.weights()[name]) for name, value in after.weights().items())
     assert max(after.alive) == 8 * 4 * (32 * 32 + 32)
     assert max(within.alive) <= 4 * (32 * 32 + 32)
@@ -146,11 +150,7 @@ def test_updates_within_backward_are_the_same_and_gradients_do_not_pile_up() -> 
 def test_within_backward_a_loss_that_is_not_finite_updates_nothing() -> None:
     watch = Watch(True)
     before = watch.weights()
-    watch.updates.begin(1)
-    loss = watch.backward(lambda x: x * float("nan"))
-    watch.updates.loss(loss)
-    loss.backward()
-    assert not watch.updates.norm().isfinite()
+    assert not watch.within(1, lambda x: x * float("nan")).isfinite()
     assert all(torch.equal(value, before[name]) for name, value in watch.weights().items())
     assert watch.bytes() == 0
 
@@ -159,11 +159,7 @@ def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alo
     watch = Watch(True)
     before = watch.weights()
     watch.parameters["3.weight"].register_hook(lambda g: g * float("inf"))
-    watch.updates.begin(1)
-    loss = watch.backward()
-    watch.updates.loss(loss)
-    loss.backward()
-    assert not watch.updates.norm().isfinite()
+    assert not watch.within().isfinite()
     changed = {name for name, value in watch.weights().items() if not torch.equal(value, before[name])}
     assert changed == set(before) - {"3.weight"}
     assert all(value.isfinite().all() for value in watch.weights().values())
@@ -173,12 +169,9 @@ def test_within_backward_bf16_weights_are_rounded_by_the_same_draws() -> None:
     after, within = Watch(True, dtype=torch.bfloat16, rounding=True), Watch(True, dtype=torch.bfloat16, rounding=True)
     for parameter in after.parameters.values():
         parameter._post_accumulate_grad_hooks.clear()
-    after.backward().backward()
+    after.loss().backward()
     update_each_rounded(after.optimizer, after.parameters, GOOD, 0, 1, {})
-    within.updates.begin(1)
-    loss = within.backward()
-    within.updates.loss(loss)
-    loss.backward()
+    within.within()
     assert all(torch.equal(value, within.weights()[name]) for name, value in after.weights().items())
     assert {value.dtype for value in within.weights().values()} == {torch.bfloat16}
 

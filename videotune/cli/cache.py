@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,9 +26,6 @@ from videotune.cli.options import (
 from videotune.console import out, print_table, quiet, size
 from videotune.errors import SKIPPED, VideotuneError
 from videotune.text import counted
-
-if TYPE_CHECKING:
-    from videotune.latent_cache.maintenance import Row
 
 cache_app = typer.Typer(help="Encode clips and captions ahead of a training; list, verify, prune what is encoded.")
 
@@ -63,9 +60,9 @@ def cache_ls(
 ) -> None:
     """List what a cache holds: clips, captions, sizes, and what made them."""
     store, rows = commands.cache.list_cache(place)
-    total = f"{len(rows)} entries, {size(sum(row.bytes for row in rows))}"
+    total = f"{len(rows)} entries, {size(sum(row['bytes'] for row in rows))}"
     if as_json:
-        print(json.dumps({"folder": str(store.folder), "entries": [row.to_json() for row in rows]}, indent=2))
+        print(json.dumps({"folder": str(store.folder), "entries": rows}, indent=2))
     elif every:
         columns = ["kind", "of", "clip", "holds", "bytes", "encoder", "made", "key"]
         print_table(str(store.folder), columns, [cells(row) for row in rows], right=(4,))
@@ -117,33 +114,33 @@ def cache_prune(
         out(f"nothing to remove: all {pruned.kept} entries in {store.folder} are needed")
 
 
-def cells(row: Row) -> list[str | None]:
+def cells(row: dict[str, Any]) -> list[str | None]:
     """An entry as the table shows it."""
     return [
-        row.kind,
-        row.of[:60],
-        row.clip and Path(row.clip).name,
-        ", ".join(f"{name} {what}" for name, what in row.tensors.items()),
-        size(row.bytes),
-        row.encoder and row.encoder[:8],
-        row.made,
-        row.key[:8],
+        row["kind"],
+        row["of"][:60],
+        row["clip"] and Path(row["clip"]).name,
+        ", ".join(f"{name} {what}" for name, what in row["tensors"].items()),
+        size(row["bytes"]),
+        row["encoder"] and row["encoder"][:8],
+        row["made"],
+        row["key"][:8],
     ]
 
 
-def by_encoder(rows: Sequence[Row]) -> list[str]:
+def by_encoder(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line for what each encoder made: how much of what, its size, and when the last of it was made."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row.kind, row.encoder or ""), []).append(row)
+        groups.setdefault((row["kind"], row["encoder"] or ""), []).append(row)
     lines = []
     for (kind, encoder), own in groups.items():
-        clips = len({row.clip for row in own})
+        clips = len({row["clip"] for row in own})
         what = f"{counted(len(own), 'caption')}"
         if kind == "latents":
             what = f"{counted(len(own), 'window')} of {counted(clips, 'clip')}"
-        made = max((row.made for row in own if row.made), default="")[:16].replace("T", " ")
-        parts = [what, size(sum(row.bytes for row in own)), made]
+        made = max((row["made"] for row in own if row["made"]), default="")[:16].replace("T", " ")
+        parts = [what, size(sum(row["bytes"] for row in own)), made]
         by = f"{'VAE' if kind == 'latents' else 'text encoder'} {encoder[:8]}"
         lines.append(f"{by}: {', '.join(part for part in parts if part)}")
     return lines

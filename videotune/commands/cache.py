@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from videotune.console import bar, echo
 from videotune.data.file_checks import refuse_linked_folder
@@ -97,12 +97,12 @@ def prune_cache(
         echo(f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed")
     reads, keys = reads_of_run(job), CacheKeys.of(open_models(job.spec, job.base, job.config), job.config.seed)
     printed = len(store.notes)
-    pruned = maintenance.prune(store, entries_of(keys, reads.captions, reads.samples).keys(), yes=yes)
+    pruned = maintenance.prune(store, entries_of(keys, reads).keys(), yes=yes)
     print_notes(store, printed)
     return store, pruned
 
 
-def list_cache(place: Path) -> tuple[Store, list[maintenance.Row]]:
+def list_cache(place: Path) -> tuple[Store, list[dict[str, Any]]]:
     """The cache and a row for each entry; VideotuneError where ``place`` holds none."""
     store = open_store(place)
     return store, maintenance.listing(store)

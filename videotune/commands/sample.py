@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.adapters.kinds import NOT_BY_DEGREES, kind_of
+from videotune.adapters.layers import load_weights
 from videotune.adapters.lora import ADAPTER, lora_parameters
 from videotune.config.load import merge, parse_sets
 from videotune.config.resolve import resolve
@@ -30,7 +31,7 @@ from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer.checkpoint import pick
 from videotune.trainer.components import open_models
-from videotune.trainer.denoisers import attach, put_weights
+from videotune.trainer.denoisers import attach
 from videotune.trainer.experts import of_expert, prefix, trained
 from videotune.trainer.resolve_config import absolute_paths
 from videotune.trainer.run_dir import run_settings
@@ -182,7 +183,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
             if config.transformer.train and name in trained(spec, config):
                 own = of_expert(weights, prefix(spec, name))
                 own = by_part(family, own)[0] if config.text_in_step else own
-                put_weights(attach(net, spec, config), own, config, str(words.run))
+                load_weights(attach(net, spec, config), own, str(words.run))
 
         def teach() -> Callable[[str], str]:
             begin = prefix(spec, trained(spec, config)[0]) if config.transformer.train else ""

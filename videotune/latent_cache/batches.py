@@ -13,15 +13,16 @@ from threading import Barrier, Lock
 import torch
 from torch import Tensor
 
+from videotune.config.schema import Config
 from videotune.data.buckets import padded_box
 from videotune.diffusion.loss import Objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
 from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import Schedule, bucket_of, picks
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
-from videotune.types import PLAIN, Batch, Clip, ClipShape, Condition, Moments, Window
+from videotune.types import PLAIN, Batch, Clip, Condition, ModelSpec, Moments, Window
 
 BLOCK = 64
 """Steps whose windows, captions and noise levels are drawn together."""
@@ -52,50 +53,40 @@ class Source:
     """Where batches come from. ``buckets`` are the schedule's, dearest first; ``condition`` is the family's.
 
     A window of a clip with ``repeats`` r stands r times in its bucket. ``sizes``: each clip's (width, height) in pixels.
-    ``variants`` of a window that varies are in the store; 0: none is, and ``encode`` makes the latents of each sample, one
-    at a time. A token covers ``patch_frames`` latent frames; each such group but the first is dropped with probability
-    ``frame_dropout``.
+    Without variants in the store (``video_config.variants`` 0) ``encode`` makes the latents of each sample, one at a time.
 
-    A sample is conditioned on its clip's first frame with probability ``first_frame``, in the way that ``given`` names:
-    "replace", the frame is fed clean and counts nothing; "concat", the extras that were encoded with the clip are what they
-    are, else all zeros.
+    A sample conditioned on its clip's first frame has it in the way that ``spec.given`` names: "replace", the frame is fed
+    clean and counts nothing; "concat", the extras that were encoded with the clip are what they are, else all zeros.
 
-    ``text_in_step``: no text is in the store; a batch has its captions and an empty ``cond.text`` until they are encoded.
-    ``stratified``: the samples of a step draw their noise levels from equal parts of the distribution, one each.
-    ``shift_of`` says the shift of a bucket where it depends on that (None: the objective's).
+    Where text is encoded in the step none is in the store: a batch has its captions, and an empty ``cond.text`` until then.
     """
 
+    config: Config
+    spec: ModelSpec
     store: Store
     keys: CacheKeys
     condition: Callable[[Sequence[Mapping[str, Tensor]]], Condition]
     clips: Mapping[str, Clip]
+    sizes: Mapping[str, tuple[int, int]]
     buckets: tuple[tuple[Window, ...], ...]
     schedule: Schedule
     objective: Objective
-    caption_dropout: float
-    variants: int
-    sizes: Mapping[str, tuple[int, int]]
-    frame_dropout: float = 0.0
-    patch_frames: int = 1
     encode: Callable[[Window, int], Moments] | None = None
     expert_schedule: ExpertSchedule | None = None
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    given: str = "none"
-    first_frame: float = 0.0
-    text_in_step: bool = False
-    stratified: bool = False
-    shift_of: Callable[[ClipShape], float] | None = None
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
     _blocks: dict[int, list[StepDraws]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def timesteps_of(self, step: int) -> Timesteps:
         """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
-        own = self.ranges.get(self.expert_schedule.at(step)) if self.expert_schedule else None
-        levels = self.objective.timesteps
-        if self.shift_of is not None:
-            bucket = bucket_of(self.schedule, step)
-            levels = replace(levels, shift=self.shift_of(self.buckets[bucket][0].shape))
-        return replace(levels, lo=own[0], hi=own[1]) if own else levels
+        levels, rule = self.objective.timesteps, self.spec.shift_by_tokens
+        if self.config.timestep_shift == "resolution" and rule is not None:
+            shape = self.buckets[bucket_of(self.schedule, step)][0].shape
+            levels = replace(levels, shift=shift_of_tokens(self.spec.tokens(shape), rule))
+        if self.expert_schedule is not None:
+            name = self.expert_schedule.at(step)
+            expert = next(one for one in self.spec.experts if one.name == name)
+            levels = replace(levels, lo=expert.t_lo, hi=expert.t_hi)
+        return levels
 
     def text(self, caption: str) -> dict[str, Tensor]:
         """A caption's cached states."""
@@ -117,12 +108,21 @@ class Source:
     @property
     def conditions_on_first_frame(self) -> bool:
         """Whether most samples of the run are conditioned on first frames: so are then validation and previews."""
-        return self.given != "none" and self.first_frame >= 0.5
+        return self.spec.given != "none" and (self.config.first_frame_probability or 0.0) >= 0.5
+
+    @property
+    def variants(self) -> int:
+        """The variants in the store of a window that varies."""
+        return self.config.video_config.variants
+
+    def varies(self, window: Window) -> bool:
+        """Whether the variants of a window differ."""
+        return window.varies or self.keys.image_noise
 
     def variant(self, bucket: int, place: int, epoch: int) -> int:
         """The variant of its window that a bucket's entry gives in the bucket's epoch ``epoch``."""
         window = self.buckets[bucket][place]
-        if not (window.varies or self.keys.image_noise):
+        if not self.varies(window):
             return 0
         repeats = self.clips[window.clip_id].repeats
         number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
@@ -135,9 +135,9 @@ class Source:
             (window, variant): self.keys.latents(self.keys.sample(window, variant))
             for bucket in self.buckets
             for window in dict.fromkeys(bucket)
-            for variant in (range(self.variants) if window.varies or self.keys.image_noise else (0,))
+            for variant in (range(self.variants) if self.varies(window) else (0,))
         }
-        texts = () if self.text_in_step else self.clips.values()
+        texts = () if self.config.text_in_step else self.clips.values()
         captions = {"", *(caption for clip in texts for caption in clip.captions)}
         return found | {caption: self.keys.text(caption) for caption in captions}
 
@@ -155,7 +155,7 @@ class Source:
         return tuple(numbers)
 
     def _moments(self, window: Window, variant: int) -> Moments:
-        if self.variants == 0 and variant != PLAIN and (window.varies or self.keys.image_noise):
+        if self.variants == 0 and variant != PLAIN and self.varies(window):
             assert self.encode is not None, "without variants in the store, somebody must encode"
             with self._one_at_a_time:
                 return self.encode(window, variant)
@@ -192,12 +192,11 @@ def draws_of(source: Source, step: int) -> StepDraws:
     seed = source.keys.seed
     bucket, places = picks(source.schedule, step)
     samples = tuple((source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places)
-    count = range(len(samples))
     captions = tuple(_caption(source, window, step, i) for i, (window, _) in enumerate(samples))
-    t = source.timesteps_of(step).draw(uniforms(seed, step, len(samples), source.stratified))
-    return StepDraws(
-        samples, captions, tuple(draws(seed, "first frame", step, i).random() < source.first_frame for i in count), t
-    )
+    t = source.timesteps_of(step).draw(uniforms(seed, step, len(samples), source.config.timestep_stratified))
+    share = source.config.first_frame_probability or 0.0
+    first_frame = tuple(draws(seed, "first frame", step, i).random() < share for i in range(len(samples)))
+    return StepDraws(samples, captions, first_frame, t)
 
 
 def assemble(
@@ -213,7 +212,7 @@ def assemble(
     """
     x0 = torch.stack([moments.mean for moments in clips])
     given = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    if source.given == "replace" and x0.shape[2] > 1:  # of a still nothing would be left to learn
+    if source.spec.given == "replace" and x0.shape[2] > 1:  # of a still nothing would be left to learn
         given[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
     own = [source.clips[window.clip_id] for window in windows]
     extras = [
@@ -236,7 +235,7 @@ def assemble(
 
 def _condition(source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]) -> Condition:
     """What samples are conditioned on: cached text and their clips' extras; extras alone where text is encoded in step."""
-    if source.text_in_step:
+    if source.config.text_in_step:
         names = extras[0] if extras else ()
         return Condition(torch.empty(len(extras), 0, 0), None, {n: torch.stack([e[n] for e in extras]) for n in names})
     return source.condition([source.text(caption) | more for caption, more in zip(captions, extras, strict=True)])
@@ -310,14 +309,14 @@ def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
 
 def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) -> Batch:
     """Some latent frames are fed as noise and count nothing: whole groups of a token's frames, never the first group."""
-    if source.frame_dropout == 0:
+    share, frames, each = source.config.video_config.frame_dropout_probability, batch.x0.shape[2], source.spec.patch[0]
+    if share == 0:
         return batch
-    frames = batch.x0.shape[2]
-    group = (torch.arange(frames) + -frames % source.patch_frames) // source.patch_frames  # padding stands in front
+    group = (torch.arange(frames) + -frames % each) // each  # padding stands in front
     dropped = torch.zeros_like(batch.given)
     for i in range(len(batch)):
         u = draws(source.keys.seed, "frame dropout", step, first + i).random(frames)  # one for each group is enough
-        dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < source.frame_dropout) & (group > 0)
+        dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < share) & (group > 0)
     dropped &= ~batch.given
     return replace(batch, dropped=dropped, weight=batch.weight * ~dropped)
 
@@ -325,7 +324,7 @@ def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) ->
 def _caption(source: Source, window: Window, step: int, index: int) -> str:
     captions = source.clips[window.clip_id].captions
     random = draws(source.keys.seed, "caption", step, index)
-    if random.random() < source.caption_dropout:
+    if random.random() < source.config.caption_dropout:
         return ""
     return captions[int(random.integers(len(captions)))]
 

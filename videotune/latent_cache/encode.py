@@ -45,57 +45,35 @@ GROUP_BYTES = 96 * 2**20
 """Frames that are decoded in one pass."""
 
 
-Samples = tuple[tuple[Window, int], ...]
-"""(window, variant) pairs."""
-
-
 @dataclass(frozen=True)
-class Todo:
-    """What is not in the cache yet: captions, and samples."""
+class CacheItems:
+    """Captions and samples, (window, variant) pairs: what is read from a cache, or what is not in it yet."""
 
     captions: tuple[str, ...]
-    samples: Samples
+    samples: tuple[tuple[Window, int], ...]
 
     def __bool__(self) -> bool:
         return bool(self.captions or self.samples)
 
 
-@dataclass(frozen=True)
-class FillReport:
-    """How many captions and samples were encoded, in how many seconds, and for how many of these the VAE had no frames."""
-
-    captions: int
-    samples: int
-    seconds: float
-    waited: float
-
-
-def entries_of(
-    keys: CacheKeys, captions: Iterable[str], samples: Iterable[tuple[Window, int]]
-) -> dict[Name, str | tuple[Window, int]]:
-    """The names of all entries that these captions and samples are read from, each with the first that asks for it."""
-    found: dict[Name, str | tuple[Window, int]] = {("text", keys.text(caption)): caption for caption in captions}
-    for pair in samples:
+def entries_of(keys: CacheKeys, items: CacheItems) -> dict[Name, str | tuple[Window, int]]:
+    """The names of all entries that these are read from, each with the first caption or sample that asks for it."""
+    found: dict[Name, str | tuple[Window, int]] = {("text", keys.text(text)): text for text in items.captions}
+    for pair in items.samples:
         found.setdefault(("latents", keys.latents(keys.sample(*pair))), pair)
     return found
 
 
-def missing(
-    store: Store,
-    keys: CacheKeys,
-    captions: Iterable[str],
-    samples: Iterable[tuple[Window, int]],
-    fits: Fits = lambda entry, shape: True,
-) -> Todo:
+def missing(store: Store, keys: CacheKeys, items: CacheItems, fits: Fits = lambda entry, shape: True) -> CacheItems:
     """Which captions and samples have no entry, in order; each entry once, whatever asks for it.
 
     An entry that is not ``fits`` to stand for its window or caption counts as missing; so does one that is damaged, among
     those that stay in memory and are therefore read now.
     """
-    found = entries_of(keys, captions, samples)
+    found = entries_of(keys, items)
     store.examine({name: None if isinstance(one, str) else one[0].shape for name, one in found.items()}, fits)
     lacking = [one for name, one in found.items() if not store.has(*name)]
-    return Todo(
+    return CacheItems(
         tuple(one for one in lacking if isinstance(one, str)),
         tuple(one for one in lacking if not isinstance(one, str)),
     )
@@ -136,27 +114,28 @@ def _is_of_form(whole: tuple[str, tuple[int, ...]], one: tuple[str, tuple[int, .
 def fill(
     family: Family,
     store: Store,
-    todo: Todo,
+    todo: CacheItems,
     media: Mapping[str, MediaInfo],
     seed: int,
     workers: Workers | None,
     progress: Progress,
     helps: bool = False,
-) -> FillReport:
+) -> float:
     """Encode what is missing, with frames decoded ahead by ``workers`` (None: by this process, in turn).
+
+    Returns the seconds for which the VAE waited for frames.
 
     Each entry is on the disk when the next one begins. ``helps``: another process holds the folder's lock for this one.
     Raises VideotuneError that names the clip where one cannot be decoded or encoded, and where another process fills the
     same cache.
     """
-    begun, keys = time.monotonic(), CacheKeys.of(family, seed)
+    keys = CacheKeys.of(family, seed)
     with nullcontext() if helps else store.filling():
-        captions = _fill_captions(family, store, keys, todo.captions, progress)
-        samples, waited = _fill_samples(family, store, keys, todo.samples, media, workers, progress)
-    return FillReport(captions, samples, time.monotonic() - begun, waited)
+        _fill_captions(family, store, keys, todo.captions, progress)
+        return _fill_samples(family, store, keys, todo.samples, media, workers, progress)
 
 
-def dealt(todo: Todo, part: int, of: int) -> Todo:
+def dealt(todo: CacheItems, part: int, of: int) -> CacheItems:
     """What one of several processes encodes of it: every so-manieth caption, and whole clips, nearly as many pixels each.
 
     Samples of one clip stay together, since they are decoded in one pass.
@@ -170,15 +149,15 @@ def dealt(todo: Todo, part: int, of: int) -> Todo:
         loads[least] += _pixels(pairs)
         if least == part:
             own += pairs
-    return Todo(todo.captions[part::of], tuple(own))
+    return CacheItems(todo.captions[part::of], tuple(own))
 
 
 def _pixels(pairs: Sequence[tuple[Window, int]]) -> int:
     return sum(window.shape.frames * window.shape.height * window.shape.width for window, _ in pairs)
 
 
-def _fill_captions(family: Family, store: Store, keys: CacheKeys, captions: Sequence[str], progress: Progress) -> int:
-    """How many were encoded; another process may have made some since ``missing`` looked."""
+def _fill_captions(family: Family, store: Store, keys: CacheKeys, captions: Sequence[str], progress: Progress) -> None:
+    """Encode those that no other process has made since ``missing`` looked."""
     left = [(text, key) for text in captions if not store.has("text", key := keys.text(text))]
     begun = time.monotonic()
     try:
@@ -192,19 +171,18 @@ def _fill_captions(family: Family, store: Store, keys: CacheKeys, captions: Sequ
             progress(_rate("captions", done, begun), done, len(left))
     finally:
         family.free("text_encoder")
-    return len(left)
 
 
 def _fill_samples(
     family: Family,
     store: Store,
     keys: CacheKeys,
-    samples: Samples,
+    samples: Sequence[tuple[Window, int]],
     media: Mapping[str, MediaInfo],
     workers: Workers | None,
     progress: Progress,
-) -> tuple[int, float]:
-    """How many were encoded, and the seconds for which the VAE waited for frames."""
+) -> float:
+    """Encode those that no other process has made; the seconds for which the VAE waited for frames."""
     left = [pair for pair in samples if not store.has("latents", keys.latents(keys.sample(*pair)))]
     begun, waited = time.monotonic(), 0.0
     try:
@@ -218,7 +196,7 @@ def _fill_samples(
             progress(_rate("windows", done, begun), done, len(left))
     finally:
         family.free("vae")
-    return len(left), waited
+    return waited
 
 
 def encode_sample(family: Family, keys: CacheKeys, sample: Take, media: Mapping[str, MediaInfo]) -> Moments:
@@ -324,9 +302,12 @@ def _decoded(
     rest, held = _groups(samples), 0
     ahead: deque[tuple[list[Take], Future[Any]]] = deque()
     following = next(rest, None)
+    most = 4 * workers.count if workers else 1
     try:
         while ahead or following is not None:
-            while following is not None and (not ahead or _room(held, len(ahead), following, workers)):
+            while following is not None and (
+                not ahead or (len(ahead) < most and held + _frame_bytes(following) <= AHEAD_BYTES)
+            ):
                 ahead.append((following, _asked(following, media[following[0].window.clip_id], workers)))
                 held += _frame_bytes(following)
                 following = next(rest, None)
@@ -361,11 +342,6 @@ def _picture(sample: Take) -> tuple[Any, ...]:
     """What the frames of two samples must share to be decoded together."""
     window = sample.window
     return window.clip_id, window.shape.height, window.shape.width, window.resize, sample.place
-
-
-def _room(held: int, waiting: int, following: Sequence[Take], workers: Workers | None) -> bool:
-    """Whether one more group may be decoded ahead."""
-    return workers is not None and held + _frame_bytes(following) <= AHEAD_BYTES and waiting < 4 * workers.count
 
 
 def _asked(group: Sequence[Take], clip: MediaInfo, workers: Workers | None) -> Future[Any]:

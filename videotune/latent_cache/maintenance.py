@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 from videotune.latent_cache.store import UNREADABLE, Entry, Name, Store, file_of, read_entry, read_tensors
 
@@ -31,26 +32,6 @@ class Pruned:
     files: tuple[str, ...]
     file_bytes: int
     kept: int
-
-
-@dataclass(frozen=True)
-class Row:
-    """One entry as a person reads it: ``of`` is the caption or the window, ``made`` when, by the ``versions``."""
-
-    kind: str
-    key: str
-    of: str
-    clip: str | None
-    bytes: int
-    tensors: dict[str, str]
-    encoder: str | None
-    made: str | None
-    versions: dict[str, str]
-    file: str
-
-    def to_json(self) -> dict[str, object]:
-        """The row as JSON."""
-        return asdict(self)
 
 
 def verify(store: Store, progress: Progress) -> list[Damaged]:
@@ -92,23 +73,23 @@ def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
     return Pruned(gone, sum(entry.bytes for entry in gone), files, sum(sizes.values()), kept)
 
 
-def listing(store: Store) -> list[Row]:
-    """Every entry, latents first, by what it was made of."""
+def listing(store: Store) -> list[dict[str, Any]]:
+    """Every entry, latents first, by what it was made of (``of``: the caption or the window), ``made`` when and by what."""
     rows = [
-        Row(
-            kind=entry.kind,
-            key=entry.key,
-            of=entry.of,
-            clip=entry.about.get("clip"),
-            bytes=entry.bytes,
-            tensors={
-                name: f"{kind} {'x'.join(map(str, shape))}".strip() for name, (kind, shape) in entry.tensors.items()
+        {
+            "kind": entry.kind,
+            "key": entry.key,
+            "of": entry.of,
+            "clip": entry.about.get("clip"),
+            "bytes": entry.bytes,
+            "tensors": {
+                name: f"{kind} {'x'.join(map(str, size))}".strip() for name, (kind, size) in entry.tensors.items()
             },
-            encoder=entry.about.get("encoder"),
-            made=entry.made,
-            versions=dict(entry.versions),
-            file=entry.file,
-        )
+            "encoder": entry.about.get("encoder"),
+            "made": entry.made,
+            "versions": dict(entry.versions),
+            "file": entry.file,
+        }
         for entry in store.entries()
     ]
-    return sorted(rows, key=lambda row: (row.kind, row.clip or "", row.of, row.key))
+    return sorted(rows, key=lambda row: (row["kind"], row["clip"] or "", row["of"], row["key"]))

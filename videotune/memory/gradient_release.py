@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 
 @dataclass
@@ -30,11 +29,12 @@ class GradientRelease:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._under_way: deque[Sent] = deque()
-        self._handles: list[RemovableHandle] = []
+        self._watches = False
 
     def watch(self, parameter: nn.Parameter, host: nn.Parameter) -> None:
         """From now on what autograd accumulates for the one is the other's gradient."""
-        self._handles.append(parameter.register_post_accumulate_grad_hook(self._to(host)))
+        parameter.register_post_accumulate_grad_hook(self._to(host))
+        self._watches = True
 
     def _to(self, host: nn.Parameter) -> Callable[[Tensor], None]:
         def release(parameter: Tensor) -> None:
@@ -63,7 +63,7 @@ class GradientRelease:
 
     def next_block(self) -> None:
         """Another block's backward pass begins: those before the last one have had time to arrive."""
-        if self._stream is not None and self._handles:
+        if self._stream is not None and self._watches:
             self._settle(keep=1)
             self._under_way.append(Sent(arrived=torch.cuda.Event()))
 
@@ -79,12 +79,6 @@ class GradientRelease:
                 sent.arrived.synchronize()
             for host, staged in sent.gradients:
                 _add(host, staged.clone())  # pageable: pinned memory is for what is under way
-
-    def close(self) -> None:
-        """Gradients stay where autograd puts them."""
-        self.finish()
-        for handle in self._handles:
-            handle.remove()
 
 
 def _add(host: nn.Parameter, gradient: Tensor) -> None:

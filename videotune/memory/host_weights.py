@@ -77,10 +77,6 @@ class HostWeights:
                 entry.view(self._at(entry.begin // self.piece), entry.begin % self.piece)
             )
 
-    def read(self, entry: HostSlot) -> Tensor:
-        """A copy of a tensor, on the host."""
-        return entry.view(torch.cat(self._parts(entry.begin, entry.begin + entry.size)), 0)
-
     def parts(self, block: int) -> list[Tensor]:
         """The bytes of a block, in order."""
         return self._parts(*self.spans[block])

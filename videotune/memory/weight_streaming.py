@@ -42,7 +42,7 @@ class OffloadSettings:
 
 
 class Streams:
-    """A network of which blocks wait on the host. ``close`` makes it a plain one again.
+    """A network of which blocks wait on the host.
 
     ``streamed``: which blocks, by their number in the order of the paths. ``buffers``: their way to the device (None: no
     block is streamed). ``host_weights``: their weights. ``activation_offload``: where inputs wait (None: they do not).
@@ -53,36 +53,11 @@ class Streams:
         self.buffers: DeviceBuffers | None = None
         self.host_weights: HostWeights | None = None
         self.activation_offload: ActivationOffload | None = None
-        self._wrapped: list[nn.Module] = []
-        self._handle: Any = None
 
     def parameters(self, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """The network's parameters by name, streamed ones as they are on the host: what an optimizer can update."""
         on_host = self.host_weights.parameters if self.host_weights is not None else {}
         return {name: on_host.get(name, parameter) for name, parameter in named.items()}
-
-    @property
-    def resident_bytes(self) -> int:
-        """What the network's own weights and the buffers take on the device."""
-        streamed = {id(tensor) for tensors in self.buffers.tensors for tensor in tensors} if self.buffers else set()
-        own = [t for t in (*self.net.parameters(), *self.net.buffers()) if id(t) not in streamed]
-        slots = sum(slot.flat.numel() for slot in self.buffers.slots) if self.buffers else 0
-        return sum(t.numel() * t.element_size() for t in own) + slots
-
-    def close(self) -> None:
-        """Put the weights back on the device and the blocks' own forward passes in place; what is on the host is left."""
-        for module in self._wrapped:
-            del module.forward
-        self._wrapped = []
-        if self._handle is not None:
-            self._handle.remove()
-        if self.buffers is not None and self.host_weights is not None:
-            self.buffers.gradient_release.close()
-            self.buffers.rest()
-            for block in range(len(self.buffers.tensors)):
-                for tensor, entry in self.buffers.pairs(block):
-                    tensor.data = self.host_weights.read(entry).to(self.device)
-        self.buffers = self.host_weights = self.activation_offload = None
 
     def _begin(self, *_: Any) -> None:
         """Before each forward pass of the network."""
@@ -116,7 +91,6 @@ class Streams:
             return out
 
         block.forward = forward
-        self._wrapped.append(block)
 
     def _window(self, place: int | None, turns: bool = False, again: bool = False) -> AbstractContextManager[None]:
         if place is None or self.buffers is None:
@@ -164,7 +138,7 @@ def stream_blocks(
     for number, (_, block) in enumerate(blocks):
         if number in places or settings.checkpointing != OFF:
             streams._wrap(block, places.get(number))
-    streams._handle = net.register_forward_pre_hook(streams._begin)
+    net.register_forward_pre_hook(streams._begin)
     return streams
 
 

@@ -37,7 +37,7 @@ from videotune.planner.memory import (
     smallest,
 )
 from videotune.planner.memory_plan import known_step_spec, step_spec, with_tiles
-from videotune.trainer.components import dtype_name, dtype_of, weights_of
+from videotune.trainer.components import DTYPES, dtype_name, weights_of
 from videotune.trainer.run_spec import Job
 from videotune.validation.overhead import overhead, planned, share_of_all
 
@@ -177,7 +177,7 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
     if "encoding text" in short:
         lines.append("the text encoder: fill the cache on a larger card first (videotune cache)")
     if kept.transformer is None and not full and short & {"training", "preview"}:
-        numbers, width = linear_sizes(job).block_weights, dtype_of(dtype).itemsize
+        numbers, width = linear_sizes(job).block_weights, DTYPES[dtype].itemsize
         less = [f"{size(round(numbers * (width - bytes_a_number(kind))))}" for kind in ("FLOAT_8", "NFLOAT_4")]
         lines.append(
             "weight_dtype=FLOAT_8 rounds frozen weights, which is another base (docs/memory.md): the denoiser's take "

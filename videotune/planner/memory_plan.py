@@ -16,7 +16,7 @@ from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.measure import FEW, MORE, Parts, Reading, plus
 from videotune.planner.memory import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepSpec
-from videotune.trainer.components import dtype_of, weights_of
+from videotune.trainer.components import DTYPES, weights_of
 from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec
 from videotune.validation.previews import sample_settings, usual_shape
@@ -47,7 +47,7 @@ class PlanInputs:
 
     def fake_run(self) -> FakeRun:
         """The run on fake tensors."""
-        dtype, weights = dtype_of(self.dtype), weights_of(self.config, self.dtype)
+        dtype, weights = DTYPES[self.dtype], weights_of(self.config, self.dtype)
         return FakeRun(find(self.spec.name)(self.folder, torch.device("cpu"), dtype, weights), self.config)
 
     @property

@@ -6,106 +6,84 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from videotune.console import bar, clock, echo
 from videotune.data.workers import Workers
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.latent_cache.encode import FillReport, Todo, cut_captions, dealt, fill, fits_of, missing
+from videotune.latent_cache.encode import CacheItems, cut_captions, dealt, fill, fits_of, missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.run_spec import Job
 from videotune.trainer.step import of_memory
-from videotune.trainer.text_encoders import cut_prompts, live_text
+from videotune.trainer.text_encoders import live_text
 from videotune.types import PLAIN, Family, Window
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is encoded, how many are done, and how many there are."""
 
 
-@dataclass(frozen=True)
-class Reads:
-    """What a run reads from the cache: texts, and (window, variant) pairs.
-
-    ``texts``: every text that the run feeds; where text is encoded in the step none of them is cached.
-    """
-
-    texts: tuple[str, ...]
-    samples: tuple[tuple[Window, int], ...]
-    text_is_cached: bool
-
-    @property
-    def captions(self) -> tuple[str, ...]:
-        """The texts that are cached."""
-        return self.texts if self.text_is_cached else ()
-
-
-def reads_of(job: Job, prompts: Sequence[str] = (), windows: Sequence[Window] = ()) -> Reads:
-    """What a run reads: its training windows and captions, and what its callbacks ask for beside them.
+def reads_of(job: Job, prompts: Sequence[str] = (), windows: Sequence[Window] = ()) -> CacheItems:
+    """What a run reads from the cache: its training windows and captions, and what its callbacks ask for beside them.
 
     A training window that varies has as many variants as ``variants`` says (none for 0: then each sample is encoded anew);
-    ``windows`` are read with nothing drawn.
+    ``windows`` are read with nothing drawn. Where text is encoded in the step no caption is read.
     """
     variants, samples = job.config.video_config.variants, []
     for window in job.library.windows:
         varies = window.varies or job.spec.image_noise
         samples += [(window, variant) for variant in (range(variants) if varies else (0,))]
     samples += [(window, PLAIN) for window in windows]
-    captions = [caption for clip in job.library.clips for caption in clip.captions]
-    return Reads(tuple(dict.fromkeys([*captions, "", *prompts])), tuple(samples), not job.config.text_in_step)
+    return CacheItems(() if job.config.text_in_step else texts_of(job, prompts), tuple(samples))
+
+
+def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
+    """Every text that the text encoder reads in a run."""
+    return tuple(dict.fromkeys([*(caption for clip in job.library.clips for caption in clip.captions), "", *prompts]))
 
 
 def fill_distributed(
     job: Job,
     family: Family,
-    reads: Reads,
+    reads: CacheItems,
     dist: DistributedContext,
     keep_bytes: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Store:
     """The cache, with all that the run reads from it; processes that see the same folder share out what it lacks.
 
-    One of them holds the folder's lock, so that no other run writes there. Machines
-    with caches of their own each fill theirs.
+    One of them holds the folder's lock, so that no other run writes there. Machines with caches of their own each fill
+    theirs.
     """
     store, work = Store(job.cache, keep_bytes), partial(fill_cache, job, family, reads=reads, on_progress=on_progress)
-    if dist.size == 1:
-        work(store)
-        return store
-    todo = lacks(job, family, store, reads)
-    if not dist.all_agree(bool(todo))[0]:
+    todo = lacks(job, family, store, reads) if dist.size > 1 else None
+    if todo is None or not dist.all_agree(bool(todo))[0]:
         if dist.is_main:
             work(store)  # it prints what there is to say
         return store
     begun, members = time.monotonic(), neighbours(job.cache, dist)
-    own = dealt(todo, members.index(dist.rank), len(members))
-    if dist.rank == members[0]:
-        with store.filling():
-            dist.barrier()
-            work(store, own=own)
-            dist.barrier()
+    own, leads = dealt(todo, members.index(dist.rank), len(members)), dist.rank == members[0]
+    with store.filling() if leads else nullcontext():
+        dist.barrier()
+        work(store, own=own)
+        dist.barrier()
+    if leads:
         store = Store(job.cache, keep_bytes)
         what = f"{len(todo.captions)} captions and {len(todo.samples)} windows into {job.cache}"
         echo(f"encoded {what} by {len(members)} processes in {clock(time.monotonic() - begun)}")
         work(store)
-        dist.barrier()
-        return store
     dist.barrier()
-    work(store, own=own)
-    dist.barrier()
-    dist.barrier()
-    return Store(job.cache, keep_bytes)
+    return store if leads else Store(job.cache, keep_bytes)
 
 
 def fill_cache(
     job: Job,
     family: Family,
     store: Store,
-    reads: Reads,
-    own: Todo | None = None,
+    reads: CacheItems,
+    own: CacheItems | None = None,
     on_progress: OnProgress | None = None,
 ) -> None:
     """``fill_once``; where the device has no room for the text encoder, once more with its blocks streamed from the host.
@@ -134,19 +112,23 @@ def fill_cache(
             family.stream_text = None
 
 
-def lacks(job: Job, family: Family, store: Store, reads: Reads) -> Todo:
+def lacks(job: Job, family: Family, store: Store, reads: CacheItems) -> CacheItems:
     """What the cache does not have of what a run reads."""
-    keys = CacheKeys.of(family, job.config.seed)
-    return missing(store, keys, reads.captions, reads.samples, fits_of(family, job.shapes[0]))
+    return missing(store, CacheKeys.of(family, job.config.seed), reads, fits_of(family, job.shapes[0]))
 
 
 def fill_once(
-    job: Job, family: Family, store: Store, reads: Reads, own: Todo | None, on_progress: OnProgress | None
+    job: Job,
+    family: Family,
+    store: Store,
+    reads: CacheItems,
+    own: CacheItems | None,
+    on_progress: OnProgress | None,
 ) -> None:
     """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds."""
+    seed, threads, begun = job.config.seed, job.config.dataloader_threads, time.monotonic()
     todo = lacks(job, family, store, reads) if own is None else own
     if todo:
-        threads = job.config.dataloader_threads
 
         def report_progress(what: str, done: int, total: int) -> None:
             progress.update(done, total, what)
@@ -154,25 +136,16 @@ def fill_once(
                 on_progress(what, done, total)
 
         with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
-            report = fill(
-                family, store, todo, job.library.media, job.config.seed, workers, report_progress, own is not None
-            )
+            waited = fill(family, store, todo, job.library.media, seed, workers, report_progress, own is not None)
         if own is None:
-            echo(
-                f"encoded {report.captions} captions and {report.samples} windows into {store.folder} {waiting(report)}"
-            )
-    if own is not None:
-        return
-    for note in store.notes:
-        echo(f"note: {note}")
-    echo_truncated(job, cut_captions(store, CacheKeys.of(family, job.config.seed), [t for t in reads.captions if t]))
-
-
-def echo_truncated_live(job: Job, family: Family, reads: Reads) -> None:
-    """The same where text is encoded in the step and none is in the cache."""
-    live = live_text(job.config)
-    if live is not None:
-        echo_truncated(job, cut_prompts(family, live, reads.texts))
+            what, took = f"{len(todo.captions)} captions and {len(todo.samples)} windows", time.monotonic() - begun
+            wait = f"; {waited / took:.0%} of it waiting for frames: more dataloader_threads would help"
+            slow = took > 5 and waited > 0.2 * took
+            echo(f"encoded {what} into {store.folder} in {clock(took)}{wait if slow else ''}")
+    if own is None:
+        for note in store.notes:
+            echo(f"note: {note}")
+        echo_truncated(job, cut_captions(store, CacheKeys.of(family, seed), [text for text in reads.captions if text]))
 
 
 def echo_truncated(job: Job, cut: Sequence[str]) -> None:
@@ -185,14 +158,11 @@ def echo_truncated(job: Job, cut: Sequence[str]) -> None:
         echo(f"  the first begins {cut[0][:60]!r}")
 
 
-def waiting(report: FillReport) -> str:
-    """How long it took, and whether it waited for frames; dataloader_threads is the remedy."""
-    text = f"in {clock(report.seconds)}"
-    if report.seconds > 5 and report.waited > 0.2 * report.seconds:
-        return (
-            f"{text}; {report.waited / report.seconds:.0%} of it waiting for frames: more dataloader_threads would help"
-        )
-    return text
+def echo_truncated_live(job: Job, family: Family, prompts: Sequence[str]) -> None:
+    """The same where text is encoded in the step and none is in the cache."""
+    if live := live_text(job.config):
+        lengths = {text: family.text_length(live.spell(text)) for text in texts_of(job, prompts)}
+        echo_truncated(job, [text for text, length in lengths.items() if length > job.spec.text_tokens])
 
 
 def neighbours(folder: Path, dist: DistributedContext) -> list[int]:

@@ -1,23 +1,28 @@
-"""Checkpoints: complete or absent. Written aside, synced, renamed, and the marker, which lists the files, last."""
+"""Checkpoints as they lie on the disk: complete, or absent. ``checkpoint_writer`` writes them.
+
+One process has written ``{part}.safetensors``, several each their rows of it, a file each, with ``{part}.index.json``:
+``files``, and ``tensors``, each with its shape and, in the order of its rows, the files that hold some and the row with
+which each begins. What is not cut stands in one file alone.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from videotune.errors import VideotuneError
-from videotune.files import hash_file, is_left_behind, sync_file, sync_folder, system_errors, write_json
+from videotune.files import hash_file, is_left_behind, read_json, sync_folder
 from videotune.memory.sharding import Shard
 from videotune.records import FileEntry, read_record
-from videotune.trainer.shard_files import cut, merge_shards
 
 MARKER = "COMPLETE"
 
@@ -101,110 +106,59 @@ class Checkpoint:
         return any(name in self.files for name in ("ema.safetensors", "ema.index.json"))
 
 
-def save_checkpoint(
-    run: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], kind: str = "save"
-) -> Checkpoint:
-    """Write ``checkpoints/step-N`` so that at every moment it is either complete or not there.
-
-    ``parts`` name what PARTS lists. A complete one of this step is this state already, and only becomes a save where it was
-    a backup. Raises VideotuneError where a number is NaN or infinite: such a checkpoint helps nobody; OSError where the disk
-    is full or broken.
-    """
-    assert set(parts) <= set(PARTS), sorted(parts)
-    refuse_broken(step, parts)
-    there = known(run, step, kind)
-    if there is not None:
-        return there
-    aside = clear_aside(run, step)
-    for name, tensors in parts.items():
-        write_tensors(aside / f"{name}.safetensors", tensors)
-    return complete(aside, step, state, kind)
-
-
 def folder_of(run: Path, step: int) -> Path:
     """Where the checkpoint of a step lies."""
     return run / "checkpoints" / f"step-{step}"
 
 
-def aside_of(run: Path, step: int) -> Path:
-    """Where it is written before it is complete."""
-    return folder_of(run, step).with_name(f".step-{step}.part")
+def shards_of(name: str, shape: tuple[int, ...], rows: Mapping[str, Shard]) -> Shard | None:
+    """A process's rows of a parameter, or of what an optimizer keeps of it (``{parameter}.{key}``); None: it is not cut.
 
-
-def known(run: Path, step: int, kind: str) -> Checkpoint | None:
-    """The complete checkpoint of a step, a save from now on where one is wished; None where there is none."""
-    folder = folder_of(run, step)
-    there = read_checkpoint(folder)
-    if isinstance(there, str):
-        return None
-    if kind == "save" and there.kind != "save":
-        write_json(folder / MARKER, {"step": step, "kind": kind, "files": there.files})
-        return replace(there, kind=kind)
-    return there
-
-
-def clear_aside(run: Path, step: int) -> Path:
-    """An empty folder in which a checkpoint can be written; what a kill has left of the step is taken away."""
-    folder, aside = folder_of(run, step), aside_of(run, step)
-    if folder.exists():  # left by a kill before the marker; it goes first, since both may not have room
-        remove(folder)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    return aside
-
-
-def entry_of(path: Path) -> FileEntry:
-    """What COMPLETE lists of a file."""
-    return {"bytes": path.stat().st_size, "hash": hash_file(path)}
-
-
-def complete(
-    aside: Path, step: int, state: Mapping[str, Any], kind: str, written: Mapping[str, FileEntry] | None = None
-) -> Checkpoint:
-    """Put a checkpoint whose tensors are written into its place; its marker comes last.
-
-    ``written``: what other processes have listed of their files; of all others the hash is computed here.
+    A number that is kept of a whole parameter is not cut, but only they have it who have a row.
     """
-    folder, known_files = aside.with_name(f"step-{step}"), written or {}
-    write_json(aside / "state.json", {"step": step, **state})
-    files = {path.name: known_files.get(path.name) or entry_of(path) for path in sorted(aside.iterdir())}
-    sync_folder(aside)
-    aside.rename(folder)
-    sync_folder(folder.parent)
-    write_json(folder / MARKER, {"step": step, "kind": kind, "files": files})
-    return Checkpoint(step, folder, kind, files)
+    own = rows.get(name) or rows.get(name.rpartition(".")[0])
+    return own if own is not None and (shape == own.whole or not own.count) else None
 
 
-def refuse_broken(step: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Raise VideotuneError that names the first tensor with a NaN or an infinity in it."""
-    broken = [
-        f"{part} of {name}"
-        for part, tensors in parts.items()
-        for name, value in tensors.items()
-        if value.is_floating_point() and not bool(value.isfinite().all())
-    ]
-    if broken:
-        raise VideotuneError(f"step {step}: {len(broken)} tensors are not finite, the first: {broken[0]}: not saved")
+def cut(state: Mapping[str, Tensor], rows: Mapping[str, Shard]) -> dict[str, Tensor]:
+    """Of whole tensors what a process has: its rows of those that are cut, all of the others."""
+    out = {}
+    for name, value in state.items():
+        own = shards_of(name, tuple(value.shape), rows)
+        if own is None:
+            out[name] = value
+        elif own.count:
+            out[name] = own.of(value)
+    return out
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file of tensors, on the disk when this returns.
+def merge_shards(folder: Path, part: str, rows: Mapping[str, Shard]) -> dict[str, Tensor]:
+    """The tensors of a part from the files of all processes, whole, or of each what ``rows`` says.
 
-    Raises OSError, with the system's number, where it cannot be written.
+    Raises OSError, SafetensorError, KeyError or ValueError where a file or the index is missing or damaged.
     """
-    with system_errors(path):
-        save_file(_apart(tensors), path)
-    sync_file(path)
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in memory of its own on the host, as the file format wants; optimizers share small tables."""
-    out: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, value in tensors.items():
-        whole = value.detach().cpu().contiguous()
-        out[name] = whole.clone() if whole.untyped_storage().data_ptr() in seen else whole
-        seen.add(whole.untyped_storage().data_ptr())
+    index = read_json(folder / f"{part}.index.json")
+    files = {file: load_file(folder / file) for file in index["files"]}  # mapped: what is not asked for is not read
+    out = {}
+    for name, told in index["tensors"].items():
+        shape = tuple(told["shape"])
+        own = shards_of(name, shape, rows)
+        if own is not None and not own.count:
+            continue
+        lo, hi = (own.first, own.first + own.count) if own is not None else (0, shape[0] if shape else 1)
+        found = []
+        for file, first in told["rows"]:
+            value = files[file][name]
+            if not shape:
+                found.append(value)
+                continue
+            a, b = max(lo, first), min(hi, first + len(value))
+            if a < b:
+                found.append(value[a - first : b - first])
+        whole = found[0] if len(found) == 1 else torch.cat(found)
+        if tuple(whole.shape[1:]) != shape[1:] or (shape and len(whole) != hi - lo):
+            raise ValueError(f"rows of {name} are missing")
+        out[name] = whole
     return out
 
 

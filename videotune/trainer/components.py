@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from videotune.adapters.layers import add_full
 from videotune.adapters.lora import inject
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective, objective
-from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
+from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import Source, assemble
 from videotune.latent_cache.encode import encode_sample
@@ -24,7 +24,7 @@ from videotune.latent_cache.store import Store
 from videotune.models.base_model import part_files, place
 from videotune.models.registry import find
 from videotune.trainer.run_spec import Job
-from videotune.types import BasePlace, Batch, ClipShape, Family, ModelSpec, WeightDtypes, Window
+from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
@@ -34,12 +34,7 @@ def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
     device = (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
     )
-    return device, dtype_of(dtype_name(config))
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """torch's name of a config's dtype."""
-    return DTYPES[name]
+    return device, DTYPES[dtype_name(config)]
 
 
 def dtype_name(config: Config) -> str:
@@ -84,7 +79,7 @@ def make_objective(spec: ModelSpec, config: Config) -> Objective:
 def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
     """The noise levels that the config and the family name.
 
-    Of a shift by resolution it is the family's fixed one, which the ruler keeps to; each bucket's own is ``shift_of``'s.
+    Of a shift by resolution it is the family's fixed one, which validation keeps to: see ``Source.timesteps_of``.
     """
     asked = config.timestep_shift
     fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
@@ -100,41 +95,24 @@ def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
     return replace(levels, **numbers)
 
 
-def shift_of(spec: ModelSpec, config: Config) -> Callable[[ClipShape], float] | None:
-    """The shift of each bucket by its tokens, where the config asks for one; None: all have the same."""
-    rule = spec.shift_by_tokens
-    if config.timestep_shift != "resolution" or rule is None:
-        return None
-    return lambda shape: shift_of_tokens(spec.tokens(shape), rule)
-
-
 def make_source(
     job: Job, family: Family, store: Store, loss: Objective, expert_schedule: ExpertSchedule | None = None
 ) -> Source:
     """Where the run's batches come from."""
-    config, spec, library = job.config, job.spec, job.library
-    keys = CacheKeys.of(family, config.seed)
+    library, keys = job.library, CacheKeys.of(family, job.config.seed)
     source = Source(
+        config=job.config,
+        spec=job.spec,
         store=store,
         keys=keys,
         condition=family.condition,
         clips={clip.id: clip for clip in library.clips},
+        sizes={name: (media.width, media.height) for name, media in library.media.items()},
         buckets=job.buckets,
         schedule=job.schedule,
         objective=loss,
-        caption_dropout=config.caption_dropout,
-        variants=config.video_config.variants,
-        sizes={name: (media.width, media.height) for name, media in library.media.items()},
-        frame_dropout=config.video_config.frame_dropout_probability,
-        patch_frames=spec.patch[0],
         encode=lambda window, variant: encode_sample(family, keys, keys.sample(window, variant), library.media),
         expert_schedule=expert_schedule,
-        ranges={one.name: (one.t_lo, one.t_hi) for one in spec.experts} if len(spec.experts) > 1 else {},
-        given=spec.given,
-        first_frame=config.first_frame_probability or 0.0,
-        text_in_step=config.text_in_step,
-        stratified=config.timestep_stratified,
-        shift_of=shift_of(spec, config),
     )
     _ = source.names  # made now, not in the first step
     return source

@@ -10,7 +10,7 @@ from fractions import Fraction
 import torch
 from torch import nn
 
-from videotune.adapters.layers import add_full, load_weights
+from videotune.adapters.layers import add_full
 from videotune.adapters.lora import add_lora, share
 from videotune.config.schema import Config
 from videotune.console import echo, size
@@ -26,11 +26,10 @@ from videotune.trainer.components import device_and_dtype, dtype_name
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.ema import Ema
 from videotune.trainer.experts import TEXT, trained
-from videotune.trainer.master_weights import MasterWeights
 from videotune.trainer.optimizers import RateSettings, default_warmup, make_optimizer
 from videotune.trainer.step import Trainable
-from videotune.trainer.text_encoders import attach_text, live_text, peak_rates
-from videotune.trainer.updates import InBackward
+from videotune.trainer.text_encoders import attach_text, live_text
+from videotune.trainer.updates import InBackward, MasterWeights
 from videotune.types import Family, ModelSpec
 
 
@@ -263,7 +262,12 @@ def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str
     warmup = default_warmup(steps) if config.warmup_steps is None else config.warmup_steps
     low = name == spec.experts[-1].name and len(spec.experts) > 1 and config.learning_rate_low is not None
     peak = float(config.learning_rate_low or 0) if low else config.learning_rate
-    peaks = {name if len(spec.experts) > 1 else "transformer": peak} | peak_rates(config)
+    rows, text = config.embedding_learning_rate, config.text_encoder.learning_rate
+    peaks = {
+        name if len(spec.experts) > 1 else "transformer": peak,
+        "embedding": config.learning_rate if rows is None else rows,
+        "text_encoder": config.learning_rate if text is None else text,
+    }
     scheduler, cycles, power = config.learning_rate_scheduler, config.learning_rate_cycles, config.learning_rate_power
     return {group: RateSettings(peak, scheduler, warmup, steps, cycles, power) for group, peak in peaks.items()}
 
@@ -275,10 +279,3 @@ def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Para
     if config.training_method == "FINE_TUNE":
         return add_full(net, config.transformer.layers)
     return add_lora(net, spec, config.lora, config.seed)
-
-
-def put_weights(
-    parameters: Mapping[str, nn.Parameter], state: Mapping[str, torch.Tensor], config: Config, where: str
-) -> None:
-    """Copy a checkpoint's weights into what trains; VideotuneError where they do not fit."""
-    load_weights(parameters, state, where)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of
+from videotune.adapters.layers import load_weights
 from videotune.config.schema import Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.embedding import read_embedding
 from videotune.exporter.lora import read_parts
-from videotune.trainer.checkpoint import Checkpoint, read_checkpoint
-from videotune.trainer.denoisers import DenoiserPool, put_weights
+from videotune.trainer.checkpoint import Checkpoint, cut, read_checkpoint
+from videotune.trainer.denoisers import DenoiserPool
 from videotune.trainer.experts import of_expert, prefix
-from videotune.trainer.shard_files import cut
 from videotune.trainer.text_encoders import ROWS
 from videotune.types import Family
 
@@ -52,7 +51,7 @@ def _begin_one(source: Path, family: Family, name: str, trainable: Trainable, co
     elif source.is_dir():
         rows = trainable.shards.rows if trainable.shards is not None else {}
         found_all = cut(of_expert(checkpoint_in(source).load("weights"), begin), rows)
-        put_weights(trainable.parameters, found_all, config, f"init_from: {source}")
+        load_weights(trainable.parameters, found_all, f"init_from: {source}")
         told = f"all {len({*trainable.parameters, *rows})} tensors"
     else:
         what = "is a file" if source.exists() else "is not there"
@@ -88,13 +87,8 @@ def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter
     return f"{sum(len(rows) for rows in found.values())} rows"
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """An adapter to begin with: its kind, the tensors of each module by PEFT's names, and what its update is scaled by."""
-
-    kind: str
-    parts: Mapping[str, Mapping[str, Tensor]]
-    scales: Mapping[str, float]
+Adapter = tuple[Mapping[str, Mapping[str, "Tensor"]], Mapping[str, float]]
+"""An adapter to begin with: the tensors of each module by PEFT's names, and what its update is scaled by."""
 
 
 def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parameter], settings: Lora) -> str:
@@ -103,21 +97,22 @@ def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parame
     Factors A and B of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
     VideotuneError where they are of another kind, have a higher rank, another size, or are of modules that do not train.
     """
-    if found.kind != settings.variant:
-        raise VideotuneError(f"init_from: {source} is {found.kind}, and lora.variant is {settings.variant}")
-    ours = by_module(parameters)
-    odd = sorted(set(found.parts) - set(ours))
+    theirs, scales = found
+    kind, ours = kind_of([f"{path}.{part}" for path, own in theirs.items() for part in own]), by_module(parameters)
+    if kind != settings.variant:
+        raise VideotuneError(f"init_from: {source} is {kind}, and lora.variant is {settings.variant}")
+    odd = sorted(set(theirs) - set(ours))
     if odd:
         raise VideotuneError(
             f"init_from: {source} changes {len(odd)} modules that do not train here, such as {odd[0]}: set lora.targets so "
             "that they do"
         )
-    for path, parts in found.parts.items():
+    for path, parts in theirs.items():
         refuse_shapes(source, path, parts, ours[path], settings.rank)
         for part, value in parts.items():
             target = ours[path][part].data
             if part in ZERO and part != "oft_R":
-                value = value * (found.scales[path] / settings.scale)
+                value = value * (scales[path] / settings.scale)
             if part == "lora_A":
                 target[: len(value)].copy_(value)
             elif part == "lora_B":
@@ -125,8 +120,8 @@ def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parame
                 target[:, : value.shape[1]].copy_(value)
             else:
                 target.copy_(value)
-    rest = len(ours) - len(found.parts)
-    return f"{len(found.parts)} modules" + (f"; {rest} others begin at zero" if rest else "")
+    rest = len(ours) - len(theirs)
+    return f"{len(theirs)} modules" + (f"; {rest} others begin at zero" if rest else "")
 
 
 def refuse_shapes(source: Path, path: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], rank: int) -> None:
@@ -164,11 +159,10 @@ def adapter_of_checkpoint(source: Path, begin: str = "") -> Adapter:
     """
     checkpoint = checkpoint_in(source)
     scale, weights = checkpoint.state().get("lora_scale"), of_expert(checkpoint.load("weights"), begin)
-    kind = kind_of(weights)
-    if scale is None or kind is None:
+    if scale is None or kind_of(weights) is None:
         raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
     parts = by_module(weights)
-    return Adapter(kind, parts, dict.fromkeys(parts, float(scale)))
+    return parts, dict.fromkeys(parts, float(scale))
 
 
 def adapter_of_file(source: Path, family: Family) -> Adapter:
@@ -179,9 +173,6 @@ def adapter_of_file(source: Path, family: Family) -> Adapter:
     if not source.is_file():
         raise VideotuneError(f"init_from: no such file or folder: {source}")
     try:
-        parts, scales = read_parts(family, source)
+        return read_parts(family, source)
     except VideotuneError as error:
         raise VideotuneError(f"init_from: {error}") from error
-    kind = kind_of([f"{path}.{part}" for path, own in parts.items() for part in own])
-    assert kind is not None, "a file that changes nothing is refused"
-    return Adapter(kind, parts, scales)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from time import perf_counter
 
-import torch
-from torch import nn
-
 from videotune.console import bar
-from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, stream
-from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.progress import status_of, write_step
 from videotune.trainer.run_dir import poll_control
-from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, Trainable, train_step
+from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
 from videotune.trainer.trainer import Trainer
-from videotune.types import Family
 
 MOST_SKIPPED = 5
 """So many non-finite steps in a row end the run."""
@@ -98,7 +92,10 @@ def run_callbacks(trainer: Trainer, step: int, wanted: list[bool], stop: bool, e
 
 
 def step_records(trainer: Trainer) -> Iterator[StepRecord]:
-    """The steps of a trainer from its first one on."""
+    """The steps of a trainer from its first one on, one update for each batch.
+
+    A step's record comes when its weights are in place. Raises OutOfMemory, NoBatch.
+    """
     job, config, pool = trainer.job, trainer.job.config, trainer.pool
     settings = StepSettings(
         config.gradient_accumulation_steps * job.processes,
@@ -107,52 +104,31 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
         config.micro_batch_size,
     )
     device, objective = next(trainer.net.parameters()).device, trainer.source.objective
-    only = pool.trainable if len(pool) == 1 else None
-
-    def trainable_of(step: int) -> tuple[nn.Module, Trainable, int]:
-        if only is not None and pool.loaded is not None:
-            return pool.loaded[1], only, step
-        return pool.switch(step)
-
-    return run_steps(trainer.family, trainable_of, objective, batches(trainer), settings, device, trainer.dist)
-
-
-def run_steps(
-    family: Family,
-    trainable_of: Callable[[int], tuple[nn.Module, Trainable, int]],
-    objective: Objective,
-    stream: Iterable[StepBatch],
-    settings: StepSettings,
-    device: torch.device,
-    dist: DistributedContext,
-) -> Iterator[StepRecord]:
-    """One update for each batch; a step's record comes when its weights are in place.
-
-    ``trainable_of``: step -> (its network, what of it trains, how many steps that has had with this one).
-    """
-    batches, before = iter(stream), None
+    only, before = pool.trainable if len(pool) == 1 else None, None
+    ahead = batches(trainer)
     while True:
         clock = Clock(device)
-        batch = next(batches, None)
+        batch = next(ahead, None)
         if batch is None:
             return
         clock.mark("data")
-        net, trainable, own_step = trainable_of(batch.step)
+        if only is None or pool.loaded is None:
+            net, trainable, own_step = pool.switch(batch.step)
+        else:
+            net, trainable, own_step = pool.loaded[1], only, batch.step
         if trainable.expert and trainable.expert != before:
             clock.mark("experts")  # the other one had to be loaded
             before = trainable.expert
         if not net.training:  # a callback was here; setting it walks every module
             net.train()
-        yield train_step(family, net, trainable, objective, batch, settings, clock, dist, own_step)
+        yield train_step(trainer.family, net, trainable, objective, batch, settings, clock, trainer.dist, own_step)
 
 
 def batches(trainer: Trainer) -> Iterator[StepBatch]:
     """The batches of the steps that are not done. Raises NoBatch."""
-    config, dist = trainer.job.config, trainer.dist
-    share = (dist.rank, dist.size)
+    job, dist = trainer.job, trainer.dist
+    threads, share = job.config.dataloader_threads, (dist.rank, dist.size)
     try:
-        yield from stream(
-            trainer.source, trainer.first, trainer.job.steps, config.dataloader_threads, share, trainer.together
-        )
+        yield from stream(trainer.source, trainer.first, job.steps, threads, share, trainer.together)
     except (VideotuneError, OSError) as error:
         raise NoBatch(str(error)) from error

@@ -108,7 +108,12 @@ def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
     for the answer, once a step.
     """
     parts = parts_of(optimizer)
-    on_device = [part for part in parts if part.defaults.get("fused") and not _waits(part, good)]
+    hosts = [
+        part
+        for part in parts
+        if good.is_cuda and any(not p.is_cuda for group in part.param_groups for p in group["params"])
+    ]
+    on_device = [part for part in parts if part.defaults.get("fused") and part not in hosts]
     waiting = [part for part in parts if part not in on_device]
     for part in on_device:
         part.found_inf = (~good).float()  # type: ignore[attr-defined]
@@ -140,11 +145,6 @@ def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm()
 
 
-def _waits(part: torch.optim.Optimizer, good: Tensor) -> bool:
-    """Whether some of its parameters are on the host, and the answer is on a device."""
-    return good.is_cuda and any(not p.is_cuda for group in part.param_groups for p in group["params"])
-
-
 GROUP = "@"
 """How the last part of a saved name begins where the value belongs to a parameter group, by its first parameter."""
 
@@ -161,9 +161,9 @@ def optimizer_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) 
     for name, parameter in names.items():
         for key, value in states.get(id(parameter), {}).items():
             out |= _flat(f"{name}.{key}", value)
-    for group in _counting(optimizer):
+    for group in optimizer.param_groups:
         first = known.get(id(group["params"][0]))
-        if first is not None:
+        if first is not None and group.get("k"):  # an update has changed its own numbers
             for key in sorted(COUNTED & set(group)):
                 out |= _flat(f"{first}.{GROUP}{key}", group[key])
     return out
@@ -171,11 +171,6 @@ def optimizer_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) 
 
 COUNTED = frozenset(("d", "d_max", "d_numerator", "d_denom", "d_hat", "k"))
 """What Prodigy keeps in its groups: its estimate of the distance, and how it came to it."""
-
-
-def _counting(optimizer: AnyOptimizer) -> list[dict[str, Any]]:
-    """The groups whose own numbers an update has changed."""
-    return [group for group in optimizer.param_groups if group.get("k")]
 
 
 def _flat(name: str, value: Any) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from videotune.adapters.layers import load_weights
 from videotune.config.drift import Change, drift, of_class
 from videotune.config.load import merge
 from videotune.config.resolve import Resolved, parse, resolve
@@ -28,7 +29,6 @@ from videotune.trainer.checkpoint import (
     sweep,
     why_not,
 )
-from videotune.trainer.denoisers import put_weights
 from videotune.trainer.experts import of_expert
 from videotune.trainer.logging.journal import History
 from videotune.trainer.logging.step_sums import regularization
@@ -325,7 +325,7 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
     Raises VideotuneError where a part is missing, damaged or does not fit.
     """
-    config, where = trainer.job.config, str(checkpoint.folder)
+    where = str(checkpoint.folder)
     rows, dist = trainer.rows, trainer.dist
     share = (dist.rank, dist.size)
     weights, moments = checkpoint.load("weights", rows, share), checkpoint.load("optimizer", rows, share)
@@ -334,7 +334,7 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
     try:
         for name, trainable in trainer.pool.trainables.items():
             begin = trainer.prefix(name)
-            put_weights(trainable.parameters, of_expert(weights, begin), config, where)
+            load_weights(trainable.parameters, of_expert(weights, begin), where)
             if trainable.masters:
                 trainable.masters.spread()
             none = [key.removeprefix(begin) for key in without.get("without_state", ()) if key.startswith(begin)]

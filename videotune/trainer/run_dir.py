@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from videotune._version import __version__
 from videotune.data.dataset import to_json
 from videotune.errors import INTERRUPTED, VideotuneError
@@ -105,19 +107,15 @@ def only_process(run: Path) -> Iterator[None]:
     Raises VideotuneError where another process trains there.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / LOCK).open("a+b") as lock:
-        try:
-            if os.name == "nt":
-                import msvcrt
-
-                msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-            else:
-                import fcntl
-
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise VideotuneError(f"another process trains in {run}: stop it first, or give another --out") from error
+    lock = FileLock(run / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError, NotImplementedError) as error:
+        raise VideotuneError(f"another process trains in {run}: stop it first, or give another --out") from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any], train_dtype: str) -> None:

@@ -149,7 +149,6 @@ def open_job(
     notes += [
         *sizes_as_read(resolved),
         *unused_keys(resolved, library, spec.image_noise),
-        *unused_rates(resolved),
         *told,
     ]
     named = resolved.origins.get("micro_batch_size") != "plan"
@@ -232,7 +231,18 @@ def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
     """A sentence for each key that the person has set and nothing uses."""
     config, video = resolved.config, resolved.config.video_config
     windows, held_out = (*library.windows, *library.held_out_windows), library.held_out_windows
+    text, new = config.text_encoder, config.training_method == "EMBEDDING"
+    own_rate = new and config.embedding_learning_rate is not None and "embedding_learning_rate is the new tokens' own"
+    own_rate = own_rate or (
+        text.train and text.learning_rate is not None and "text_encoder.learning_rate is the text encoder's own"
+    )
+    embedding = ("embedding_learning_rate", "embedding.token", "embedding.vectors", "embedding.init_text")
     reasons = {
+        "learning_rate": not config.transformer.train and own_rate,
+        **dict.fromkeys(embedding, not new and 'training_method is not "EMBEDDING"'),
+        **dict.fromkeys(
+            ("text_encoder.learning_rate", "text_encoder.layers"), not text.train and "the text encoder does not train"
+        ),
         "video_config.video_batch_size_multiplier": not mixes(library) and "images and videos are not mixed here",
         "video_config.window_stride": video.windows != "slide" and 'video_config.windows is not "slide"',
         "video_config.keyframe_source": video.frame_sample_strategy != "keyframe"
@@ -306,28 +316,6 @@ def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, An
     by_path = {clip.path: seen.get(clip.id, 0) for clip in job.library.clips if not clip.held_out}
     clips = [clip | {"views": by_path.get(clip["path"])} for clip in account["clips"]]
     return {**account, "clips": clips}
-
-
-def unused_rates(resolved: Resolved) -> list[str]:
-    """A sentence for each rate, and what else of text encoders, that the person has set and nothing uses."""
-    config = resolved.config
-    new, text, net = config.training_method == "EMBEDDING", config.text_encoder, config.transformer.train
-    reasons = {
-        "learning_rate": not net
-        and (
-            (new and config.embedding_learning_rate is not None and "embedding_learning_rate is the new tokens' own")
-            or (
-                text.train and text.learning_rate is not None and "text_encoder.learning_rate is the text encoder's own"
-            )
-        ),
-        "embedding_learning_rate": not new and 'training_method is not "EMBEDDING"',
-        "text_encoder.learning_rate": not text.train and "the text encoder does not train",
-        "text_encoder.layers": not text.train and "the text encoder does not train",
-        "embedding.token": not new and 'training_method is not "EMBEDDING"',
-        "embedding.vectors": not new and 'training_method is not "EMBEDDING"',
-        "embedding.init_text": not new and 'training_method is not "EMBEDDING"',
-    }
-    return [f"{key} is unused: {why}" for key, why in reasons.items() if why and resolved.origins[key] == "user"]
 
 
 def holding_the_token(library: Library, config: Config) -> tuple[Library, list[str]]:

@@ -18,13 +18,12 @@ from videotune.trainer.checkpoint import (
     complete_checkpoints,
     listed,
     remove,
-    save_checkpoint,
     superfluous,
     sweep,
 )
+from videotune.trainer.checkpoint_writer import save_checkpoint
 from videotune.trainer.optimizers import optimizer_state, without_state
 from videotune.trainer.run_dir import poll_control
-from videotune.trainer.sharded_checkpoint import save_shards
 from videotune.trainer.trainer import Callback, Trainer, times
 
 if TYPE_CHECKING:
@@ -49,8 +48,10 @@ class Saving(Callback):
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
         """As any callback, and by time where the config says so: then it is a backup."""
+        config = trainer.job.config
         saves = step == trainer.job.steps or trainer.signals.stop or super().due(trainer, step, asked)
-        backup = backup_due(trainer, step)
+        long_ago = config.backup_after > 0 and time.monotonic() - trainer.saved_at >= 60 * config.backup_after
+        backup = trainer.dist.is_main and (long_ago or (config.backup_every > 0 and step % config.backup_every == 0))
         self._kind = "backup" if backup and not saves else "save"
         return saves or backup
 
@@ -90,11 +91,8 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
     dist, rows = trainer.dist, trainer.rows
     if step == 0 or not (dist.is_main or rows):
         return
-    if (
-        (dist.all_agree(dist.is_main and is_kept(trainer.run, step, kind))[0])
-        if rows
-        else is_kept(trainer.run, step, kind)
-    ):
+    kept = dist.is_main and is_kept(trainer.run, step, kind)
+    if dist.all_agree(kept)[0] if rows else kept:
         return
     trainer.heartbeat.set("saving", step)
     begun, parts = time.perf_counter(), parts_of(trainer)
@@ -114,9 +112,7 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
         if not rows:  # of several each finds out by itself, and all hear of it
             refuse_full(trainer.run, parts)
         trainer.journal.sync()
-        if rows:
-            return save_shards(trainer.run, step, parts, rows, state, kind, dist)
-        return save_checkpoint(trainer.run, step, parts, state, kind)
+        return save_checkpoint(trainer.run, step, parts, state, kind, rows, dist if rows else None)
 
     saved = with_disk_retry(trainer, step, write)
     trainer.saved_at = time.monotonic()
@@ -161,21 +157,10 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
     return min(found, key=lambda step: (found[step], step)) if found else None
 
 
-def backup_due(trainer: Trainer, step: int) -> bool:
-    """Whether so many minutes have gone since the last checkpoint, or so many steps by their number."""
-    config = trainer.job.config
-    long_ago = config.backup_after > 0 and time.monotonic() - trainer.saved_at >= 60 * config.backup_after
-    return trainer.dist.is_main and (long_ago or (config.backup_every > 0 and step % config.backup_every == 0))
-
-
-def bytes_of(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """Bytes of the tensors."""
-    return sum(value.numel() * value.element_size() for tensors in parts.values() for value in tensors.values())
-
-
 def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Raise OSError where the disk has no room for a checkpoint, before any of it is written."""
-    need, free = bytes_of(parts) + SPARE, shutil.disk_usage(run).free
+    need = sum(value.nbytes for tensors in parts.values() for value in tensors.values()) + SPARE
+    free = shutil.disk_usage(run).free
     if free < need:
         raise OSError(
             errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {size(need)} are needed, {size(free)} free", str(run)

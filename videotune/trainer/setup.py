@@ -74,16 +74,15 @@ def prepare(
     refuse_text(family, config)
     for callback in callbacks:
         callback.check(takes_part=dist.is_main or sharded(config, dist))
-    reads = reads_of(
-        job, [p for one in callbacks for p in one.prompts()], [w for one in callbacks for w in one.windows()]
-    )
+    prompts = [prompt for one in callbacks for prompt in one.prompts()]
+    reads = reads_of(job, prompts, [window for one in callbacks for window in one.windows()])
     heartbeat.set("encoding")
     store = fill_distributed(job, family, reads, dist, KEPT_IN_MEMORY, heartbeat.progress)
     heartbeat.set("loading")
     dist.barrier()
     pool = open_pool(family, config, expert_schedule, job.steps, first, dist)
     if dist.is_main:
-        echo_truncated_live(job, family, reads)
+        echo_truncated_live(job, family, prompts)
     if next(pool.net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now: what the encoders took has gone back
     if config.init_from and first == 1:  # also a resume of a run that has saved nothing yet

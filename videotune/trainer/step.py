@@ -19,9 +19,8 @@ from videotune.memory.sharding import Shards
 from videotune.rng import seed32
 from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.ema import Ema
-from videotune.trainer.master_weights import MasterWeights
 from videotune.trainer.optimizers import AnyOptimizer, RateSettings, apply, clip, norm_of, rate
-from videotune.trainer.updates import InBackward, update_each_rounded
+from videotune.trainer.updates import InBackward, MasterWeights, update_each_rounded
 from videotune.types import Batch, Family
 
 

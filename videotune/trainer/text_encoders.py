@@ -85,11 +85,6 @@ def put_files(family: Family, found: Sequence[tuple[str, Mapping[str, Tensor]]])
     return spell
 
 
-def encoder_of(family: Family, live: LiveText) -> Callable[[str], Mapping[str, Tensor]]:
-    """A prompt -> its states on the CPU, by the text encoders as they are now."""
-    return lambda prompt: family.encode_text([live.spell(prompt)])[0]
-
-
 def text_size(family: Family, config: Config) -> tuple[int, int]:
     """(modules, numbers) of the text encoders that would train."""
     encoders = family.text_skeletons()
@@ -98,17 +93,3 @@ def text_size(family: Family, config: Config) -> tuple[int, int]:
         return len(tables), config.embedding.vectors * sum(table.weight.shape[1] for table in tables)
     chosen = add_text(encoders, config.text_encoder.layers)
     return len({name.rpartition(".")[0] for name in chosen}), sum(parameter.numel() for parameter in chosen.values())
-
-
-def peak_rates(config: Config) -> dict[str, float]:
-    """The peak rate of what trains of the text encoders, by group."""
-    rows, text = config.embedding_learning_rate, config.text_encoder.learning_rate
-    return {
-        "embedding": config.learning_rate if rows is None else rows,
-        "text_encoder": config.learning_rate if text is None else text,
-    }
-
-
-def cut_prompts(family: Family, live: LiveText, captions: Sequence[str]) -> list[str]:
-    """The captions that are longer than the model reads, once they are spelled out."""
-    return [caption for caption in captions if family.text_length(live.spell(caption)) > family.spec.text_tokens]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
@@ -22,7 +22,7 @@ from videotune.trainer.logging.speed import Throughput
 from videotune.trainer.logging.tensorboard import TensorBoardWriter
 from videotune.trainer.run_dir import Signals
 from videotune.trainer.run_spec import Job
-from videotune.trainer.text_encoders import encoder_of, live_text
+from videotune.trainer.text_encoders import live_text
 from videotune.types import Family, Window
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from videotune.adapters.layers import LiveText
     from videotune.memory.sharding import Shard
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -66,21 +68,12 @@ class Trainer:
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """What the optimizers hold, by the names of checkpoints."""
-        return {
-            self.prefix(name) + key: parameter
-            for name, trainable in self.pool.trainables.items()
-            for key, parameter in trainable.parameters.items()
-        }
+        return self._named({name: trainable.parameters for name, trainable in self.pool.trainables.items()})
 
     @property
     def averages(self) -> dict[str, Tensor]:
         """Averages of the weights, where they are kept, by the names of checkpoints."""
-        return {
-            self.prefix(name) + key: value
-            for name, trainable in self.pool.trainables.items()
-            if trainable.ema is not None
-            for key, value in trainable.ema.values.items()
-        }
+        return self._named({name: one.ema.values for name, one in self.pool.trainables.items() if one.ema is not None})
 
     @property
     def result(self) -> Mapping[str, Tensor]:
@@ -90,11 +83,10 @@ class Trainer:
     @property
     def rows(self) -> dict[str, Shard]:
         """This process's shards of what trains, by the names of checkpoints; empty without sharding."""
-        return {
-            self.prefix(name) + key: rows
-            for name, shards in self.pool.shards.items()
-            for key, rows in shards.rows.items()
-        }
+        return self._named({name: shards.rows for name, shards in self.pool.shards.items()})
+
+    def _named(self, by_expert: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+        return {self.prefix(name) + key: value for name, own in by_expert.items() for key, value in own.items()}
 
     @property
     def text(self) -> LiveText | None:
@@ -103,7 +95,7 @@ class Trainer:
 
     def states(self, prompt: str) -> Mapping[str, Tensor]:
         """A prompt's text states: the cached ones, or by the text encoder as it is now."""
-        return self.source.text(prompt) if self.text is None else encoder_of(self.family, self.text)(prompt)
+        return self.source.text(prompt) if self.text is None else self.family.encode_text([self.text.spell(prompt)])[0]
 
     def prefix(self, expert: str) -> str:
         """What the names of an expert's parameters begin with in a checkpoint."""

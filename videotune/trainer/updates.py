@@ -1,8 +1,10 @@
-"""Updates that are not one optimizer step after backward: bf16 weights rounded by chance, and updates during backward.
+"""How updates reach weights in bf16, by float32 masters or rounded by chance, and updates during backward.
 
-Rounding to nearest loses every update below half of bf16's step, 1/256 of a weight; by chance such an update moves the
-weight rarely and then a whole step, and the mean is right (Gupta et al. 2015, arXiv 1502.02551; Zamirai et al. 2020, arXiv
-2010.06192). The price is noise of that size in the weights.
+The optimizer updates float32 copies, and the network holds them rounded (Micikevicius et al. 2018, arXiv 1710.03740).
+
+Without copies, rounding to nearest loses every update below half of bf16's step, 1/256 of a weight; by chance such an update
+moves the weight rarely and then a whole step, and the mean is right (Gupta et al. 2015, arXiv 1502.02551; Zamirai et al.
+2020, arXiv 2010.06192). The price is noise of that size in the weights.
 """
 
 from __future__ import annotations
@@ -14,8 +16,37 @@ import torch
 from torch import Tensor, nn
 
 from videotune.rng import seed32
-from videotune.trainer.master_weights import MasterWeights
 from videotune.trainer.optimizers import AnyOptimizer, Several, apply, clip, parts_of
+
+
+class MasterWeights:
+    """``parameters`` are what the optimizer updates, by name: a float32 copy, or the network's own where it is float32."""
+
+    def __init__(self, held: Mapping[str, nn.Parameter]) -> None:
+        self.parameters = {
+            name: parameter if parameter.dtype == torch.float32 else nn.Parameter(parameter.detach().float())
+            for name, parameter in held.items()
+        }
+        self._pairs = [(held[name], master) for name, master in self.parameters.items() if master is not held[name]]
+
+    @property
+    def apart(self) -> bool:
+        """Whether any master is a copy."""
+        return bool(self._pairs)
+
+    def gather(self) -> None:
+        """The network's gradients go to their masters; each is freed as it goes."""
+        for held, master in self._pairs:
+            if held.grad is not None:
+                master.grad = held.grad.float()
+                held.grad = None
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """The network holds its masters again, rounded to nearest."""
+        for held, master in self._pairs:
+            held.copy_(master)
+
 
 DROPPED = 16
 """Bits of a float32 that a bf16 has not."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from videotune.console import bar, echo
 from videotune.data.video_writer import write_video
+from videotune.latent_cache.encode import CacheItems
 from videotune.sampling.pipeline import draw, file_name
-from videotune.trainer.cache_filling import Reads, reads_of
+from videotune.trainer.cache_filling import reads_of
 from videotune.trainer.components import plain_batch
 from videotune.trainer.distributed import RankMismatch
 from videotune.trainer.run_dir import Interrupted
@@ -41,7 +42,7 @@ def callbacks_of(job: Job) -> list[Callback]:
     return found if plan is None else [*found, SampleMetricsCallback(job, plan)]
 
 
-def reads_of_run(job: Job) -> Reads:
+def reads_of_run(job: Job) -> CacheItems:
     """What a run with these callbacks reads from the cache."""
     callbacks = callbacks_of(job)
     prompts = [prompt for one in callbacks for prompt in one.prompts()]

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,30 +34,23 @@ class History:
 
         Raises VideotuneError that names the first damaged line. One that a kill has torn at the end is left out.
         """
-        self._path = run / NAME if run else None
+        self._path, self._aside = run / NAME if run else None, _regularization(run)
+        self._load()
+
+    def _load(self) -> None:
         self.events: list[Mapping[str, Any]] = []
         self.lines = self.newest = self.last = 0
-        self.steps = Steps(_regularization(run))
-        self._steps, self._begins = (
-            array("q"),
-            array("q"),
-        )  # each line with a higher step than all before: where it begins
-        self._first_end: int | None = None
+        self.steps = Steps(self._aside)
         self._size, self._torn = 0, False
-        for begin, line in self._read(0):
-            if line.get("step", 0) > self.newest:
-                self._steps.append(line["step"])
-                self._begins.append(begin)
-            if line["kind"] == "end" and self._first_end is None:
-                self._first_end = begin
+        for _, line in self._read():
             self.add(line)
 
-    def _read(self, begin: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Each line from a byte on, with the byte at which it begins."""
+    def _read(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Each line, as it is in the file and parsed."""
         if self._path is None or not self._path.is_file():
             return
         with self._path.open("rb") as file:
-            file.seek(begin)
+            size = 0
             for number, content in enumerate(file, 1):
                 self._torn = not content.endswith(b"\n")
                 try:
@@ -72,9 +62,9 @@ class History:
                         f"{self._path}: line {number} is damaged: {error}. Put back a copy of the file, or take the line "
                         f"out: videotune doctor {self._path.parent} --repair-journal"
                     ) from error
-                yield begin, line
-                begin += len(content)
-        self._size = begin
+                yield content, line
+                size += len(content)
+        self._size = size
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take in the next line."""
@@ -112,43 +102,26 @@ class History:
 
     def read_steps(self, until: int) -> Iterator[Mapping[str, Any]]:
         """The lines of the steps up to one, read from the file once more."""
-        return (line for _, line in self._read(0) if line["kind"] == "step" and line["step"] <= until)
+        return (line for _, line in self._read() if line["kind"] == "step" and line["step"] <= until)
 
     def cut(self, step: int) -> int:
         """Take out of the file what happened after ``step``, so that a resumed run has each step once; how many lines went.
 
         A line that names no step stays. Only before this process writes lines of its own.
         """
-        stay = bisect_right(self._steps, step)
-        begin = min([*self._begins[stay : stay + 1], self._size if self._first_end is None else self._first_end])
-        if self._path is None or (begin == self._size and not self._torn):
+        ended = any(line["kind"] == "end" for line in self.events)
+        if self._path is None or not (self.newest > step or ended or self._torn):
             return 0
-        kept: list[Mapping[str, Any]] = []
-        lines, gone = 0, Steps()
-        for _, line in self._read(begin):
-            if stays(line, step):
-                kept.append(line)
-                continue
-            lines += 1
-            if line["kind"] == "step":
-                gone.add(line)
-        tail = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in kept)
-        write_whole(self._path, lambda aside: self._put(aside, begin, tail))
-        self._size, self._torn, self._first_end = begin + len(tail), False, None
-        del self._steps[stay:], self._begins[stay:]
-        self.events = [line for line in self.events if stays(line, step)]
-        self.lines -= lines
-        self.newest, self.last = self._steps[-1] if self._steps else 0, min(self.last, step)
-        self.steps.cut(step, gone)
-        return lines
+        before = self.lines
+        write_whole(self._path, lambda aside: self._write_kept(aside, step))
+        self._load()
+        return before - self.lines
 
-    def _put(self, aside: Path, size: int, tail: bytes) -> None:
-        assert self._path is not None
-        shutil.copyfile(self._path, aside)
-        with aside.open("r+b") as file:
-            file.seek(size)
-            file.write(tail)
-            file.truncate()
+    def _write_kept(self, aside: Path, step: int) -> None:
+        with aside.open("wb") as file:
+            for content, line in self._read():
+                if stays(line, step):
+                    file.write(content if content.endswith(b"\n") else content + b"\n")
 
 
 def stays(line: Mapping[str, Any], step: int) -> bool:

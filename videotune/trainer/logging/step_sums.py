@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from math import inf
@@ -88,18 +87,6 @@ class Steps:
         if self.first is None:
             self.first = line
         self.recent.append(line)
-
-    def cut(self, step: int, gone: Steps) -> None:
-        """Forget the steps after one; ``gone``: those."""
-        for steps, *values in ([self.at], [self.alone], self.mse, self.norms, *self.by_noise):
-            stay = bisect_right(steps, step)
-            for part in (steps, *values):
-                del part[stay:]
-        self.skipped = {number: windows for number, windows in self.skipped.items() if number <= step}
-        self.windows -= gone.windows
-        self.seconds = {name: round(spent - gone.seconds.get(name, 0.0), 6) for name, spent in self.seconds.items()}
-        self.first = self.first if self.at else None
-        self.recent = deque((line for line in self.recent if line["step"] <= step), maxlen=RECENT)
 
 
 def _curve() -> Curve:

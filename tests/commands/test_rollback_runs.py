@@ -2,27 +2,37 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.commands.safety_kit import equal, facts_of, of_kind, state, steps_of
+from tests.commands.safety_kit import (
+    Finished,
+    Make,
+    assert_same_run,
+    complete,
+    equal,
+    facts_of,
+    of_kind,
+    resume,
+    state,
+    steps_of,
+)
 from tests.faults import Disk, each_fault
 from tests.journal_lines import step_line
 from tests.kills import SAVING, kill_points, killed_at
 from tests.shell import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
-from videotune.trainer.checkpoint import complete_checkpoints, save_checkpoint
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.checkpoint_writer import save_checkpoint
 from videotune.trainer.logging.journal import History, Journal, read_journal
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume, checkpoint_of
+from videotune.trainer.resume import checkpoint_of
 from videotune.trainer.rollback import set_aside
 
-Say = Callable[..., Overrides]
 LATER = {"step-9", "step-12"}
+NAMES = ("config", "check", "plan")
 
 
 def entry(path: str) -> dict[str, str]:
@@ -32,7 +42,7 @@ def entry(path: str) -> dict[str, str]:
 def made(run: Path) -> Path:
     """A run of 12 steps as it lies on the disk, changed at steps 3, 9 and 11, exported at the end, here and elsewhere."""
     run.mkdir(parents=True)
-    for name in ("config", "check", "plan"):
+    for name in NAMES:
         write_json(run / f"{name}.json", {"what": f"{name} now"}, durable=False)
         for step in (3, 9, 11):
             write_json(
@@ -60,31 +70,19 @@ def made(run: Path) -> Path:
     return run
 
 
-def kept_anywhere(run: Path, name: str) -> list[Path]:
-    return [*run.rglob(name)]
-
-
 def nothing_is_lost(run: Path) -> None:
     """Wherever it was stopped: each checkpoint and sample is there once, whole; each line of the journal somewhere."""
     for step in (3, 6, 9, 12):
-        (folder,) = [path for path in kept_anywhere(run, f"step-{step}") if path.is_dir()]
+        (folder,) = [path for path in run.rglob(f"step-{step}") if path.is_dir()]
         (one,) = [c for c in complete_checkpoints(folder.parents[1]) if c.step == step]
         assert bool((one.load("weights")["w"] == step).all())
-        (sample,) = kept_anywhere(run, f"step-{step:06d}-*.mp4")
+        (sample,) = run.rglob(f"step-{step:06d}-*.mp4")
         assert sample.read_bytes() == b"%d" % step
     for step in (6, 12):
-        (export,) = [
-            path for path in kept_anywhere(run, f"run-step-{step}.safetensors") if "elsewhere" not in str(path)
-        ][:1]
-        assert export.read_bytes() == b"%d" % step
-    lines = [len(steps_of(path.parent)) for path in kept_anywhere(run, "journal.jsonl")]
-    assert max(lines) == 12
-    said = {
-        read_json(path)["what"] for path in run.rglob("*.json") if path.name.startswith(("config", "check", "plan"))
-    }
-    assert said >= {
-        f"{name} {when}" for name in ("config", "check", "plan") for when in ("now", "until 3", "until 9", "until 11")
-    }
+        assert next(run.rglob(f"run-step-{step}.safetensors")).read_bytes() == b"%d" % step
+    assert max(len(steps_of(path.parent)) for path in run.rglob("journal.jsonl")) == 12
+    found = {read_json(path)["what"] for path in run.rglob("*.json") if path.name.startswith(NAMES)}
+    assert found >= {f"{name} {when}" for name in NAMES for when in ("now", "until 3", "until 9", "until 11")}
 
 
 def is_set_aside(run: Path) -> None:
@@ -92,23 +90,21 @@ def is_set_aside(run: Path) -> None:
     nothing_is_lost(run)
     (branch,) = [path for path in (run / "branches").iterdir() if (path / "journal.jsonl").is_file()]
     assert {path.name for path in (branch / "checkpoints").iterdir()} == LATER
-    assert [one.step for one in complete_checkpoints(run)] == [3, 6]
-    assert [one.step for one in complete_checkpoints(branch)] == [9, 12]
+    assert complete(run) == [3, 6]
+    assert complete(branch) == [9, 12]
     assert len(steps_of(branch)) == 12
-    for name in ("config", "check", "plan"):
+    for name in NAMES:
         assert read_json(run / f"{name}.json") == {"what": f"{name} until 9"}, "as it was when step 7 was made"
         assert read_json(branch / f"{name}.json") == {"what": f"{name} now"}
         for step in (9, 11):
             assert read_json(branch / "before" / f"{name}-until-step-{step}.json") == {"what": f"{name} until {step}"}
-    assert {path.name for path in (run / "before").iterdir()} == {
-        f"{n}-until-step-3.json" for n in ("config", "check", "plan")
-    }
+    assert {path.name for path in (run / "before").iterdir()} == {f"{name}-until-step-3.json" for name in NAMES}
     assert [line["path"] for line in read_json(run / "exports.json")] == ["export/run-step-6.safetensors"]
     assert len(read_json(branch / "exports.json")) == 3
     assert (branch / "export" / "run-step-12.safetensors").read_bytes() == b"12"
 
 
-def go_back(run: Path) -> None:
+def roll_back(run: Path) -> None:
     set_aside(run, 6, History(run).newest)
 
 
@@ -121,7 +117,7 @@ def test_what_came_after_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
     History(run).cut(6)
     assert set_aside(run, 6, History(run).newest) is None, "nothing came after"
     assert set_aside(run, 3, History(run).newest) == run / "branches" / "2"
-    assert [one.step for one in complete_checkpoints(run / "branches" / "2")] == [6]
+    assert complete(run / "branches" / "2") == [6]
     assert read_json(run / "config.json") == {"what": "config until 9"}
     History(run).cut(3)
     assert set_aside(run, 0, History(run).newest) == run / "branches" / "3"
@@ -148,17 +144,17 @@ def test_a_disk_that_fails_while_things_are_set_aside_loses_nothing_and_asking_a
         set_aside(run, 6, History(run).newest)
         is_set_aside(run)
 
-    names = each_fault(lambda: go_back(run), again, check, ("half",))
+    names = each_fault(lambda: roll_back(run), again, check, ("half",))
     assert {"copyfile", "rename", "replace", "mkdir"} <= set(names)
 
 
 def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finishes(tmp_path: Path) -> None:
     made(tmp_path / "before")
-    points = kill_points(go_back, shutil.copytree(tmp_path / "before", tmp_path / "dry"), SAVING)
+    points = kill_points(roll_back, shutil.copytree(tmp_path / "before", tmp_path / "dry"), SAVING)
     assert len(points) > 25
     for number, point in enumerate(points):
         run = shutil.copytree(tmp_path / "before", tmp_path / str(number))
-        assert killed_at(point, go_back, run, SAVING)
+        assert killed_at(point, roll_back, run, SAVING)
         nothing_is_lost(run)
         if [one.step for one in complete_checkpoints(run)] != [3, 6, 9, 12]:
             with pytest.raises(VideotuneError, match=r"the newest checkpoint .*, step 12, is not whole"):
@@ -171,27 +167,18 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
 # ---- on real runs
 
 
-def test_going_back_is_the_first_pass_again_and_keeps_it_whole(said: Say, tmp_path: Path) -> None:
-    """Bit for bit: weights, moments, average, losses and windows; and the first pass can itself be gone on with."""
+def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(overrides: Make, tmp_path: Path) -> None:
+    """Bit for bit: weights, moments, average, losses and windows; and the first run can itself be resumed."""
     run = tmp_path / "run"
-    words = said(
-        "steps=6",
-        "save_every=2",
-        "lora.dropout=0.1",
-        "ema.decay=0.9",
-        "sample_after=6",
-        "samples=1",
-        "sample.steps=1",
-        "sample.frames=5",
-    )
-    assert train(words, run) == DONE
+    preview = ("sample_after=6", "samples=1", "sample.steps=1", "sample.frames=5")
+    assert train(overrides("steps=6", "save_every=2", "lora.dropout=0.1", "ema.decay=0.9", *preview), run) == DONE
     first = {step: state(run, step) for step in (2, 4, 6)}
     facts, journal = facts_of(run), (run / "journal.jsonl").read_bytes()
     files = {path.name: path.read_bytes() for folder in ("samples", "export") for path in (run / folder).iterdir()}
-    assert train(Overrides(), run, resume=Resume(step=2)) == DONE
+    assert resume(run, step=2) == DONE
     branch = run / "branches" / "1"
     assert (branch / "journal.jsonl").read_bytes() == journal
-    assert [one.step for one in complete_checkpoints(branch)] == [4, 6]
+    assert complete(branch) == [4, 6]
     assert all(equal(state(branch, step), first[step]) for step in (4, 6))
     later = {path.name: path.read_bytes() for folder in ("samples", "export") for path in (branch / folder).iterdir()}
     assert {name for name in files if "step-000006" in name or "step-6" in name} == set(later)
@@ -204,69 +191,51 @@ def test_going_back_is_the_first_pass_again_and_keeps_it_whole(said: Say, tmp_pa
     (branch / "checkpoints" / "step-6").rename(tmp_path / "step-6")
     lines = [line for line in read_journal(branch) if not (line["kind"] == "save" and line["step"] == 6)]
     (branch / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert train(Overrides(), branch, resume=Resume()) == DONE
+    assert resume(branch) == DONE
     assert equal(state(branch, 6), first[6])
 
 
-def test_going_back_before_a_change_goes_back_to_what_the_run_was_then(said: Say, tmp_path: Path) -> None:
-    """Not the rate that a later resume has set: the config belongs to the step."""
-    run, straight = tmp_path / "run", tmp_path / "straight"
-    assert train(said("steps=6", "save_every=2"), straight) == DONE
-    assert train(said("steps=4", "save_every=2"), run) == DONE
-    faster = Overrides(sets=("learning_rate=0.02", "steps=6"))
-    assert train(faster, run, resume=Resume(override=True)) == DONE
+def test_a_rollback_to_before_a_change_restores_the_config_of_then(finished: Finished, tmp_path: Path) -> None:
+    """Not the rate that a later resume has set: the config belongs to the step. What is kept of a step stays."""
+    run = shutil.copytree(finished("steps=4", "save_every=2"), tmp_path / "run")
+    straight, branch = finished("steps=6", "save_every=2"), run / "branches" / "1"
+    assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
     assert steps_of(run)[-1]["lr"] == {"transformer": 0.02}
     assert not equal(state(run, 6), state(straight, 6))
-    assert train(Overrides(sets=("steps=6",)), run, resume=Resume(step=2)) == DONE
-    assert facts_of(run) == facts_of(straight)
-    assert equal(state(run, 6), state(straight, 6))
+    assert resume(run, "steps=6", step=2) == DONE
+    assert_same_run(run, straight, 6)
     assert read_json(run / "config.json")["settings"]["learning_rate"] == 0.01
-    assert read_json(run / "branches" / "1" / "config.json")["settings"]["learning_rate"] == 0.02
-
-
-def test_what_is_kept_of_a_step_is_never_written_over(said: Say, tmp_path: Path) -> None:
-    """Two changes at one step: before/ still says what the run was until then."""
-    run = tmp_path / "run"
-    assert train(said("steps=2", "save_every=2"), run) == DONE
-    for rate in (0.02, 0.03):
-        words = Overrides(sets=(f"learning_rate={rate}", "steps=4"))
-        assert train(words, run, resume=Resume(step=2, override=True)) == DONE
+    assert read_json(branch / "config.json")["settings"]["learning_rate"] == 0.02
+    for rate in (0.03, 0.04):
+        assert resume(run, f"learning_rate={rate}", "steps=4", step=2, override=True) == DONE
     assert read_json(run / "before" / "config-until-step-2.json")["settings"]["learning_rate"] == 0.01
-    assert read_json(run / "branches" / "1" / "config.json")["settings"]["learning_rate"] == 0.02
-    assert [line["lr"]["transformer"] for line in steps_of(run)] == [0.01, 0.01, 0.03, 0.03]
+    assert read_json(run / "branches" / "3" / "config.json")["settings"]["learning_rate"] == 0.03
+    assert [line["lr"]["transformer"] for line in steps_of(run)] == [0.01, 0.01, 0.04, 0.04]
 
 
-def test_a_step_without_a_complete_checkpoint_is_refused_and_nothing_moves(said: Say, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert train(said("steps=4", "save_every=2"), run) == DONE
+def test_a_rollback_to_the_beginning(finished: Finished, tmp_path: Path) -> None:
+    straight = finished("steps=3", "save_every=1")
+    run = shutil.copytree(straight, tmp_path / "run")
+    assert resume(run, step=0) == DONE
+    assert_same_run(run, straight, 3)
+    assert complete(run / "branches" / "1") == [1, 2, 3]
+    assert len(of_kind(run, "start")) == 1
+
+
+def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(finished: Finished, tmp_path: Path) -> None:
+    run = shutil.copytree(finished("steps=6", "save_every=2"), tmp_path / "run")
     before = sorted(str(path) for path in run.rglob("*"))
-    for step in (3, 5):
-        with pytest.raises(VideotuneError, match=rf"no complete checkpoint of step {step}; complete are .* steps 2, 4"):
-            train(Overrides(), run, resume=Resume(step=step))
+    for step in (3, 7):
+        with pytest.raises(VideotuneError, match=rf"no complete checkpoint of step {step}; complete are .* 2, 4, 6"):
+            resume(run, step=step)
     assert sorted(str(path) for path in run.rglob("*")) == before
-
-
-def test_back_to_the_beginning(said: Say, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert train(said("steps=3", "save_every=1"), run) == DONE
-    first, facts = state(run, 3), facts_of(run)
-    assert train(Overrides(), run, resume=Resume(step=0)) == DONE
-    assert equal(state(run, 3), first)
-    assert facts_of(run) == facts
-    assert [one.step for one in complete_checkpoints(run / "branches" / "1")] == [1, 2, 3]
-    assert [line["kind"] for line in read_journal(run)].count("start") == 1
-
-
-def test_a_newest_checkpoint_that_is_gone_is_an_error_that_names_the_others(said: Say, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert train(said("steps=6", "save_every=2"), run) == DONE
     shutil.rmtree(run / "checkpoints" / "step-6")
     with pytest.raises(VideotuneError, match=r"step 6, is not whole: its folder is missing; .* 2, 4. .*--from 4"):
-        train(Overrides(), run, resume=Resume())
+        resume(run)
     (run / "checkpoints" / "step-4" / "optimizer.safetensors").write_bytes(b"")
     with pytest.raises(VideotuneError, match="--from 2"):
-        train(Overrides(), run, resume=Resume())
+        resume(run)
     with pytest.raises(VideotuneError, match=r"step 4: optimizer\.safetensors has 0 bytes of"):
-        train(Overrides(), run, resume=Resume(step=4))
-    assert train(Overrides(), run, resume=Resume(step=2)) == DONE
+        resume(run, step=4)
+    assert resume(run, step=2) == DONE
     assert [line["step"] for line in steps_of(run)] == [1, 2, 3, 4, 5, 6]

@@ -16,9 +16,9 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.trainer.resolve_config import Overrides, resolve_config
 
 
-def test_bands_density_and_ruler_are_those_of_the_draws() -> None:
-    words = Overrides(family="wan", sets=("timestep_distribution=BETA", "timestep_alpha=3", "timestep_shift=2"))
-    facts = noise_levels(words)
+def test_bands_density_and_validation_levels_are_those_of_the_distribution() -> None:
+    settings = Overrides(family="wan", sets=("timestep_distribution=BETA", "timestep_alpha=3", "timestep_shift=2"))
+    facts = noise_levels(settings)
     (one,) = facts["distributions"]
     ts = Timesteps("BETA", 2.0, alpha=3.0)
     drawn = ts.draw((torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000)

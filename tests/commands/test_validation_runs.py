@@ -1,23 +1,19 @@
-"""What a whole run says of itself: the frozen ruler, the weights beside their average, views, the verdict."""
+"""What a whole run says of itself: the frozen validation set, weights and their average, times seen, the verdict."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands.safety_kit import of_kind, warnings_of
+from tests.commands.safety_kit import Finished, Make, of_kind, resume, steps_of, warnings_of
 from tests.shell import plan, train
 from videotune.errors import DONE
 from videotune.files import digest, read_json, write_json
 from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
-
-Say = Callable[..., Overrides]
 
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -25,7 +21,7 @@ def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def words(said: Say, small_clips: Path, tmp_path: Path) -> Say:
+def settings(overrides: Make, small_clips: Path, tmp_path: Path) -> Make:
     """A run on four clips that is measured on two others, with an average of its weights."""
     for part in ("videos", "captions"):
         for number, path in enumerate(sorted((small_clips / part).iterdir())):
@@ -36,19 +32,19 @@ def words(said: Say, small_clips: Path, tmp_path: Path) -> Say:
     def make(*sets: str) -> Overrides:
         data = [{"path": str(tmp_path / "own")}, {"path": str(tmp_path / "others"), "kind": "validation"}]
         often = ("steps=4", "validate_every=1", "save_every=2", "ema.decay=0.5", f"datasets={json.dumps(data)}")
-        return Overrides(sets=(*said().sets, *often, *sets))
+        return Overrides(sets=(*overrides().sets, *often, *sets))
 
     return make
 
 
-def test_a_killed_and_resumed_run_reads_the_same_bits(words: Say, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_measures_the_same_bits(settings: Make, tmp_path: Path) -> None:
     """Readings, views and verdicts, of the average and of the weights; the first half ends as a kill would leave it."""
     straight, run = tmp_path / "straight", tmp_path / "run"
-    assert train(words(), straight) == DONE
-    assert train(words("steps=2"), run) == DONE
+    assert train(settings(), straight) == DONE
+    assert train(settings("steps=2"), run) == DONE
     ended = [line for line in (run / "journal.jsonl").read_text().splitlines() if json.loads(line)["kind"] != "end"]
     (run / "journal.jsonl").write_text("\n".join(ended) + "\n")
-    assert train(Overrides(sets=("steps=4",)), run, resume=Resume()) == DONE
+    assert resume(run, "steps=4") == DONE
     assert without_times(of_kind(run, "ruler")) == without_times(of_kind(straight, "ruler"))
     seen, wanted = (without_times(of_kind(folder, "views")) for folder in (run, straight))
     plans = [[line.pop("by_the_end")["max"] for line in lines] for lines in (seen, wanted)]
@@ -73,57 +69,55 @@ def test_a_killed_and_resumed_run_reads_the_same_bits(words: Say, tmp_path: Path
     assert of_kind(run, "end")[-1]["take"]["step"] in (2, 4)
 
 
-def test_the_ruler_is_frozen_and_another_one_is_flagged(words: Say, tmp_path: Path) -> None:
+def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(settings: Make, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert train(words("steps=1"), run) == DONE
+    assert train(settings("steps=1"), run) == DONE
     frozen = read_json(run / "ruler.json")
     assert of_kind(run, "ruler")[0]["ruler"] == frozen["name"]
-    assert [len(frozen[part]) for part in ("held_out", "train", "levels")] == [2, 4, 9]
-    assert len({row["latents"] for part in ("held_out", "train") for row in frozen[part]}) == 6
+    assert [len(frozen[part]) for part in ("held_out", "train", "levels")] == [2, 2, 9]
+    assert len({row["latents"] for part in ("held_out", "train") for row in frozen[part]}) == 4
     caption = next((tmp_path / "others" / "captions").glob("*.txt"))
     caption.write_text("quite another caption")
-    assert train(Overrides(sets=("steps=2",)), run, resume=Resume(data_change=True)) == DONE
-    (told,) = [text for text in warnings_of(run) if "the validation set changed" in text]
-    assert "the text of its held-out clips differ" in told
+    assert resume(run, "steps=2", data_change=True) == DONE
+    (warning,) = [text for text in warnings_of(run) if "the validation set changed" in text]
+    assert "the text of its held-out clips differ" in warning
     assert frozen["mean"] == "clips"
     assert read_json(run / "ruler.json")["name"] == of_kind(run, "ruler")[-1]["ruler"] != frozen["name"]
     kept = read_json(run / "ruler.json")
     write_json(run / "ruler.json", kept | {"seed": 5})
-    assert train(Overrides(sets=("steps=3",)), run, resume=Resume()) == DONE
+    assert resume(run, "steps=3") == DONE
     assert read_json(run / "ruler.json") == kept, "a file that was changed gives way"
     assert len([text for text in warnings_of(run) if "the validation set changed" in text]) == 1
     older = {key: value for key, value in kept.items() if key not in ("name", "mean")}  # it averaged over windows
     write_json(run / "ruler.json", {"name": digest(older)[:8], **older})
     text = (run / "journal.jsonl").read_text().replace(kept["name"], digest(older)[:8])
     (run / "journal.jsonl").write_text(text)
-    assert train(Overrides(sets=("steps=4",)), run, resume=Resume()) == DONE
+    assert resume(run, "steps=4") == DONE
     assert "its averaging differ" in warnings_of(run)[-1]
 
 
-def test_the_plan_answers_how_many_steps_so_many_views_take(said: Say, capsys: pytest.CaptureFixture[str]) -> None:
-    """Six windows, two samples a step: three steps a view."""
-    assert plan(said("batch_size=2", "steps=9", "video_config.frames=9"), as_json=True) == DONE
-    facts = json.loads(capsys.readouterr().out)
-    windows = facts["windows"]
-    asked = facts["views"]["steps_for"]
-    assert list(asked) == ["10", "20", "50", "100"]
-    assert (
-        plan(said(f"steps={asked['10']}", "batch_size=2", "video_config.frames=9"), views=(10, 33), as_json=True)
-        == DONE
-    )
-    again = json.loads(capsys.readouterr().out)["views"]
+def test_the_plan_has_the_steps_for_a_number_of_times_seen(overrides: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two samples a step."""
+
+    def planned(*sets: str, **more: Any) -> dict[str, Any]:
+        capsys.readouterr()
+        assert plan(overrides("batch_size=2", "video_config.frames=9", *sets), as_json=True, **more) == DONE
+        return json.loads(capsys.readouterr().out)
+
+    found = planned("steps=9")
+    steps = found["views"]["steps_for"]
+    assert list(steps) == ["10", "20", "50", "100"]
+    assert steps["10"] == pytest.approx(10 * found["windows"] / 2, abs=found["windows"])
+    again = planned(f"steps={steps['10']}", views=(10, 33))["views"]
     assert again["per_window"]["max"] == 10
     assert list(again["steps_for"]) == ["10", "33"]
-    assert asked["10"] == pytest.approx(10 * windows / 2, abs=windows)
-    assert plan(said("batch_size=2", "video_config.frames=9"), views=(10,)) == DONE
-    assert f"10 in {asked['10']} steps" in capsys.readouterr().out
 
 
-def test_without_held_out_clips_the_run_says_that_no_validation_is_possible(said: Say, tmp_path: Path) -> None:
-    assert train(said("steps=3", "validate_every=1", "early_stopping=1"), tmp_path / "run") == DONE
-    every = of_kind(tmp_path / "run", "verdict")
-    assert [(line["step"], line["verdict"]) for line in every] == [(step, None) for step in range(4)]
-    told = every[-1]
-    assert told["reason"].startswith("no validation possible")
-    assert [line["step"] for line in of_kind(tmp_path / "run", "step")] == [1, 2, 3], "and nothing stops it"
-    assert of_kind(tmp_path / "run", "end")[-1]["take"] == {"step": 3, "why": told["reason"]}
+def test_without_held_out_clips_the_verdict_says_so(finished: Finished) -> None:
+    run = finished("steps=3", "validate_every=1", "early_stopping=1")
+    verdicts = of_kind(run, "verdict")
+    assert [(line["step"], line["verdict"]) for line in verdicts] == [(step, None) for step in range(4)]
+    reason = verdicts[-1]["reason"]
+    assert reason.startswith("no validation possible")
+    assert [line["step"] for line in steps_of(run)] == [1, 2, 3], "and nothing stops it"
+    assert of_kind(run, "end")[-1]["take"] == {"step": 3, "why": reason}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -14,21 +13,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.commands.safety_kit import QUIET, equal, facts_of, of_kind, state, steps_of
+from tests.commands.safety_kit import Finished, Make, of_kind, resume, state, steps_of
 from tests.shell import export, sample, train
 from videotune.adapters.layers import LiveText
 from videotune.adapters.textual_inversion import add_rows
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
+from videotune.files import read_json
 from videotune.latent_cache.store import Store
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Resume
 from videotune.trainer.step import condition
 from videotune.types import Batch
 
 TOKEN = "<zorble>"
-ROWS = ("training_method=EMBEDDING", f"embedding.token={TOKEN}", "embedding.vectors=2", "learning_rate=0.05")
+NAME = "weights/embedding.text_encoder"
+TOKENS = ("training_method=EMBEDDING", f"embedding.token={TOKEN}", "embedding.vectors=2", "learning_rate=0.05")
 TEXT = (
     "training_method=FINE_TUNE",
     "text_encoder.train=true",
@@ -36,71 +35,39 @@ TEXT = (
     "text_encoder.learning_rate=0.01",
 )
 
-Say = Callable[..., Overrides]
 
-
-@pytest.fixture(scope="module")
-def told(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Say:
-    """Words of a short run; ``base`` is a family with one of its kinds."""
-    cache = tmp_path_factory.mktemp("cache")
-
-    def make(*sets: str, base: tuple[str, str | None] = ("wan", None)) -> Overrides:
-        fixed = (
-            f"base_model_name={tiny_bases(*base)}",
-            f"cache_dir={cache / str(base)}",
-            "resolution=32x32",
-            "steps=3",
-        )
-        short = ("warmup_steps=0", "sample.steps=1", "samples=1", "gradient_checkpointing=OFF")
-        return Overrides(data=str(small_clips), sets=(*fixed, *short, *QUIET, *sets))
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def kept() -> dict[str, Path]:
-    """Runs that several tests look at, made once."""
-    return {}
+SHORT = ("steps=3", "sample.steps=1", "samples=1", "gradient_checkpointing=OFF")
 
 
 @pytest.fixture
-def done(kept: dict[str, Path], told: Say, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A run of these words that has ended."""
-
-    def make(*sets: str, base: tuple[str, str | None] = ("wan", None)) -> Path:
-        name = f"{base} {sets}"
-        if name not in kept:
-            kept[name] = tmp_path_factory.mktemp("runs") / "run"
-            assert train(told(*sets, base=base), kept[name]) == DONE
-        return kept[name]
-
-    return make
-
-
-def both(done: Callable[..., Path]) -> Path:
-    """The run whose rows are exported in both forms."""
-    return done(*ROWS, "ema=0.5", 'output_model_format=["diffusers", "comfyui"]')
+def run(finished: Finished) -> Path:
+    """A run whose new tokens are exported in both forms, over a cache of its own."""
+    return finished(*SHORT, *TOKENS, "ema=0.5", 'output_model_format=["diffusers", "comfyui"]')
 
 
 def exported(run: Path) -> list[Path]:
-    return [run / line["path"] for line in json.loads((run / "exports.json").read_text())]
+    return [run / line["path"] for line in read_json(run / "exports.json")]
 
 
-def test_rows_alone_are_kept_and_the_cache_holds_latents_alone(done: Callable[..., Path], told: Say) -> None:
-    run = both(done)
+def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(
+    overrides: Make, finished: Finished, tmp_path: Path
+) -> None:
+    run = finished(*SHORT, *TOKENS, "ema=0.5", f"cache_dir={tmp_path / 'cache'}")
     weights = state(run, 3)
-    assert {name for name in weights if name.startswith("weights/")} == {"weights/embedding.text_encoder"}
-    assert weights["weights/embedding.text_encoder"].shape == (2, 16)
-    assert not torch.equal(weights["weights/embedding.text_encoder"], weights["ema/embedding.text_encoder"])
+    assert {name for name in weights if name.startswith("weights/")} == {NAME}
+    assert weights[NAME].shape == (2, 16)
+    assert not torch.equal(weights[NAME], weights[NAME.replace("weights", "ema")])
     assert [line["lr"] for line in steps_of(run)] == [{"embedding": 0.05}] * 3
-    cache = next(word for word in told().sets if word.startswith("cache_dir="))
-    assert {entry.kind for entry in Store(Path(cache.partition("=")[2])).entries()} == {"latents"}
+    assert {entry.kind for entry in Store(tmp_path / "cache").entries()} == {"latents"}
     notes = of_kind(run, "start")[0]["notes"]
     assert f"6 of 6 captions do not hold '{TOKEN}': it is put in front of them" in notes
+    for key in ("embedding.token=<y>", 'text_encoder.layers=["shared"]'):
+        with pytest.raises(VideotuneError, match=key.partition("=")[0]):
+            resume(run, key)
 
 
 def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
-    done: Callable[..., Path], tiny_bases: Callable[..., Path], tiny_family: Callable[..., Any]
+    run: Path, tiny_bases: Callable[..., Path], tiny_family: Callable[..., Any]
 ) -> None:
     """By its own loader, beside a pipeline that has none; and so does transformers by hand, as its documentation shows."""
     from diffusers import WanPipeline
@@ -109,11 +76,9 @@ def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
     class Pipeline(WanPipeline, TextualInversionLoaderMixin):
         pass
 
-    file, comfy = exported(both(done))
+    file, comfy = exported(run)
     rows = load_file(file)[TOKEN]
-    assert torch.equal(rows, state(both(done), 3)["ema/embedding.text_encoder"]), (
-        "averages are exported where they are kept"
-    )
+    assert torch.equal(rows, state(run, 3)["ema/embedding.text_encoder"]), "averages are exported where they are kept"
     family = tiny_family("wan")
     settings = Embedding(token=TOKEN, vectors=2)
     (ours,) = add_rows(family.text_parts(), settings, seed=0).values()
@@ -146,91 +111,73 @@ def film(path: Path) -> torch.Tensor:
         return torch.stack([torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)])
 
 
-def drawn(out: Path, **words: Any) -> torch.Tensor:
+def sampled(out: Path, **words: Any) -> torch.Tensor:
     sets = ("sample.steps=1", "sample.guidance=1", "sample.frames=5", "sample.resolution=32x32")
     assert sample(SampleOptions((f"a {TOKEN}",), 1, sets=sets, **words), out) == DONE
     (path,) = out.glob("*.mp4")
     return film(path)
 
 
-def test_sample_draws_with_the_run_the_files_and_without_alike(
-    done: Callable[..., Path], tiny_bases: Callable[..., Path], tmp_path: Path
-) -> None:
-    run, base = both(done), str(tiny_bases("wan"))
+def test_a_run_and_its_files_sample_alike(run: Path, tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+    base = str(tiny_bases("wan"))
     file, comfy = exported(run)
     plain = tmp_path / "emb" / f"{TOKEN}.safetensors"
     plain.parent.mkdir()
     save_file({"emb_params": load_file(file)[TOKEN]}, plain)
-    own = drawn(tmp_path / "run", run=run)
+    own = sampled(tmp_path / "run", run=run)
     for number, path in enumerate((file, comfy, plain)):
-        assert torch.equal(drawn(tmp_path / str(number), base=base, embeddings=(path,)), own), path
-    assert not torch.equal(drawn(tmp_path / "base", base=base), own)
+        assert torch.equal(sampled(tmp_path / str(number), base=base, embeddings=(path,)), own), path
+    assert not torch.equal(sampled(tmp_path / "base", base=base), own)
     with pytest.raises(VideotuneError, match=r"--lora and --embedding go with --base"):
-        drawn(tmp_path / "no", run=run, embeddings=(file,))
+        sampled(tmp_path / "no", run=run, embeddings=(file,))
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "odd.safetensors")
     with pytest.raises(VideotuneError, match=r"odd.safetensors holds no new tokens of Wan.*keys a, b"):
-        drawn(tmp_path / "odd", base=base, embeddings=(tmp_path / "odd.safetensors",))
+        sampled(tmp_path / "odd", base=base, embeddings=(tmp_path / "odd.safetensors",))
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["file", "checkpoint"])
-def test_a_run_begins_with_another_one_s_rows(
-    from_file: bool, done: Callable[..., Path], told: Say, tmp_path: Path
-) -> None:
-    """Under another word too; a fresh optimizer."""
-    first = both(done)
-    source = exported(first)[0] if from_file else first / "checkpoints" / "step-3"
-    wanted = load_file(exported(first)[0])[TOKEN] if from_file else state(first, 3)["weights/embedding.text_encoder"]
-    sets = (*ROWS, "embedding.token=<other>", f"init_from={source}", "learning_rate=1e-20", "optimizer.weight_decay=0")
-    assert train(told(*sets), tmp_path / "run") == DONE
-    assert torch.equal(state(tmp_path / "run", 3)["weights/embedding.text_encoder"], wanted)
+def test_a_run_begins_with_the_tokens_of_another(from_file: bool, run: Path, overrides: Make, tmp_path: Path) -> None:
+    """Under another name too; a fresh optimizer."""
+    source = exported(run)[0] if from_file else run / "checkpoints" / "step-3"
+    wanted = load_file(source)[TOKEN] if from_file else state(run, 3)[NAME]
+    sets = (
+        *TOKENS,
+        "embedding.token=<other>",
+        f"init_from={source}",
+        "learning_rate=1e-20",
+        "optimizer.weight_decay=0",
+    )
+    assert train(overrides(*SHORT, *sets), tmp_path / "run") == DONE
+    assert torch.equal(state(tmp_path / "run", 3)[NAME], wanted)
     with pytest.raises(VideotuneError, match=r"has 2 rows .* 3 of 16 train here: set embedding.vectors"):
-        train(told(*sets, "embedding.vectors=3"), tmp_path / "three")
+        train(overrides(*SHORT, *sets, "embedding.vectors=3"), tmp_path / "three")
 
 
-@pytest.mark.parametrize("sets", [(*ROWS, "ema=0.7"), (*TEXT, "ema=0.7")], ids=["rows", "text encoder"])
-def test_stopped_and_resumed_is_one_run(sets: tuple[str, ...], told: Say, tmp_path: Path) -> None:
-    more = ("steps=4", "save_every=2", "validate_every=4", "caption_dropout=0.3", "gradient_checkpointing=ON")
-    assert train(told(*sets, *more), tmp_path / "whole") == DONE
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "cut" / "control.json").write_text('{"stop": true}')
-    assert train(told(*sets, *more), tmp_path / "cut") == 130
-    assert train(Overrides(), tmp_path / "cut", resume=Resume()) == DONE
-    assert facts_of(tmp_path / "cut") == facts_of(tmp_path / "whole")
-    assert equal(state(tmp_path / "cut", 4), state(tmp_path / "whole", 4))
-    key = "embedding.token=<y>" if sets[0] == ROWS[0] else 'text_encoder.layers=["shared"]'
-    with pytest.raises(VideotuneError, match=r"text_encoder.layers|embedding.token"):
-        train(Overrides(sets=(key,)), tmp_path / "cut", resume=Resume())
-
-
-def test_both_experts_teach_the_same_rows(done: Callable[..., Path], tmp_path: Path) -> None:
-    """The rows are the run's: every step moves them, whichever expert it is of, and there is one file."""
-    sets = (*ROWS, "expert_period=1", "expert_share=0.5", "steps=4", "save_every=1")
-    run = done(*sets, base=("wan", "t2v-a14b"))
+def test_both_experts_train_the_same_tokens(finished: Finished, tmp_path: Path) -> None:
+    """The tokens are the run's: every step moves them, whichever expert it is of, and there is one file."""
+    sets = (*SHORT, *TOKENS, "expert_period=1", "expert_share=0.5", "steps=4", "save_every=1")
+    run = finished(*sets, base=("wan", "t2v-a14b"))
     assert {line["expert"] for line in steps_of(run)} == {"high", "low"}
-    rows = [state(run, step)["weights/embedding.text_encoder"] for step in (1, 2, 3, 4)]
+    rows = [state(run, step)[NAME] for step in (1, 2, 3, 4)]
     assert all(not torch.equal(a, b) for a, b in pairwise(rows))
     assert int(state(run, 4)["optimizer/embedding.text_encoder.step"]) == 4
     assert [path.name for path in exported(run)] == ["run-step-4.safetensors"]
-    assert drawn(tmp_path / "out", run=run).shape[0] == 5
+    assert sampled(tmp_path / "out", run=run).shape[0] == 5
 
 
-def test_a_family_told_an_image_trains_rows_too(done: Callable[..., Path]) -> None:
-    run = done(*ROWS, base=("wan", "i2v"))
+def test_a_model_conditioned_on_images_trains_new_tokens_too(finished: Finished) -> None:
+    run = finished(*SHORT, *TOKENS, base=("wan", "i2v"))
     assert all(line["grad_norm"] > 0 for line in steps_of(run))
-    assert drawn_rows(run).shape == (2, 16)
-
-
-def drawn_rows(run: Path) -> torch.Tensor:
-    return load_file(exported(run)[0])[TOKEN]
+    assert load_file(exported(run)[0])[TOKEN].shape == (2, 16)
 
 
 def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(
-    done: Callable[..., Path], tiny_bases: Callable[..., Path]
+    finished: Finished, tiny_bases: Callable[..., Path]
 ) -> None:
     from diffusers import WanPipeline
     from transformers import UMT5EncoderModel
 
-    run = done(*TEXT)
+    run = finished(*SHORT, *TEXT)
     weights = state(run, 3)
     (folder,) = exported(run)
     pipe = WanPipeline.from_pretrained(folder)
@@ -249,9 +196,9 @@ def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(
 
 
 def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
-    done: Callable[..., Path], tiny_bases: Callable[..., Path], tmp_path: Path
+    finished: Finished, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
-    run = done(*TEXT, "transformer.train=false", 'text_encoder.layers=["block.0"]')
+    run = finished(*SHORT, *TEXT, "transformer.train=false", 'text_encoder.layers=["block.0"]')
     names = {name for name in state(run, 3) if name.startswith("weights/")}
     assert names
     assert all(name.startswith("weights/text_encoder.encoder.block.0.") for name in names)
@@ -260,9 +207,9 @@ def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
     assert before[folder / "transformer" / "diffusion_pytorch_model.safetensors"] == (
         (tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors").stat().st_ino
     ), "what did not train is the base's own file"
-    own = drawn(tmp_path / "run", run=run)
-    assert torch.equal(drawn(tmp_path / "folder", base=str(folder)), own)
-    assert not torch.equal(drawn(tmp_path / "base", base=str(tiny_bases("wan"))), own)
+    own = sampled(tmp_path / "run", run=run)
+    assert torch.equal(sampled(tmp_path / "folder", base=str(folder)), own)
+    assert not torch.equal(sampled(tmp_path / "base", base=str(tiny_bases("wan"))), own)
     assert export(run, out=tmp_path / "again") == DONE
     (again,) = (tmp_path / "again").iterdir()
     for name, value in load_file(again / "text_encoder" / "model.safetensors").items():
@@ -276,16 +223,15 @@ def test_a_planted_row_is_found_again_through_the_frozen_denoiser(tiny_family: C
     (rows,) = add_rows(family.text_parts(), settings, seed=5).values()
     generator = torch.Generator().manual_seed(0)
     x_t, t = torch.randn(3, 4, 1, 4, 4, generator=generator), torch.tensor([0.2, 0.5, 0.9])
-    none = torch.zeros(3, 1, 1, 1, 1, dtype=torch.bool)
     captions = ("a <x> b", "red <x>", "<x>")
     text = family.condition(family.encode_text(captions))
-    batch = Batch(x_t, none, none, (~none).float(), t, none[:, 0, 0, 0, 0], text, captions, captions, t, False)
+    batch = Batch.of(x_t, text, captions=captions)
 
-    def said() -> torch.Tensor:
+    def predicted() -> torch.Tensor:
         return family.predict(net, x_t, t, condition(family, spell, batch))
 
     with torch.no_grad():
-        target = said()
+        target = predicted()
         planted = rows.detach().clone()
         rows.normal_(std=planted.std().item(), generator=generator)
     cosine = torch.nn.functional.cosine_similarity
@@ -296,7 +242,7 @@ def test_a_planted_row_is_found_again_through_the_frozen_denoiser(tiny_family: C
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
-        off = 1e6 * (said() - target).square().mean()
+        off = 1e6 * (predicted() - target).square().mean()
         off.backward()
         return off
 

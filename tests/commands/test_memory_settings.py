@@ -1,0 +1,234 @@
+"""Memory settings left open are chosen before a run begins, recorded, kept by a resume, and chosen anew when asked."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.commands.moments import nth
+from tests.commands.safety_kit import Finished, Make, assert_same_run, equal, of_kind, resume, state
+from tests.failing_forward import OUT_OF_MEMORY
+from tests.shell import plan, train
+from videotune.console import size
+from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
+from videotune.files import read_json
+from videotune.planner import fit as fitting
+from videotune.planner.cards import card
+from videotune.planner.fake_run import FakeRun
+from videotune.planner.fit import OPEN, activations_at_most, fit, fit_settings, fixed, to_json
+from videotune.planner.memory import PLAIN, TILED, Fixed
+from videotune.planner.memory_plan import step_spec
+from videotune.trainer import cache_filling
+from videotune.trainer.components import open_models
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_dir import read_run_config
+from videotune.trainer.run_spec import open_job
+from videotune.validation import decoding
+
+
+def opened(overrides: Overrides) -> Any:
+    return open_job(*resolve_config(overrides))
+
+
+@pytest.fixture
+def small(overrides: Make) -> Any:
+    """The job of a run of ten steps of two samples."""
+    return opened(overrides("steps=10", "batch_size=2"))
+
+
+@pytest.mark.parametrize(
+    ("sets", "settings", "origins"),
+    [
+        ((), [2, "OFF", 0.0], ["plan"] * 3),
+        (("gradient_checkpointing=ON", "micro_batch_size=1"), [1, "ON", 0.0], ["user", "user", "plan"]),
+    ],
+)
+def test_on_a_cpu_nothing_is_saved_and_the_choice_is_recorded_as_planned(
+    sets: tuple[str, ...], settings: list[Any], origins: list[str], overrides: Make, tmp_path: Path
+) -> None:
+    chosen = overrides("steps=1", "batch_size=2", *sets)
+    job = opened(chosen)
+    planned = to_json(fit(job, "FLOAT_32", None, None), job, "FLOAT_32")["chosen"]
+    assert train(chosen, tmp_path / "run") == DONE
+    kept = read_run_config(tmp_path / "run")
+    assert [kept["settings"][key] for key in OPEN] == settings == [planned[key] for key in OPEN]
+    assert [kept["origins"][key] for key in OPEN] == origins
+
+
+def test_where_the_host_is_short_blocks_are_computed_again(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fit_settings(small).config.gradient_checkpointing == "OFF"
+    memory = SimpleNamespace(available=10**6, total=10**6)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    assert fit_settings(small).config.gradient_checkpointing == "ON"
+
+
+def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(finished("steps=2", "micro_batch_size=1"), tmp_path / "run")
+    monkeypatch.setattr(fitting, "on_host", lambda job: dict(zip(OPEN, (1, "ON", 0.0), strict=True)))
+    assert resume(run, "steps=3") == DONE
+    assert read_run_config(run)["settings"]["gradient_checkpointing"] == "OFF"
+    assert resume(run, "steps=4", replan=True) == DONE
+    assert read_run_config(run)["settings"]["gradient_checkpointing"] == "ON"
+    assert "replanned: gradient_checkpointing: 'OFF' -> 'ON'" in of_kind(run, "resume")[-1]["changes"]
+    assert read_run_config(run)["origins"]["micro_batch_size"] == "user"
+
+
+def test_a_plan_for_a_card_begins_with_its_verdict(overrides: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = overrides("steps=10", "batch_size=2")
+    assert plan(settings, card="rtx 3060 12gb") == DONE
+    printed = capsys.readouterr().out
+    assert printed.startswith("it fits RTX 3060 12GB: ")
+    assert "hours" in printed.splitlines()[0]
+    for text in ("memory of the device, calculated", "host memory:", "calculated for RTX 3060"):
+        assert text in printed, text
+    assert plan(settings, vram=1.0) == SKIPPED, "a card must have a GiB for CUDA itself"
+    assert capsys.readouterr().out.startswith("it does not fit 1 GB: ")
+    assert plan(settings, card="t4") == DONE
+    assert "hours" not in capsys.readouterr().out.splitlines()[0], "no rate is known of it"
+    with pytest.raises(VideotuneError, match="read from its base model"):
+        plan(Overrides(family="wan", data=settings.data, sets=("resolution=32x32",)), vram=8)
+
+
+@pytest.mark.parametrize(
+    ("sets", "forced"),
+    [
+        (("optimizer.name=LION", "optimizer.step_in_backward=true"), Fixed(4, None, 0)),
+        (("optimizer.name=LION",), Fixed(None, None, 0)),
+        (("training_method=LORA", "optimizer.name=LION"), Fixed()),
+        ((), Fixed()),
+    ],
+)
+def test_a_plan_chooses_nothing_that_the_run_would_refuse(
+    overrides: Make, sets: tuple[str, ...], forced: Fixed
+) -> None:
+    job = opened(overrides("steps=1", "batch_size=4", "training_method=FINE_TUNE", *sets))
+    assert fixed(job.config, 2, 4) == forced
+    found = fit(job, "FLOAT_32", 10**6, None)
+    assert not found.fits, "so that all that may be chosen was chosen"
+    assert found.training.choice.micro_batch == (forced.micro_batch or 1)
+
+
+def test_tiles_are_read_only_where_nothing_else_fits(overrides: Make) -> None:
+    job = opened(overrides("steps=1", "sample_after=1", "sample.resolution=64x64", "sample.frames=9"))
+    roomy = fit(job, "FLOAT_32", 1 << 40, None)
+    assert roomy.phases["preview"][0] == PLAIN
+    assert TILED not in step_spec(job, "FLOAT_32").elsewhere["preview"]
+    assert fit(job, "FLOAT_32", 10**6, None).phases["preview"][0] == TILED
+    assert TILED in step_spec(job, "FLOAT_32").elsewhere["preview"], "remembered"
+
+
+def test_what_does_not_fit_is_reported_with_remedies(overrides: Make) -> None:
+    named = ("gradient_checkpointing=OFF", "layer_offload_fraction=0", "micro_batch_size=4")
+    job = opened(overrides("steps=10", "batch_size=4", *named))
+    whole = fit(job, "FLOAT_32", None, None)
+    assert whole.fits is None
+    short = fit(job, "FLOAT_32", whole.training.needed - 1, card("rtx 3060 12gb"))
+    assert short.fits is False
+    assert short.chosen == {"micro_batch_size": 4, "gradient_checkpointing": "OFF", "layer_offload_fraction": 0.0}
+    assert any("the settings that need least (micro_batch_size=1 " in line for line in short.remedies)
+    facts = to_json(short, job, "FLOAT_32")
+    assert facts["device"]["phase"] in facts["device"]["phases"]
+    assert facts["hours"] is not None
+    assert any("take a larger card, fewer frames" in line for line in fit(job, "FLOAT_32", 2**30, None).remedies)
+
+
+def test_quantized_weights_are_named_with_what_they_save_and_never_chosen(small: Any, overrides: Make) -> None:
+    short = fit(small, "FLOAT_32", 2**30, None)
+    (line,) = (line for line in short.remedies if line.startswith("weight_dtype=FLOAT_8"))
+    net = open_models(small.spec, small.base, small.config).denoiser()
+    numbers = sum(m.weight.numel() for m in net.blocks.modules() if isinstance(m, torch.nn.Linear))
+    assert f"the denoiser's take {size(round(numbers * (4 - 1 - 4 / 128)))} less" in line
+    assert "weight_dtype" not in short.chosen
+    rounded = opened(overrides("steps=10", "batch_size=2", "weight_dtype=NFLOAT_4"))
+    assert not any("weight_dtype" in line for line in fit(rounded, "FLOAT_32", 2**30, None).remedies)
+    saved = [fit(one, "FLOAT_32", None, None).training.device["end"]["weights"] for one in (small, rounded)]
+    assert saved[0] > saved[1], "and the plan knows"
+
+
+def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a CUDA machine whose card has so many bytes."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(fitting, "dtype_name", lambda config: "FLOAT_32")
+    monkeypatch.setattr(fitting, "asked_card", lambda vram, name: (80 * 10**9, None))
+    assert [getattr(fit_settings(small).config, key) for key in OPEN] == [2, "OFF", 0.0]
+    monkeypatch.setattr(fitting, "asked_card", lambda vram, name: (10**6, None))
+    with pytest.raises(DoesNotFit, match=r"this run needs .* and the card has 1\.0 MB:\n"):
+        fit_settings(small)
+
+
+# ---- another way where there is no room
+
+
+def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run is the same to the bit, and so is a preview with the denoiser offloaded."""
+    real, seen, tries = decoding.decode, [], []
+
+    def short(family: Any, latents: Any, tiled: bool = False) -> list[np.ndarray]:
+        tries.append(tiled)
+        if len(tries) <= most:
+            raise OUT_OF_MEMORY
+        seen.append(real(family, latents, tiled))
+        return seen[-1]
+
+    monkeypatch.setattr(decoding, "decode", short)
+    for most, wanted in ((0, [False]), (1, [False, False]), (2, [False, False, True])):
+        tries.clear()
+        run = tmp_path / f"run{most}"
+        assert train(overrides("steps=2", "sample_after=1", "samples=1", "sample.steps=1"), run) == DONE
+        assert tries[: len(wanted)] == wanted
+        assert len(of_kind(run, "sample")) == 3
+        assert equal(state(run, 2), state(tmp_path / "run0", 2))
+    assert np.array_equal(seen[0][0], seen[3][0]), "step 0, whole and with the denoiser offloaded"
+    assert "decoded in tiles" in capsys.readouterr().err
+
+
+def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
+    overrides: Make, finished: Finished, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fill, met, plain, run = cache_filling.fill, nth(1), finished("steps=2"), tmp_path / "run"
+
+    def short(family: Any, *more: Any) -> Any:
+        if met():
+            family.part("text_encoder")
+            raise OUT_OF_MEMORY
+        return fill(family, *more)
+
+    monkeypatch.setattr(cache_filling, "fill", short)
+    assert train(overrides("steps=2", f"cache_dir={tmp_path / 'cache'}"), run) == DONE
+    assert "the blocks of the text encoder now come from host memory" in capsys.readouterr().err
+    assert_same_run(run, plain, 2)
+    assert read_json(plain / "config.json")["data"] == read_json(run / "config.json")["data"]
+
+
+@pytest.mark.parametrize("family", ["wan", "cogvideox"])
+def test_without_a_fake_step_the_bound_on_activations_holds(
+    family: str, overrides: Make, tiny_bases: Callable[[str], Path]
+) -> None:
+    """Of what a step really keeps, OFF, by its reading: at least so much is set aside for it."""
+    job = opened(
+        overrides("steps=1", "batch_size=2", f"base_model_name={tiny_bases(family)}", "video_config.target_fps=16")
+    )
+    seen = FakeRun(open_models(job.spec, job.base, job.config), job.config)
+    depths = tuple(seen.depths.items())
+    kept = max(parts.get("activations", 0) for parts in seen.step(job.shapes[0], 2, "OFF", depths).phases.values())
+    assert kept < activations_at_most(job, 4) < 30 * kept
+
+
+def test_a_plan_that_needs_more_than_the_disk_has_ends_with_2(
+    overrides: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(overrides("steps=1000000000", "save_every=1")) == SKIPPED
+    assert "too much" in capsys.readouterr().out
+    assert plan(overrides("steps=1000000000", "save_every=1", "save_keep=2")) == DONE
