@@ -70,10 +70,8 @@ def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Paramete
     encoder = _model(part)
     table = encoder.get_input_embeddings()
     if rows.shape != (len(tokens), table.weight.shape[1]):
-        raise VideotuneError(
-            f"{tokens[0]} has rows of {rows.shape[-1]} numbers, and the text encoder reads {table.weight.shape[1]}: they "
-            "were made for another one"
-        )
+        theirs = f"the text encoder reads {table.weight.shape[1]}: it is for another one"
+        raise VideotuneError(f"{tokens[0]} has rows of {rows.shape[-1]} numbers, and {theirs}")
     first = add_tokens(part.tokenizer, tokens)
     parameter = nn.Parameter(rows.detach().to(table.weight.device, torch.float32, copy=True))
     encoder.set_input_embeddings(Overlay(table, parameter, first))
@@ -87,9 +85,8 @@ def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> int:
     """
     known = [token for token in tokens if token in tokenizer.get_vocab()]
     if known:
-        raise VideotuneError(
-            f"embedding.token: the tokenizer has a token {known[0]!r} of its own: take another, such as <my-{known[0]}>"
-        )
+        fault = f"the tokenizer has a token {known[0]!r} of its own"
+        raise VideotuneError(f"embedding.token: {fault}: take another, such as <my-{known[0]}>")
     tokenizer.add_tokens(list(tokens))
     first = tokenizer.convert_tokens_to_ids(tokens[0])
     read = tokenizer(f"a {' '.join(tokens)} b").input_ids

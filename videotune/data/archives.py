@@ -88,10 +88,8 @@ def unpack(archive: Path, cache: Path, progress: Progress | None = None) -> Path
                     _unpack(archive, kind, aside, progress)
                 files.sync_folder(home)
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        raise VideotuneError(
-            f"{archive} could not be unpacked into {home}: {error.strerror or error}{where}."
-        ) from error
+        why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        raise VideotuneError(f"{archive} could not be unpacked into {home}: {why}.") from error
     return folder
 
 

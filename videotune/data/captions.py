@@ -110,9 +110,7 @@ def _text_column(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
     if not found:
         raise VideotuneError(f"{path} has no column text; its columns: {there}. Name the captions' column text.")
     if found[0] != "text" and len(found) > 1:
-        raise VideotuneError(
-            f"{path} has the columns {' and '.join(found)}, and no column text. Name one of them text."
-        )
+        raise VideotuneError(f"{path} has the columns {' and '.join(found)}, and no column text. Name one text.")
     others = f"{path}: captions are taken from the column text, not from {' or '.join(found[1:])}"
     return found[0], [others] if len(found) > 1 else []
 

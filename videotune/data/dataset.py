@@ -101,9 +101,8 @@ def _notes_on_settings(config: Config, rules: VideoRules) -> list[str]:
     notes = []
     fps, shrink = fps_of(video, rules), shrink_factor(video, rules)
     if abs(math.log(fps / rules.fps)) > math.log(1.2):
-        notes.append(
-            f"{fps:g} fps is far from the model's own {rules.fps:g}: there motion is {rules.fps / fps:.2g}x as fast"
-        )
+        speed = f"{rules.fps / fps:.2g}x as fast"
+        notes.append(f"{fps:g} fps is far from the model's own {rules.fps:g}: there motion is {speed} as filmed")
     if shrink > 1:
         notes.append(f"spatial_compression_ratio: clips are made {shrink} times smaller than resolution says")
     if video.temporal_augmentation:

@@ -45,11 +45,8 @@ def _multiple(kind: str, ratio: int | None, own: int) -> int:
     if ratio is None:
         return 1
     if ratio < own or ratio % own:
-        what = "below it" if ratio < own else "no whole multiple of it"
-        raise VideotuneError(
-            f"video_config.{kind}_compression_ratio: this model's VAE has {own}, and {ratio} is {what}. "
-            f"Leave it out, or set {own}, {2 * own}, {3 * own} …"
-        )
+        key = f"video_config.{kind}_compression_ratio"
+        raise VideotuneError(f"{key} is {ratio}, no multiple of this VAE's {own}. Leave it out, or set {2 * own}.")
     return ratio // own
 
 
@@ -103,9 +100,7 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
         every = f"of {spanned} frames one in {keep} is kept, so that a window has {frames}"
         takes += f", and one frame in {keep} is kept (temporal_compression_ratio)"
     if spanned != requested and video.strict_frames:
-        raise VideotuneError(
-            f"video_config.{key} is {requested}, but {takes}. Set it to {spanned}, or leave out strict_frames."
-        )
+        raise VideotuneError(f"video_config.{key} is {requested}, but {takes}. Set it to {spanned}.")
     if spanned == requested:
         return frames, every or None
     return frames, f"{key} {requested} becomes {spanned}: {every or takes}"

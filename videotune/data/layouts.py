@@ -183,10 +183,9 @@ class _Folder:
             exists = row is None or path in self.files or os.path.isfile(path)
             missing = "" if exists else f"{listed} lists it, and it does not exist"
             if row is None and caption is None:
-                missing = (
-                    f"{text} is a link to {self.foreign[text]}, no .txt file" if text else f"{expected} does not exist"
-                )
-                missing = f"{self._short(table)} does not list it, and {missing}" if table else missing
+                fault = f"is a link to {self.foreign[text]}, no .txt file" if text else "does not exist"
+                unlisted = f"{self._short(table)} does not list it, and " if table else ""
+                missing = f"{unlisted}{text or expected} {fault}"
             clips.append(ClipFile(here / name, caption, expected, row.text if row else None, listed, exists, missing))
         return clips
 
@@ -280,10 +279,8 @@ def _walk(folder: str, above: frozenset[str], linked: bool, runs: list[str]) -> 
 
 def _texts(files: Collection[str]) -> Mapping[str, str]:
     """Text files by their path with the suffix in lower case, since NAME.TXT is a caption too; NAME.txt wins."""
-    texts = sorted(
-        (path for path in files if path.lower().endswith(".txt")), key=lambda path: (path.endswith(".txt"), path)
-    )
-    return {path[:-4] + ".txt": path for path in texts}
+    texts = sorted(path for path in files if path.lower().endswith(".txt"))
+    return {path[:-4] + ".txt": path for path in sorted(texts, key=lambda path: path.endswith(".txt"))}
 
 
 def _captions_folder(root: Path, folder: Path) -> Path:

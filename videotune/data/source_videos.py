@@ -192,9 +192,7 @@ def _notes_on_numbers(series: dict[tuple[str, str], set[str]], many: dict[str, l
         elif len(bases) > 1:
             count = sum(len(series[folder, base]) for base in bases)
             some = ", ".join(sorted(bases)[:3]) + (", …" if len(bases) > 3 else "")
-            notes.append(
-                f"{count} clips in {folder} are taken for cuts of {len(bases)} videos by their numbers ({some})"
-            )
+            notes.append(f"{count} clips in {folder} are taken for cuts of {len(bases)} videos ({some})")
     return notes
 
 
@@ -271,9 +269,8 @@ class _Frames:
         self.clip, self.place = np.array(owner, np.int64)[order], np.array(place, np.int64)[order]
         self._mean, self._limit = mean[order], np.minimum(NEAR * structure, NEAR_LEVELS)[order]
         # scaled so that a squared distance is that of brightness plus that of colour, each a mean over its cells
-        self._vectors = (raw[order] - 128) / np.sqrt(
-            np.array([cells] * cells + [cells // 2] * (cells // 2), np.float32)
-        )
+        sizes = np.array([cells] * cells + [cells // 2] * (cells // 2), np.float32)
+        self._vectors = (raw[order] - 128) / np.sqrt(sizes)
         self._squares = (self._vectors**2).sum(1)
 
     def matches(self, among: NDArray[np.bool_] | None = None) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -293,10 +290,8 @@ class _Frames:
         return self._near(a, b, (self._vectors[a] * self._vectors[b]).sum(1))
 
     def _near(self, a: NDArray[np.int64], b: NDArray[np.int64], products: NDArray[Any]) -> NDArray[np.bool_]:
-        near: NDArray[np.bool_] = self._squares[a] + self._squares[b] - 2 * products <= (
-            np.minimum(self._limit[a], self._limit[b]) ** 2
-        )
-        return near
+        limit = np.minimum(self._limit[a], self._limit[b]) ** 2
+        return np.asarray(self._squares[a] + self._squares[b] - 2 * products <= limit)
 
 
 def _structure(light: Vectors) -> tuple[Vectors, Vectors]:

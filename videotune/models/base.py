@@ -225,14 +225,17 @@ class DiffusersModel:
         ids = self.text_pipeline().tokenizer(self.clean(caption), verbose=False).input_ids
         return len(ids) - self.tokens_in_front
 
+    def encode_prompt(self, caption: str, **words: Any) -> Any:
+        """The pipeline's own answer for a caption in full length."""
+        tokens = self.spec.text_tokens
+        return self.text_pipeline().encode_prompt(caption, max_sequence_length=tokens, device=self.device, **words)
+
     def encode(self, caption: str) -> dict[str, Tensor]:
         """The pipeline's own states of a caption in full length, in the form of ``condition``.
 
         "text" (L,D), and where the pipeline gives one its "mask" (L,), True where the caption is.
         """
-        text, mask, *_ = self.text_pipeline().encode_prompt(
-            caption, do_classifier_free_guidance=False, max_sequence_length=self.spec.text_tokens, device=self.device
-        )
+        text, mask, *_ = self.encode_prompt(caption, do_classifier_free_guidance=False)
         return {"text": text[0]} | ({} if mask is None else {"mask": mask[0]})
 
     def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -370,8 +373,7 @@ class DiffusersModel:
         """
         shape = request.shape
         self.check_shape(shape.frames, shape.height, shape.width)
-        pipe = self.pipeline(nets, request.shift)
-        return self.run_pipeline(pipe, cond, uncond, request).float()
+        return self.run_pipeline(self.pipeline(nets, request.shift), cond, uncond, request).float()
 
     def run_pipeline(
         self, pipe: Any, cond: Condition, uncond: Condition | None, request: SampleRequest, **words: Any

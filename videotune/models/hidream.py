@@ -141,9 +141,7 @@ class HiDream(DiffusersModel):
 
         No reader of these masks padding, and the states of padding hang on the caption: all of them are told and kept.
         """
-        text, _, llama, _, pooled, _ = self.text_pipeline().encode_prompt(
-            caption, do_classifier_free_guidance=False, max_sequence_length=self.spec.text_tokens, device=self.device
-        )
+        text, _, llama, _, pooled, _ = self.encode_prompt(caption, do_classifier_free_guidance=False)
         return {"text": text[0], "llama": llama[:, 0], "pooled": pooled[0]}
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
@@ -181,9 +179,8 @@ class HiDream(DiffusersModel):
     def check_shape(self, frames: int, height: int, width: int) -> None:
         """One frame, and no more tokens than there are places."""
         if frames != 1:
-            raise VideotuneError(
-                f"{self.spec.title} draws pictures; these are {frames} frames. Set video_config.frames=1."
-            )
+            these = f"these are {frames} frames. Set video_config.frames=1"
+            raise VideotuneError(f"{self.spec.title} draws pictures, and {these}.")
         most = self.spec.rules.most_area
         if most is not None and height * width > most:
             these = f"these are {height}x{width}. Set a lower resolution"

@@ -183,9 +183,8 @@ def _unreached(error: Exception) -> bool:
 
     if isinstance(error, hub.errors.HfHubHTTPError):
         return error.response.status_code >= 500
-    return isinstance(error, (httpx2.TransportError, hub.errors.OfflineModeIsEnabled)) and not isinstance(
-        error, httpx2.LocalProtocolError
-    )
+    unreached = (httpx2.TransportError, hub.errors.OfflineModeIsEnabled)
+    return isinstance(error, unreached) and not isinstance(error, httpx2.LocalProtocolError)
 
 
 def _near(name: str) -> str:

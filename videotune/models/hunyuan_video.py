@@ -156,9 +156,7 @@ class HunyuanVideo(DiffusersModel):
 
         The pipeline feeds states of the padding there, which the mask hides: they change nothing.
         """
-        text, pooled, mask = self.text_pipeline().encode_prompt(
-            caption, max_sequence_length=self.spec.text_tokens, device=self.device
-        )
+        text, pooled, mask = self.encode_prompt(caption)
         shown = mask[0].bool()
         return {"text": text[0].where(shown[:, None], text.new_zeros(())), "mask": shown, "pooled": pooled[0]}
 

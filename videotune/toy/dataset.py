@@ -43,16 +43,13 @@ def write_dataset(
     Raises VideotuneError for counts or a trigger that make no data set, and where the folder holds other files.
     """
     if min(concept_clips, reminder_clips) < 0 or concept_clips + reminder_clips == 0:
-        raise VideotuneError(
-            f"{concept_clips} concept and {reminder_clips} reminder clips make no data set; ask for one"
-        )
+        raise VideotuneError(f"{concept_clips} concept and {reminder_clips} reminder clips make no data set")
     if len(trigger.split()) != 1:
         raise VideotuneError(f"the trigger {trigger!r} must be one word")
     concept = [(*CONCEPT, list(DIRECTIONS)[index % 4]) for index in range(concept_clips)]
     items = [_item("concept", index, look, trigger) for index, look in enumerate(concept)]
-    items += [
-        _item("reminder", index, look, f"{look[0]} {look[1]}") for index, look in enumerate(_known(reminder_clips))
-    ]
+    known = enumerate(_known(reminder_clips))
+    items += [_item("reminder", index, look, f"{look[0]} {look[1]}") for index, look in known]
     videos = {item.stem: folder / "videos" / f"{item.stem}{item.suffix}" for item in items}
     captions = {item.stem: folder / "captions" / f"{item.stem}.txt" for item in items}
     _refuse_others(folder, {*videos.values(), *captions.values()})
