@@ -51,7 +51,7 @@ def test_a_resume_leaves_behind_what_came_after_its_step(tmp_path: Path) -> None
     run = read_run(tmp_path)
     assert list(run.steps.at) == [1, 2, 3, 4, 5, 6]
     assert run.steps.mse[1][4] == 0.125
-    assert [record["step"] for record in run.of_kind("ruler")] == [0]
+    assert [record["step"] for record in run.of_kind("validation")] == [0]
     assert not run.of_kind("sample") + run.of_kind("end")
     assert [record["text"] for record in run.of_kind("warning")] == ["kept"]
     assert run.notes == ("3 steps after step 4 left behind when the run went on from there",)

@@ -362,7 +362,7 @@ def test_the_best_and_the_last_are_never_let_go(
 
 def reading(step: int, value: float | None, validation: str = "a") -> dict[str, object]:
     held_out = None if value is None else {"normalised": value}
-    return {"kind": "ruler", "step": step, "ruler": validation, "held_out": held_out}
+    return {"kind": "validation", "step": step, "validation": validation, "held_out": held_out}
 
 
 def test_the_best_one_is_that_of_the_lowest_reading_of_the_ruler_in_use() -> None:
