@@ -40,7 +40,8 @@ def mode(u: Tensor, scale: float = MODE_SCALE) -> Tensor:
 
 def beta(u: Tensor, a: float, b: float) -> Tensor:
     """The beta distribution: most weight at (a - 1)/(a + b - 2) for a, b > 1, at the ends below 1."""
-    return torch.as_tensor(scipy_special.betaincinv(a, b, u.double().numpy()))
+    least = 1e-100  # below it scipy gives NaN, and every draw is 0 in float32
+    return torch.as_tensor(scipy_special.betaincinv(a, b, u.double().clamp(min=least).numpy()))
 
 
 def shift_of_tokens(tokens: int, rule: tuple[float, float, float, float]) -> float:
