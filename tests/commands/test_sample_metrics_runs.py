@@ -125,7 +125,7 @@ def test_a_failing_measurement_is_a_warning(overrides: Make, tmp_path: Path, mon
     monkeypatch.setattr(probes, "measured", fail)
     assert train(overrides("steps=1", *PROBED), tmp_path / "run") == DONE
     assert warnings_of(tmp_path / "run") == [
-        f"the probe at step {step} failed: RuntimeError: no such picture" for step in (0, 1)
+        f"the sample metrics at step {step} failed: RuntimeError: no such picture" for step in (0, 1)
     ]
     assert of_kind(tmp_path / "run", "sample_metrics") == []
 
