@@ -106,7 +106,7 @@ def write_many(root: Path) -> None:
 
 
 def write_run(root: Path, name: str, state: str) -> None:
-    """A project with a run of 2,000 steps, read by the ruler forty times, that has ended or goes on in this process."""
+    """A project with a run of 2,000 steps, validated forty times, that has ended or goes on in this process."""
     run = project(root, name) / "runs" / "run-1"
     run.mkdir()
     (run / "config.json").write_text(json.dumps({"steps": 2 * STEPS, "settings": {}}))
@@ -134,13 +134,14 @@ def a_step(step: int) -> dict[str, Any]:
 
 
 def a_reading(step: int) -> dict[str, Any]:
-    """A reading of the ruler with twelve clips a part."""
+    """A validation with twelve clips a part."""
     part = {
         "mean": 0.1, "by_quantile": [0.1] * 9, "windows": 12, "normalised": 1 - step / 9000,
         "clips": {f"{n:012x}": 0.9 + n / 100 for n in range(12)},
     }  # fmt: skip
     return {
-        "kind": "ruler", "time": time.time(), "step": step, "ruler": "abc", "held_out": part, "train": part, "seconds": 1,
+        "kind": "validation", "time": time.time(), "step": step, "validation": "abc", "held_out": part, "train": part,
+        "seconds": 1,
     }  # fmt: skip
 
 

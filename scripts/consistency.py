@@ -76,7 +76,7 @@ class Plan:
 
 
 def overrides_from(plan: Plan, weight: float, seed: int) -> Overrides:
-    """The toy preset with this weight: nothing is saved or drawn on the way, the ruler is read first and last."""
+    """The toy preset with this weight: nothing is saved or drawn on the way, validation is first and last."""
     knobs = {
         "video_config.temporal_consistency_weight": weight,
         "seed": seed,
@@ -135,7 +135,7 @@ def error_flicker(job: Job, family: Family, nets: Mapping[str, torch.nn.Module])
     """How much of the held-out error changes from frame to frame: |e_f - e_(f-1)|² over that of white error of |e|².
 
     1: the frames' errors have nothing to do with one another; 0: every frame has the same; 2: they alternate. Over the
-    held-out clips and the ruler's nine noise levels, with noise of their own.
+    held-out clips and the validation's nine noise levels, with noise of their own.
     """
     plain = make_objective(job.spec, job.config)
     source = make_source(job, family, Store(job.cache), plain)
@@ -163,7 +163,7 @@ def one_run(plan: Plan, weight: float, seed: int, states: Mapping[str, Any]) -> 
     if not train_or_resume(words, run):
         raise SystemExit("stopped; the same command goes on")
     took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
-    validation = [line for line in read_journal(run) if line["kind"] == "ruler"][-1]["held_out"]
+    validation = [line for line in read_journal(run) if line["kind"] == "validation"][-1]["held_out"]
     sampler = open_sampler(SampleOptions(tuple(PROMPTS), run=run))
     drawn = sampled(sampler.family, sampler.nets, sampler.settings, states)
     return {

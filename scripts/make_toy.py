@@ -106,10 +106,10 @@ def curves(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """What was measured on the way: the autoencoder's PSNR, and each transformer's error on clips of held-out looks."""
     found: dict[str, Any] = {"autoencoder": read_json(out / "autoencoder" / "curve.json")}
     for seed in seeds:
-        rulers = [line for line in read_journal(out / f"run-{seed}") if line["kind"] == "ruler"]
+        losses = [line for line in read_journal(out / f"run-{seed}") if line["kind"] == "validation"]
         found[f"transformer {seed}"] = [
             {"step": line["step"], "held_out": line["held_out"]["mean"], "train": line["train"]["mean"]}
-            for line in rulers
+            for line in losses
         ]
     return found
 

@@ -1,4 +1,4 @@
-"""What rounding the frozen weights costs: the toy trained over each kind, the ruler read of its base and of what was learnt.
+"""What rounding the frozen weights costs: the toy trained over each kind, and the validation loss of base and result.
 
     python scripts/quantised.py [--kinds auto FLOAT_8 INT_8 NFLOAT_4] [--seeds 0 1 2] [--steps 100] [--set KEY=VALUE]
                                 [--work runs/quantised] [--out docs/quantised.json]
@@ -53,7 +53,7 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
 
 
 def error(trainer: Trainer) -> float:
-    """The held-out error as the run's ruler reads it."""
+    """The held-out error as the run's validation measures it."""
     source = trainer.source
     reading = read_validation(
         trainer.validation, trainer.family, trainer.pool, source.objective, lambda window: plain_batch(source, window)

@@ -50,7 +50,7 @@ VALIDATION = 16
 """Held-out clips of a run of four clips, more than validation reads in so short a run."""
 
 DENSE = 64
-"""Clips of the dense ruler."""
+"""Clips of the dense validation."""
 
 POOL, SHARE = 1000, 0.016
 """The endless clips, of which a run sees each at most once, and the share of them that is held out: 16."""
@@ -62,7 +62,7 @@ SHORT = {"video_config.frames": 9, "video_config.windows": "head", "batch_size":
 """Half a second of each clip, one window each: half of the preset's work."""
 
 THIRD = 3
-"""The dense ruler reads each of its clips at every third noise level, each level on a third of the clips."""
+"""The dense validation reads each of its clips at every third noise level, each level on a third of the clips."""
 
 
 RATE = 2e-3
@@ -119,7 +119,7 @@ def overrides_from(plan: Plan, case: str, seed: int) -> Overrides:
 
 
 class Dense:
-    """An independent ruler: 64 clips that no run has, read at the same nine noise levels with noise of their own."""
+    """An independent validation: 64 clips that no run has, read at the same nine noise levels with noise of their own."""
 
     def __init__(self, plan: Plan) -> None:
         folder = clips_of(plan, "dense", DENSE, 4000)
@@ -164,12 +164,12 @@ def dense_of(plan: Plan) -> Dense:
 
 
 def one_run(plan: Plan, case: str, seed: int) -> dict[str, Any]:
-    """Train, or go on with, a run; its readings, and those of the dense ruler."""
+    """Train, or go on with, a run; its readings, and those of the dense validation."""
     run, begun = plan.folder(case, seed), time.perf_counter()
     if not train_or_resume(overrides_from(plan, case, seed), run):
         raise SystemExit("stopped; the same command goes on")
-    kept = ("step", "ruler", "kind", "held_out", "train")
-    readings = [{key: line[key] for key in kept} for line in read_journal(run) if line["kind"] == "ruler"]
+    kept = ("step", "validation", "kind", "held_out", "train")
+    readings = [{key: line[key] for key in kept} for line in read_journal(run) if line["kind"] == "validation"]
     views = read_json(run / "plan.json")["views"]["per_window"]
     out = {"case": case, "seed": seed, "views": views, "readings": readings}
     if case == "four":
@@ -208,7 +208,7 @@ def course(readings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def dense_course(dense: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """The dense ruler's normalised readings by step, and where they are lowest."""
+    """The dense validation's normalised losses by step, and where they are lowest."""
     base = next(iter(dense.values()))
     values = {
         int(step): sum(now / then for now, then in zip(row, base, strict=True)) / 9 for step, row in dense.items()
@@ -239,7 +239,7 @@ def plain_rises(values: Sequence[float]) -> bool:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many runs of each case were called, and how near the best step was to the dense ruler's."""
+    """How many runs of each case were called, and how near the best step was to the dense validation's."""
     found: dict[str, Any] = {}
     for case in ("four", "endless", "levels"):
         own = [row for row in rows if row["case"] == case]

@@ -101,6 +101,8 @@ def read_record(path: Path, name: str | None = None, *, partial: bool = False) -
         checked(SHAPES[name], value, partial=partial)
     except ValueError as error:
         raise VideotuneError(f"{path}: {error}: {REMEDIES[name]}") from error
+    if name == "demo":
+        return renamed(value)
     return renamed_run(value) if name == "config" else value
 
 
@@ -110,6 +112,16 @@ def load_json(path: Path, remedy: str) -> Any:
         return json.loads(path.read_bytes().decode())
     except (ValueError, RecursionError) as error:
         raise VideotuneError(f"{path} is not JSON ({error}): {remedy}") from error
+
+
+RENAMED = {"ruler": "validation", "probe": "sample_metrics"}
+"""Kinds of lines and keys as earlier versions wrote them."""
+
+
+def renamed(value: dict[str, Any]) -> dict[str, Any]:
+    """An object of a run with its keys, and its kind, by today's names."""
+    found = {RENAMED.get(key, key): inner for key, inner in value.items()}
+    return found | ({"kind": RENAMED.get(found["kind"], found["kind"])} if isinstance(found.get("kind"), str) else {})
 
 
 _MAYBE = float | None
@@ -133,13 +145,15 @@ LINES: Mapping[str, Any] = {
         captions=NotRequired[list[int | None]],
         skipped=NotRequired[bool],
     ),
-    "ruler": _object(**_AT_STEP, train=_READING | None, held_out=NotRequired[_READING | None], ruler=NotRequired[str]),
+    "validation": _object(
+        **_AT_STEP, train=_READING | None, held_out=NotRequired[_READING | None], validation=NotRequired[str]
+    ),
     "verdict": _object(**_AT_STEP, verdict=str | None, reason=str),
     "sample": _object(**_AT_STEP, prompt=str, path=str),
     "warning": _object(**_ANY, step=NotRequired[Count], text=str),
     "end": _object(**_AT_STEP, why=str),
     "resume": _object(**_ANY, from_step=Count),
-    **dict.fromkeys(("save", "views", "probe"), _object(**_AT_STEP)),
+    **dict.fromkeys(("save", "views", "sample_metrics"), _object(**_AT_STEP)),
 }
 """What is read of the journal's lines, by their kind; of any other kind ``_LINE``."""
 
@@ -158,6 +172,8 @@ def parse_line(line: bytes) -> dict[str, Any]:
             value = json.loads(line)  # which also takes half of a letter (a lone surrogate)
         except RecursionError as error:
             raise ValueError(str(error)) from error
+    if isinstance(value, dict) and value.get("kind") != "step":
+        value = renamed(value)
     kind = value.get("kind") if isinstance(value, dict) else None
     checked(LINES.get(kind, _LINE) if isinstance(kind, str) else _LINE, value)
     found: dict[str, Any] = value

@@ -101,7 +101,7 @@ class Window:
 
 
 PLAIN = -1
-"""The variant of a window without any draw: what validation and the ruler's probes look at."""
+"""The variant of a window without any draw: what validation and sample metrics read."""
 
 
 @dataclass(frozen=True)

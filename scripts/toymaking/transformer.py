@@ -79,7 +79,7 @@ def fresh(folder: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int
 
 
 def settings(base: Path, known: Path, held_out: Path, cache: Path, recipe: Recipe, seed: int) -> dict[str, Any]:
-    """The config of the run. The held-out looks are measured by the ruler and never trained."""
+    """The config of the run. The held-out looks are measured by validation and never trained."""
     return {
         "base_model_name": str(base),
         "training_method": "FINE_TUNE",

@@ -130,7 +130,7 @@ def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
     names = [sorted(path.name for path in (folder / "samples").iterdir()) for folder in (run, straight)]
     assert names[0] == names[1]
     assert [line["step"] for line in of_kind(run, "sample")] == [0, 2, 4]
-    losses = [[[line["step"], line["train"]] for line in of_kind(folder, "ruler")] for folder in (run, straight)]
+    losses = [[[line["step"], line["train"]] for line in of_kind(folder, "validation")] for folder in (run, straight)]
     assert losses[0] == losses[1]
 
 

@@ -29,7 +29,7 @@ RESULT = {
     "clips_used": 42,
     "steps": 300,
     "views": {},
-    "ruler": {"before": 0.24, "after": 0.2},
+    "validation": {"before": 0.24, "after": 0.2},
     "concept": {"before": 0.0, "after": 0.958, "n": 24},
     "control": {"before": 1.0, "after": 1.0, "n": 24},
     "same_frames": {"max_difference": 1},

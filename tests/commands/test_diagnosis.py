@@ -32,7 +32,7 @@ def validation(number: int, held_out: float, train: float) -> dict[str, Any]:
         part: {"normalised": x, "by_quantile": [x] * 9, "clips": {"a": 0.98 * x, "b": x, "c": 1.02 * x}}
         for part, x in values.items()
     }
-    return {"kind": "ruler", "step": number, "ruler": "one"} | parts
+    return {"kind": "validation", "step": number, "validation": "one"} | parts
 
 
 def warning(text: str) -> dict[str, Any]:

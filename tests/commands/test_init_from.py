@@ -94,7 +94,7 @@ def test_the_file_is_reported_and_kept_in_the_config(
     assert f"beginning with the weights of {file} (" in printed
     assert "fresh optimizer, step 0" in printed
     assert read_run_config(tmp_path / "run")["settings"]["init_from"] == str(file)
-    first, other = (of_kind(run, "ruler")[0]["train"]["mean"] for run in (tmp_path / "run", finished(*settings)))
+    first, other = (of_kind(run, "validation")[0]["train"]["mean"] for run in (tmp_path / "run", finished(*settings)))
     assert first != other, "the first validation is of the weights it began with"
     assert [line["step"] for line in steps_of(tmp_path / "run")] == [1, 2]
 

@@ -25,7 +25,7 @@ def test_bands_density_and_validation_levels_are_those_of_the_distribution() -> 
     counted = drawn.mul(9).long().clamp(max=8).bincount(minlength=9) / len(drawn)
     assert one["bands"] == pytest.approx(counted.tolist(), abs=1e-3)
     assert sum(one["density"]) / COLUMNS == pytest.approx(1, abs=1e-3)
-    assert facts["ruler"] == pytest.approx(ts.quantiles(9).tolist(), abs=1e-4)
+    assert facts["validation"] == pytest.approx(ts.quantiles(9).tolist(), abs=1e-4)
 
 
 def test_of_two_experts_each_has_its_share(

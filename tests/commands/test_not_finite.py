@@ -207,6 +207,6 @@ def test_a_validation_loss_that_is_not_finite_ends_nothing(
 
     monkeypatch.setattr(Source, "plain", spoilt)
     assert train(overrides("steps=2", "validate_every=1"), run) == DONE
-    losses = of_kind(run, "ruler")
+    losses = of_kind(run, "validation")
     assert [line["step"] for line in losses] == [0, 1, 2]
     assert all(line["train"]["mean"] is None and line["train"]["normalised"] is None for line in losses)

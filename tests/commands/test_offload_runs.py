@@ -49,7 +49,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 def validations(run: Path) -> list[Any]:
-    return [{k: v for k, v in line.items() if k not in ("seconds", "time")} for line in of_kind(run, "ruler")]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "time")} for line in of_kind(run, "validation")]
 
 
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -81,7 +81,7 @@ def test_the_plan_knows_how_often_and_how_many_passes(
         assert sum(seen) == planned[part]["passes"], part
     assert train_loop(trainer) == "done"
     trainer.journal.close()
-    assert len({line["step"] for line in of_kind(run, "ruler")}) == planned["readings"]["count"] == 4
+    assert len({line["step"] for line in of_kind(run, "validation")}) == planned["readings"]["count"] == 4
     assert len({line["step"] for line in of_kind(run, "sample")}) == planned["previews"]["count"] == 3
 
 

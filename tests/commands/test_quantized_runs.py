@@ -40,7 +40,7 @@ def test_validation_and_samples_are_of_the_quantized_base(straight: Path, finish
     from videotune.memory.quantization import share_of
 
     plain = finished("steps=1", "validate_every=4")
-    one, other = (of_kind(run, "ruler")[0]["train"]["mean"] for run in (straight, plain))
+    one, other = (of_kind(run, "validation")[0]["train"]["mean"] for run in (straight, plain))
     assert one != other
     assert one == pytest.approx(other, rel=0.05)
     sampler = open_sampler(SampleOptions(("a red circle",), run=straight))

@@ -191,14 +191,14 @@ def test_a_key_that_the_run_did_not_know_yet_is_no_change(begun: Callable[..., P
 
 def test_a_changed_validation_set_is_reported_once_and_measured_at_once(begun: Callable[..., Path]) -> None:
     run = begun("validate_every=2")
-    names = [line["ruler"] for line in of_kind(run, "ruler")]
+    names = [line["validation"] for line in of_kind(run, "validation")]
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
     assert warnings_of(run) == []
     assert resume(run, "timestep_shift=1.5", "steps=8", override=True) == DONE
-    losses = of_kind(run, "ruler")
+    losses = of_kind(run, "validation")
     assert [line["step"] for line in losses] == [0, 2, 4, 6, 6, 8], "again at 6: the next one compares with it"
-    assert losses[-1]["ruler"] == losses[-2]["ruler"] != names[0]
-    assert [line["ruler"] for line in losses[:4]] == names[:1] * 4
+    assert losses[-1]["validation"] == losses[-2]["validation"] != names[0]
+    assert [line["validation"] for line in losses[:4]] == names[:1] * 4
     assert losses[4]["train"]["normalised"] == 1.0
     (warning,) = warnings_of(run)
     assert warning.startswith("the validation set changed (its noise levels differ): validation losses from step 6 on")
@@ -221,10 +221,10 @@ def test_a_clip_held_out_later_is_refused_or_changes_the_validation_set(
     assert step == 2
     assert text.startswith("the validation set changed (")
     assert f"warning: {text}" in " ".join(capfd.readouterr().err.split())
-    losses = of_kind(run, "ruler")
+    losses = of_kind(run, "validation")
     held_out = [(line["step"], line["held_out"] is not None) for line in losses]
     assert held_out == [(0, False), (2, False), (2, True), (4, True)]
-    assert losses[1]["ruler"] != losses[2]["ruler"] == losses[3]["ruler"]
+    assert losses[1]["validation"] != losses[2]["validation"] == losses[3]["validation"]
 
 
 # ---- the base model

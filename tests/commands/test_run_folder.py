@@ -176,12 +176,12 @@ def test_what_a_kill_prevented_is_made_up_for_by_the_resume(overrides: Make, tmp
     settings = overrides("steps=6", "validate_every=4", "sample_after=4", "sample.steps=1", "save_every=0")
     assert train(settings, run) == DONE
     lines = (run / "journal.jsonl").read_text().splitlines()
-    of_them = ('"kind": "ruler"', '"kind": "sample"')
+    of_them = ('"kind": "validation"', '"kind": "sample"')
     at_6 = [line for line in lines if '"step": 6' in line and any(kind in line for kind in of_them)]
     assert len(at_6) == 3
     kept = [line for line in lines if line not in (at_6[0], at_6[2]) and '"end"' not in line]
     (run / "journal.jsonl").write_text("\n".join(kept) + "\n")
     assert resume(run) == DONE
-    assert [line["step"] for line in of_kind(run, "ruler")].count(6) == 1
+    assert [line["step"] for line in of_kind(run, "validation")].count(6) == 1
     assert len({line["prompt"] for line in of_kind(run, "sample") if line["step"] == 6}) == 2
     assert [line["step"] for line in of_kind(run, "sample")].count(6) == 2

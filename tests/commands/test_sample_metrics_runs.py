@@ -44,18 +44,18 @@ def test_sample_metrics_change_nothing_of_the_training(two: tuple[Path, Path]) -
     """Bit for bit, with an average of the weights too, over a stop and a resume."""
     run, quiet = two
     assert_same_run(run, quiet, 4)
-    assert of_kind(quiet, "probe") == []
-    assert not (quiet / "probe").exists()
+    assert of_kind(quiet, "sample_metrics") == []
+    assert not (quiet / "sample_metrics").exists()
 
 
 def test_metrics_at_each_checkpoint_and_before_the_first_step(two: tuple[Path, Path]) -> None:
     run, _ = two
-    lines = of_kind(run, "probe")
+    lines = of_kind(run, "sample_metrics")
     assert [line["step"] for line in lines] == [0, 2, 4]
     assert warnings_of(run) == []
-    assert len({line["probe"] for line in lines}) == 1
+    assert len({line["sample_metrics"] for line in lines}) == 1
     paths = {sample["path"] for line in lines for sample in line["samples"]}
-    assert paths == {path.relative_to(run).as_posix() for path in (run / "probe").glob("*.mp4")}
+    assert paths == {path.relative_to(run).as_posix() for path in (run / "sample_metrics").glob("*.mp4")}
     assert len(paths) == 12
     known = {clip["path"] for clip in read_json(run / "check.json")["clips"]}
     assert {sample["clip"] for line in lines for sample in line["samples"]} <= known
@@ -81,7 +81,7 @@ def test_whatever_is_trained_is_measured(kind: str, overrides: Make, finished: F
     sets, run = ("steps=4", "save_every=2", *more), tmp_path / "run"
     assert train(overrides(*sets, *PROBED, base=("wan", variant)), run) == DONE
     assert_same_run(run, finished(*sets, base=("wan", variant)), 4)
-    lines = of_kind(run, "probe")
+    lines = of_kind(run, "sample_metrics")
     assert [line["step"] for line in lines] == [0, 2, 4]
     assert warnings_of(run) == []
     energy = [line["motion"]["energy"] for line in lines]
@@ -92,12 +92,14 @@ def test_whatever_is_trained_is_measured(kind: str, overrides: Make, finished: F
 def test_other_settings_than_the_base_s_are_not_measured(two: tuple[Path, Path], tmp_path: Path) -> None:
     """The base's samples are made once and kept."""
     run = shutil.copytree(two[0], tmp_path / "run")
-    with np.load(run / "probe" / "base.npz") as file:
+    with np.load(run / "sample_metrics" / "base.npz") as file:
         assert file["films"].shape == (4, 5, 16, 16, 3)
-    assert read_json(run / "probe.json")["reading"]["name"] == of_kind(run, "probe")[0]["probe"]
-    assert len(list((run / "probe").glob("step-000000-*.mp4"))) == 4
+    assert (
+        read_json(run / "sample_metrics.json")["reading"]["name"] == of_kind(run, "sample_metrics")[0]["sample_metrics"]
+    )
+    assert len(list((run / "sample_metrics").glob("step-000000-*.mp4"))) == 4
     assert resume(run, "steps=6", "sample_metrics.steps=2") == DONE
-    assert "no longer those" in of_kind(run, "probe")[-1]["not_measured"]
+    assert "no longer those" in of_kind(run, "sample_metrics")[-1]["not_measured"]
 
 
 def test_another_encoder_on_a_resume_compares_the_base_s_samples_anew(
@@ -107,13 +109,13 @@ def test_another_encoder_on_a_resume_compares_the_base_s_samples_anew(
     run = shutil.copytree(two[0], tmp_path / "run")
     other = replace(probes.default_embedding(), name="edges-0")
     monkeypatch.setattr(probes, "default_embedding", lambda: other)
-    before = (run / "probe" / "base.npz").read_bytes()
+    before = (run / "sample_metrics" / "base.npz").read_bytes()
     assert resume(run, "steps=6") == DONE
-    *_, old, new = of_kind(run, "probe")
+    *_, old, new = of_kind(run, "sample_metrics")
     assert (new["step"], new["embedding"]) == (6, "edges-0")
-    assert new["probe"] != old["probe"]
+    assert new["sample_metrics"] != old["sample_metrics"]
     assert new["replication"]["base"] == old["replication"]["base"]
-    assert (run / "probe" / "base.npz").read_bytes() == before
+    assert (run / "sample_metrics" / "base.npz").read_bytes() == before
 
 
 def test_a_failing_measurement_is_a_warning(overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +125,9 @@ def test_a_failing_measurement_is_a_warning(overrides: Make, tmp_path: Path, mon
     monkeypatch.setattr(probes, "measured", fail)
     assert train(overrides("steps=1", *PROBED), tmp_path / "run") == DONE
     assert warnings_of(tmp_path / "run") == [
-        f"the probe at step {step} failed: RuntimeError: no such picture" for step in (0, 1)
+        f"the sample metrics at step {step} failed: RuntimeError: no such picture" for step in (0, 1)
     ]
-    assert of_kind(tmp_path / "run", "probe") == []
+    assert of_kind(tmp_path / "run", "sample_metrics") == []
 
 
 def test_samples_have_the_smallest_shape_of_the_model() -> None:

@@ -45,16 +45,16 @@ def test_a_killed_and_resumed_run_measures_the_same_bits(settings: Make, tmp_pat
     ended = [line for line in (run / "journal.jsonl").read_text().splitlines() if json.loads(line)["kind"] != "end"]
     (run / "journal.jsonl").write_text("\n".join(ended) + "\n")
     assert resume(run, "steps=4") == DONE
-    assert without_times(of_kind(run, "ruler")) == without_times(of_kind(straight, "ruler"))
+    assert without_times(of_kind(run, "validation")) == without_times(of_kind(straight, "validation"))
     seen, wanted = (without_times(of_kind(folder, "views")) for folder in (run, straight))
     plans = [[line.pop("by_the_end")["max"] for line in lines] for lines in (seen, wanted)]
     assert seen == wanted
     most = [read_json(folder / "plan.json")["views"]["per_window"]["max"] for folder in (run, straight)]
     assert plans[1] == [most[1]] * 5
     assert plans[0][3:] == [most[0]] * 2 == [most[1]] * 2, "planned for two steps at first, and for four since"
-    assert read_json(run / "ruler.json") == read_json(straight / "ruler.json")
+    assert read_json(run / "validation.json") == read_json(straight / "validation.json")
 
-    readings = of_kind(run, "ruler")
+    readings = of_kind(run, "validation")
     assert [line["step"] for line in readings] == [0, 1, 2, 3, 4]
     first, last = readings[0], readings[-1]
     assert first["live"] == {part: first[part] for part in ("held_out", "train")}, "nothing is averaged yet"
@@ -72,8 +72,8 @@ def test_a_killed_and_resumed_run_measures_the_same_bits(settings: Make, tmp_pat
 def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(settings: Make, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(settings("steps=1"), run) == DONE
-    frozen = read_json(run / "ruler.json")
-    assert of_kind(run, "ruler")[0]["ruler"] == frozen["name"]
+    frozen = read_json(run / "validation.json")
+    assert of_kind(run, "validation")[0]["validation"] == frozen["name"]
     assert [len(frozen[part]) for part in ("held_out", "train", "levels")] == [2, 2, 9]
     assert len({row["latents"] for part in ("held_out", "train") for row in frozen[part]}) == 4
     caption = next((tmp_path / "others" / "captions").glob("*.txt"))
@@ -82,14 +82,14 @@ def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(settings: Ma
     (warning,) = [text for text in warnings_of(run) if "the validation set changed" in text]
     assert "the text of its held-out clips differ" in warning
     assert frozen["mean"] == "clips"
-    assert read_json(run / "ruler.json")["name"] == of_kind(run, "ruler")[-1]["ruler"] != frozen["name"]
-    kept = read_json(run / "ruler.json")
-    write_json(run / "ruler.json", kept | {"seed": 5})
+    assert read_json(run / "validation.json")["name"] == of_kind(run, "validation")[-1]["validation"] != frozen["name"]
+    kept = read_json(run / "validation.json")
+    write_json(run / "validation.json", kept | {"seed": 5})
     assert resume(run, "steps=3") == DONE
-    assert read_json(run / "ruler.json") == kept, "a file that was changed gives way"
+    assert read_json(run / "validation.json") == kept, "a file that was changed gives way"
     assert len([text for text in warnings_of(run) if "the validation set changed" in text]) == 1
     older = {key: value for key, value in kept.items() if key not in ("name", "mean")}  # it averaged over windows
-    write_json(run / "ruler.json", {"name": digest(older)[:8], **older})
+    write_json(run / "validation.json", {"name": digest(older)[:8], **older})
     text = (run / "journal.jsonl").read_text().replace(kept["name"], digest(older)[:8])
     (run / "journal.jsonl").write_text(text)
     assert resume(run, "steps=4") == DONE

@@ -3,12 +3,12 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from videotune.diffusion.beta import beta_cdf, beta_inverse
 from videotune.diffusion.timesteps import (
     Timesteps,
     mode,
@@ -94,7 +94,7 @@ def test_every_draw_lies_in_its_range(ts: Timesteps, lo: float, width: float, us
         return
     t = ts.draw(torch.tensor(us, dtype=torch.float64))
     assert t.dtype == torch.float32
-    assert all(lo <= value < hi for value in t.tolist())
+    assert all(float(np.float32(lo)) <= value < hi for value in t.tolist()), "draws are float32"
     assert ts.draw(torch.tensor(us).float()).isfinite().all()
 
 
@@ -189,16 +189,12 @@ def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
         Timesteps(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (0.3, 4.0), (1.0, 1.0), (30.0, 0.7), (40.0, 60.0), (0.05, 0.05)])
-def test_the_beta_distribution_is_the_known_one(a: float, b: float) -> None:
-    points = [1e-9, 1e-3, 0.1, 0.47, 0.5, 0.9, 0.999]
-    known = [float(mpmath.betainc(a, b, 0, x, regularized=True)) for x in points]
-    assert [beta_cdf(x, a, b) for x in points] == pytest.approx(known, rel=1e-10, abs=1e-12)
-    for p in (1e-6, 0.01, 0.3, 0.5, 0.77, 0.9999):
-        x = beta_inverse(p, a, b)
-        assert 0 <= x <= 1
-        assert beta_cdf(x, a, b) == pytest.approx(p, rel=1e-8, abs=1e-10) or x < 1e-50 or 1 - x < 1e-15
-    assert (beta_inverse(0.0, a, b), beta_inverse(1.0, a, b), beta_cdf(0.0, a, b), beta_cdf(1.0, a, b)) == (0, 1, 0, 1)
+@pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (0.3, 4.0), (30.0, 0.7), (40.0, 60.0)])
+def test_beta_draws_have_the_known_distribution(a: float, b: float) -> None:
+    """The density below each draw is the number that it was drawn from, by an independent integral."""
+    ts, p = Timesteps("BETA", alpha=a, beta=b), torch.tensor([1e-3, 0.3, 0.5, 0.77, 0.999], dtype=torch.float64)
+    below = [float(mpmath.betainc(a, b, 0, float(x), regularized=True)) for x in ts.draw(p)]
+    assert below == pytest.approx(p.tolist(), rel=1e-4)
 
 
 def test_sigmoid_is_logit_normal_about_the_middle() -> None:

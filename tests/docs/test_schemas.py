@@ -30,7 +30,7 @@ DEMO = {
     "clips_used": 43,
     "steps": 400,
     "views": BAND,
-    "ruler": {"before": 0.24, "after": 0.2},
+    "validation": {"before": 0.24, "after": 0.2},
     "concept": SHARES,
     "control": SHARES,
     "same_frames": {"max_difference": 1},
@@ -119,21 +119,23 @@ def test_the_journals_kinds_are_those_that_are_written(run: Path, blown_up: Path
 
 
 def test_what_the_two_runs_show(run: Path, blown_up: Path) -> None:
-    """They reach the corners of the schema: both kinds of ruler, a step that was skipped, null for what is not finite."""
-    lines = {kind: [line for line in read_journal(run) if line["kind"] == kind] for kind in ("ruler", "step", "sample")}
-    assert [line["step"] for line in lines["ruler"]] == [0, 1, 2, 3]
-    assert all(line["held_out"] is not None for line in lines["ruler"])
+    """They reach the corners of the schema: no held-out clips, a skipped step, null for what is not finite."""
+    lines = {
+        kind: [line for line in read_journal(run) if line["kind"] == kind] for kind in ("validation", "step", "sample")
+    }
+    assert [line["step"] for line in lines["validation"]] == [0, 1, 2, 3]
+    assert all(line["held_out"] is not None for line in lines["validation"])
     assert [line["step"] for line in lines["step"]] == [1, 2, 3]
     assert {line["step"] for line in lines["sample"]} == {0, 2, 3}
-    probed = [line for line in read_journal(run) if line["kind"] == "probe"]
+    probed = [line for line in read_journal(run) if line["kind"] == "sample_metrics"]
     assert [line["step"] for line in probed] == [0, 2, 3]
     assert all(line["diversity"]["value"] is not None for line in probed)
-    (first, *_) = [line for line in read_journal(blown_up) if line["kind"] == "probe"]
+    (first, *_) = [line for line in read_journal(blown_up) if line["kind"] == "sample_metrics"]
     assert first["not_measured"].startswith("budget")
     skipped = [line for line in read_journal(blown_up) if line.get("skipped")]
     assert skipped
     assert all(line["loss"] is None or line["grad_norm"] is None for line in skipped)
-    assert all(line["held_out"] is None for line in read_journal(blown_up) if line["kind"] == "ruler")
+    assert all(line["held_out"] is None for line in read_journal(blown_up) if line["kind"] == "validation")
 
 
 @pytest.mark.parametrize("name", ["plan", "check", "exports", "config", "heartbeat"])

@@ -339,7 +339,7 @@ def test_a_share_of_the_videos_is_measured_and_never_trained(
     assert (len(kept), len(trained), len(set(trained))) == (held_out, 20 - held_out, 20 - held_out)
     assert not kept & set(trained)
     measure(trainer, 0)
-    (line,) = lines_of(trainer.run, "ruler")
+    (line,) = lines_of(trainer.run, "validation")
     assert [(line[part] or {"windows": 0})["windows"] for part in ("held_out", "train")] == measured
 
 

@@ -60,7 +60,7 @@ def test_a_validation_dataset_is_measured_and_never_trained(lab: Lab) -> None:
         names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
         trained = {names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"]}
         measure(trainer, 0)
-        (line,) = lines_of(trainer.run, "ruler")
+        (line,) = lines_of(trainer.run, "validation")
         return trained, (line["held_out"] or {"windows": 0})["windows"]
 
     assert run("train") == ({"one", "two"}, 0)

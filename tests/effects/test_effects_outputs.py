@@ -47,7 +47,7 @@ def test_validation_and_previews_come_every_so_many_steps(lab: Lab, every: int, 
         train_loop(trainer)
     assert len(calls) == 5 + 4 * len(steps)
     assert sum(len(call["t"]) for call in calls) == 5 + 12 * len(steps)
-    losses = lines_of(trainer.run, "ruler")
+    losses = lines_of(trainer.run, "validation")
     assert [line["step"] for line in losses] == steps
     assert all(len(line["train"]["by_quantile"]) == 9 for line in losses)
     assert len({line["train"]["mean"] for line in losses}) == len(steps)

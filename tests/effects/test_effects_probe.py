@@ -22,7 +22,7 @@ def measured(lab: Lab, **knobs: Any) -> tuple[dict[str, Any], list[dict[str, tor
     with watched(trainer.net) as calls:
         probe(trainer, 0)
     (line,) = read_journal(trainer.run)
-    assert line["kind"] == "probe", line
+    assert line["kind"] == "sample_metrics", line
     return line, calls, trainer.run
 
 
@@ -34,7 +34,7 @@ def test_what_the_budget_does_not_allow_is_not_measured(
     trainer = trainer_of(lab, PROBED | {"sample_metrics.budget": budget, "steps": 4, "save_every": 3})
     with watched(trainer.net) as calls:
         train_loop(trainer)
-    lines = [line for line in read_journal(trainer.run) if line["kind"] == "probe"]
+    lines = [line for line in read_journal(trainer.run) if line["kind"] == "sample_metrics"]
     assert [line["step"] for line in lines if "not_measured" not in line] == steps
     assert [line["step"] for line in lines if "not_measured" in line] == not_measured
     assert len(calls) == 4 + 2 * len(steps)
@@ -50,7 +50,7 @@ def test_the_number_of_samples_their_steps_and_their_prompts(
     captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "ac"]
     wanted = [(captions if prompts == 2 else prompts)[place % 2] for place in range(samples)]
     assert [sample["prompt"] for sample in line["samples"]] == wanted
-    assert len(list((run / "probe").glob("*.mp4"))) == samples
+    assert len(list((run / "sample_metrics").glob("*.mp4"))) == samples
     assert len(calls) == samples * steps
     texts = {prompt: text_of(lab, prompt)[0] for prompt in wanted}
     assert all(torch.equal(call["text"][0], texts[prompt]) for call, prompt in zip(calls[::steps], wanted, strict=True))

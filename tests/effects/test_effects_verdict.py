@@ -126,7 +126,7 @@ def test_tensorboard_has_curves_validation_and_previews(lab: Lab) -> None:
     for tag, key in (("train/loss", "loss"), ("train/mse", "mse"), ("train/grad_norm", "grad_norm")):
         found = {event.step: event.value for event in board.Scalars(tag)}
         assert found == {step: pytest.approx(line[key]) for step, line in steps.items()}
-    assert {"ruler/train", "views/max_window", "seconds/forward", "lr/transformer"} <= set(tags["scalars"])
+    assert {"validation/train", "views/max_window", "seconds/forward", "lr/transformer"} <= set(tags["scalars"])
     assert any(tag.startswith("mse_by_t/") for tag in tags["scalars"])
     (preview,) = tags["images"]
     assert preview == "a cat (seed 42)"

@@ -41,7 +41,7 @@ def test_a_planted_overfit_is_stopped_near_its_minimum_and_the_good_file_is_ther
     often = ("steps=600", "validate_every=15", "save_every=0", "early_stopping=1")
     assert train(words(tmp_path, 4, *often), run) == DONE
     lines = read_journal(run)
-    end, readings = lines[-1], [line for line in lines if line["kind"] == "ruler"]
+    end, readings = lines[-1], [line for line in lines if line["kind"] == "validation"]
     assert end["why"] == "early"
     assert end["step"] < 300
     lowest = min(readings, key=lambda line: line["held_out"]["normalised"])["step"]

@@ -143,7 +143,7 @@ def predicted(family: Any, net: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def test_without_a_graph_blocks_pass_forward_only(deep: Deep) -> None:
-    """Previews and the ruler: each block is loaded once a pass, and the next pass begins with what is there."""
+    """Previews and validation: each block is loaded once a pass, and the next pass begins with what is there."""
     family = deep()
     batch, plain = batch_of(family), rig(family, None)
     streamed = rig(family, OffloadSettings(1.0, "OFF", piece=SMALL))

@@ -161,7 +161,7 @@ def test_what_is_drawn_without_a_run_suits_the_model(name: str, variant: str, ti
 
 @KINDS
 def test_a_clip_that_is_shown_again_and_again_is_learnt(name: str, variant: str, tiny_family: Open) -> None:
-    """Forty steps on one clip lower the ruler's error on it, for each expert at its own noise levels."""
+    """Forty steps on one clip lower the validation loss on it, for each expert at its own noise levels."""
     family = tiny_family(name, variant=variant)
     batch = batch_of(family, ["a red circle"], given=True)
     window = Window("a", 0.0, 1.0, small_shape(family))

@@ -116,7 +116,7 @@ def reading(number: int, held_out: float | None, train: float) -> dict[str, Any]
         return {"mean": mean, "by_quantile": levels, "normalised": 1.0, "clips": {letter * 12: mean for letter in "de"}}
 
     held = None if held_out is None else part(held_out)
-    return {"kind": "ruler", "step": number, "held_out": held, "train": part(train), "seconds": 0.4}
+    return {"kind": "validation", "step": number, "held_out": held, "train": part(train), "seconds": 0.4}
 
 
 def clip(path: str, **changed: Any) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> N
 def test_losses_of_another_validation_set_are_left_out_and_counted(tmp_path: Path) -> None:
     """After a resume with other held-out clips: what was measured before compares with nothing that is measured after."""
     names = ["old", "old", "new", "new"]
-    readings = [reading(n, 0.9 - n / 10, 0.5) | {"ruler": name} for n, name in zip((0, 2, 4, 6), names, strict=True)]
+    readings = [
+        reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in zip((0, 2, 4, 6), names, strict=True)
+    ]
     write_journal(tmp_path, [start(), *readings])
     text = part(report(tmp_path), "validation")
     assert "clips step 4 step 6 change lowest held-out clips 0.5 0.3 -40.0%" in text

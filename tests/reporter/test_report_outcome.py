@@ -124,7 +124,7 @@ def test_steps_are_counted_against_those_that_the_run_has_now(tmp_path: Path) ->
 def ruled(number: int, held: tuple[float, float] | float, train: float) -> dict[str, Any]:
     """A validation in which the first clip is learnt as the mean is and the second not at all; of two held-out clips."""
     one, other = held if isinstance(held, tuple) else (held, held)
-    line = reading(number, (one + other) / 2, train) | {"ruler": "aaaaaaaa"}
+    line = reading(number, (one + other) / 2, train) | {"validation": "aaaaaaaa"}
     first, second, *_ = CLIPS
     line["held_out"] |= {"normalised": (one + other) / 2, "clips": {"c" * 12: one, "d" * 12: other}}
     line["train"] |= {"normalised": train, "clips": {first[:12]: train, second[:12]: 1.0}}

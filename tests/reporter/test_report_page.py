@@ -70,7 +70,10 @@ def test_text_from_files_cannot_become_markup(run: Path) -> None:
     records = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     records += [{"kind": "verdict", "step": 1, "verdict": EVIL, "reason": EVIL}, {"kind": "warning", "text": EVIL}]
     records += [sample(1, EVIL, path=EVIL), start(device=EVIL, notes=[EVIL], versions={EVIL: EVIL})]
-    records += [step(121, window_ids=[EVIL]), {"kind": "probe", "step": 1, "samples": [{"prompt": EVIL, "clip": EVIL}]}]
+    records += [
+        step(121, window_ids=[EVIL]),
+        {"kind": "sample_metrics", "step": 1, "samples": [{"prompt": EVIL, "clip": EVIL}]},
+    ]
     for end in ([{"kind": "end", "step": 1, "why": EVIL}], []):
         write_journal(run, records + end)
         page = report(run)
@@ -135,8 +138,14 @@ def test_an_interrupted_run_is_not_called_done_and_a_resume_is_shown(tmp_path: P
 def test_fields_of_the_wrong_kind_do_not_end_the_report(tmp_path: Path) -> None:
     odd = [start(clips=3, versions=None, buckets="x", notes=None, steps=None, windows="many")]
     odd += [step(1) | {"mse": "x", "by_t": None, "window_ids": None, "seconds": 4}, {"kind": "step"}]
-    odd += [{"kind": "ruler", "step": 0, "held_out": 3, "train": {"by_quantile": "x"}}, {"kind": "sample", "step": "x"}]
-    odd += [start(buckets=[{"shape": "1x²x3", "windows": 1}]), {"kind": "probe", "step": 1, "samples": 3, "motion": 4}]
+    odd += [
+        {"kind": "validation", "step": 0, "held_out": 3, "train": {"by_quantile": "x"}},
+        {"kind": "sample", "step": "x"},
+    ]
+    odd += [
+        start(buckets=[{"shape": "1x²x3", "windows": 1}]),
+        {"kind": "sample_metrics", "step": 1, "samples": 3, "motion": 4},
+    ]
     write_journal(tmp_path, [*odd, {"kind": "save"}, {"kind": "warning"}, {"kind": "resume"}, {"kind": "verdict"}])
     row = {"used": True, "id": "a", "windows": 0.5, "views": -3, "width": [1], "speed": "x", "captions": None}
     put(tmp_path, "check.json", {"clips": [row, row | {"views": 3, "seconds_cut": "x"}], "notes": []})

@@ -194,10 +194,16 @@ def compared(value: float | None, *names: str) -> dict[str, Any]:
 
 
 def probe(number: int, mean: float, copies: int = 0, **changed: Any) -> dict[str, Any]:
-    one = {"prompt": "a zorble", "seed": 42, "path": f"probe/step-{number:06d}-0badcafe-seed42.mp4"}
+    one = {"prompt": "a zorble", "seed": 42, "path": f"sample_metrics/step-{number:06d}-0badcafe-seed42.mp4"}
     one |= {"clip": "/clips/zorble left.mp4", "similarity": mean, "copy": copies > 0}
     found = {"mean": mean, "base": 0.3, "copies": copies, "base_copies": 0, "line": 0.7, "windows": 9, "held_out": None}
-    facts = {"kind": "probe", "step": number, "probe": "0badcafe", "embedding": "edges-1", "heuristic": True}
+    facts = {
+        "kind": "sample_metrics",
+        "step": number,
+        "sample_metrics": "0badcafe",
+        "embedding": "edges-1",
+        "heuristic": True,
+    }
     facts |= {"samples": [one], "replication": found | {"others": {"clips": 9, "median": 0.4, "p99": 0.6}}}
     motion = {name: compared(0.25, "base", "data") for name in ("energy", "flicker", "saturation")}
     return facts | {"diversity": compared(1.5, "base"), "motion": motion} | changed
@@ -210,7 +216,7 @@ def measured(folder: Path, *records: dict[str, Any]) -> str:
 
 
 def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
-    path = tmp_path / "probe" / "step-000250-0badcafe-seed42.mp4"
+    path = tmp_path / "sample_metrics" / "step-000250-0badcafe-seed42.mp4"
     path.parent.mkdir()
     path.write_bytes(b"video")
     said = measured(tmp_path, probe(0, 0.3), probe(250, 0.85, copies=1))
@@ -219,7 +225,7 @@ def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
     assert "heuristic" in said
     assert "3.00 × base" in said
     assert "0.50 × clips" in said
-    assert attributes(report(tmp_path), "src", "video") == ["probe/step-000250-0badcafe-seed42.mp4"]
+    assert attributes(report(tmp_path), "src", "video") == ["sample_metrics/step-000250-0badcafe-seed42.mp4"]
     assert len(kit.chapters(tmp_path)["metrics"]["charts"]) == 2
 
 
@@ -234,7 +240,7 @@ def test_metrics_name_the_encoder_and_say_no_copies_or_that_clips_are_alike(tmp_
 
 
 def test_what_was_not_measured_says_why_once(tmp_path: Path) -> None:
-    reasons = [{"kind": "probe", "step": n, "not_measured": f"budget: one takes {n} s"} for n in (250, 500)]
+    reasons = [{"kind": "sample_metrics", "step": n, "not_measured": f"budget: one takes {n} s"} for n in (250, 500)]
     assert "Not measured at step 250, step 500: budget: one takes 500 s." in measured(tmp_path, *reasons)
 
 
@@ -242,6 +248,13 @@ def test_metrics_with_holes_and_hostile_paths_do_not_break_the_page(tmp_path: Pa
     evil = probe(0, 0.3)
     evil["samples"] = [evil["samples"][0] | {"prompt": EVIL, "clip": f"/{EVIL}", "path": "../../out.mp4"}]
     assert "../../out.mp4" not in measured(tmp_path, evil)
-    hole = {"kind": "probe", "step": 0, "probe": "0badcafe", "samples": [{}], "replication": {}, "motion": None}
+    hole = {
+        "kind": "sample_metrics",
+        "step": 0,
+        "sample_metrics": "0badcafe",
+        "samples": [{}],
+        "replication": {},
+        "motion": None,
+    }
     assert "nothing says how near a copy would be" in measured(tmp_path, hole)
     assert "–" in measured(tmp_path, probe(0, 0.3, diversity=compared(None, "base")))

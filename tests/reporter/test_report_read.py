@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_resume_leaves_behind_what_came_after_its_step(tmp_path: Path) -> None
     run = read_run(tmp_path)
     assert list(run.steps.at) == [1, 2, 3, 4, 5, 6]
     assert run.steps.mse[1][4] == 0.125
-    assert [record["step"] for record in run.of_kind("ruler")] == [0]
+    assert [record["step"] for record in run.of_kind("validation")] == [0]
     assert not run.of_kind("sample") + run.of_kind("end")
     assert [record["text"] for record in run.of_kind("warning")] == ["kept"]
     assert run.notes == ("3 steps after step 4 left behind when the run went on from there",)
@@ -121,3 +122,16 @@ def test_a_heartbeat_with_a_time_that_is_none_counts_as_none(tmp_path: Path, whe
 )
 def test_only_finite_numbers_are_numbers(value: object, expected: float | None) -> None:
     assert number(value) == expected
+
+
+def test_a_journal_of_an_earlier_version_is_read_by_its_old_words(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"kind": "ruler", "step": 0, "ruler": "0badcafe", "held_out": None, "train": None},
+        {"kind": "verdict", "step": 0, "verdict": None, "reason": "one so far", "ruler": "0badcafe"},
+        {"kind": "probe", "step": 0, "probe": "feedbeef", "not_measured": "budget"},
+    ]
+    write_journal(tmp_path, lines)
+    run = read_run(tmp_path)
+    assert [(one["kind"], one["validation"]) for one in run.validations] == [("validation", "0badcafe")]
+    assert run.last("verdict")["validation"] == "0badcafe"
+    assert run.of_kind("sample_metrics")[0]["sample_metrics"] == "feedbeef"

@@ -104,16 +104,23 @@ def test_tries_say_their_prompt_and_how_they_were_drawn(tmp_path: Path) -> None:
 def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_path: Path) -> None:
     project = projects.create(tmp_path, "one")
     run, clip = project.folder / "runs" / "run-1", project.folder / "clips" / "cat.mp4"
-    (run / "probe").mkdir(parents=True)
-    for path in (run / "probe" / "a.mp4", clip):
+    (run / "sample_metrics").mkdir(parents=True)
+    for path in (run / "sample_metrics" / "a.mp4", clip):
         path.write_bytes(b"video")
-    one = {"path": "probe/a.mp4", "prompt": "a cat", "seed": 7, "clip": str(clip), "similarity": 0.98765, "copy": True}
-    probe = {"kind": "probe", "step": 20, "samples": [one, {**one, "path": "probe/gone.mp4"}]}
+    one = {
+        "path": "sample_metrics/a.mp4",
+        "prompt": "a cat",
+        "seed": 7,
+        "clip": str(clip),
+        "similarity": 0.98765,
+        "copy": True,
+    }
+    probe = {"kind": "sample_metrics", "step": 20, "samples": [one, {**one, "path": "sample_metrics/gone.mp4"}]}
     sample = {"kind": "sample", "step": 0, "prompt": "a cat", "path": "samples/a.mp4"}
     (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (sample, probe)))
     write_json(run / "config.json", {})
     shown = samples.part(tmp_path, project, {})
-    assert "path=runs/run-1/probe/a.mp4" in shown
+    assert "path=runs/run-1/sample_metrics/a.mp4" in shown
     assert "path=clips/cat.mp4" in shown
     assert "nearest training clip: cat.mp4, likeness 0.988: likely a copy" in shown
     assert "gone.mp4" not in shown

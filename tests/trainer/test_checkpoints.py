@@ -362,10 +362,10 @@ def test_the_best_and_the_last_are_never_let_go(
 
 def reading(step: int, value: float | None, validation: str = "a") -> dict[str, object]:
     held_out = None if value is None else {"normalised": value}
-    return {"kind": "ruler", "step": step, "ruler": validation, "held_out": held_out}
+    return {"kind": "validation", "step": step, "validation": validation, "held_out": held_out}
 
 
-def test_the_best_one_is_that_of_the_lowest_reading_of_the_ruler_in_use() -> None:
+def test_the_best_one_has_the_lowest_loss_of_the_validation_set_in_use() -> None:
     lines = [reading(0, 1.0), reading(10, 0.7), reading(20, 0.8), reading(30, 0.7)]
     assert best_step(lines, {10, 20, 30}) == 10, "of two alike the earlier"
     assert best_step(lines, {20, 30}) == 30

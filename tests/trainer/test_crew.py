@@ -74,8 +74,8 @@ def test_two_processes_with_one_sample_are_one_with_two(
     close(run, alone)
     assert told.count("training ") == 1, "the first process alone talks"
     kinds = Counter(line["kind"] for line in read_journal(run))
-    assert (kinds["start"], kinds["sample"], kinds["ruler"], kinds["save"], kinds["end"]) == (1, 3, 3, 1, 1)
-    probes = [line for line in read_journal(run) if line["kind"] == "probe"]
+    assert (kinds["start"], kinds["sample"], kinds["validation"], kinds["save"], kinds["end"]) == (1, 3, 3, 1, 1)
+    probes = [line for line in read_journal(run) if line["kind"] == "sample_metrics"]
     assert [(line["step"], len(line["samples"])) for line in probes] == [(0, 2), (STEPS, 2)]
     assert json.loads((run / "plan.json").read_text())["effective_batch"] == 2
     assert (run / "export" / f"run-step-{STEPS}.safetensors").is_file()

@@ -96,9 +96,11 @@ def test_two_processes_that_share_all_weights_out_are_one(two: Path, alone: Call
     rounded(two, other)
     kinds = [Counter(line["kind"] for line in read_journal(run)) for run in (two, other)]
     assert kinds[0] == kinds[1], "one journal, each thing in it once"
-    rulers = [[line["train"]["mean"] for line in read_journal(run) if line["kind"] == "ruler"] for run in (two, other)]
-    assert rulers[0] == pytest.approx(rulers[1], rel=1e-5)
-    probes = [[line for line in read_journal(run) if line["kind"] == "probe"] for run in (two, other)]
+    losses = [
+        [line["train"]["mean"] for line in read_journal(run) if line["kind"] == "validation"] for run in (two, other)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    probes = [[line for line in read_journal(run) if line["kind"] == "sample_metrics"] for run in (two, other)]
     assert [line["step"] for line in probes[0]] == [0, 2, STEPS]
     for one, same in zip(*probes, strict=True):  # films are compressed and read again, and noise of a pixel is spread
         assert [sample["clip"] for sample in one["samples"]] == [sample["clip"] for sample in same["samples"]]

@@ -75,7 +75,9 @@ def test_shared_out_it_is_the_run_of_one_process(
         assert set(ours) == set(theirs)
         for name, value in theirs.items():
             torch.testing.assert_close(ours[name], value, **rounded)  # type: ignore[arg-type]
-    readings = [[line["train"]["mean"] for line in read_journal(run) if line["kind"] == "ruler"] for run in (one, two)]
+    readings = [
+        [line["train"]["mean"] for line in read_journal(run) if line["kind"] == "validation"] for run in (one, two)
+    ]
     assert readings[0] == pytest.approx(readings[1], rel=2e-2 if rough else 1e-4)
     shutil.copytree(two, again)
     run_it(2, again, small_clips, base, cache, sets, resumed=("--resume", "--from", "2"))

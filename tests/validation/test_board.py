@@ -74,10 +74,15 @@ def test_the_journal_has_a_line_before_anybody_follows_it(tmp_path: Path) -> Non
 
 def test_experts_and_probes_have_curves() -> None:
     part = {"normalised": 0.5, "mean": 0.2, "experts": {"high": 0.4, "low": 0.6}}
-    validation = scalars({"kind": "ruler", "step": 1, "held_out": None, "train": part})
-    assert validation == {"ruler/train": 0.5, "ruler/train_mean": 0.2, "ruler/train_high": 0.4, "ruler/train_low": 0.6}
+    validation = scalars({"kind": "validation", "step": 1, "held_out": None, "train": part})
+    assert validation == {
+        "validation/train": 0.5,
+        "validation/train_mean": 0.2,
+        "validation/train_high": 0.4,
+        "validation/train_low": 0.6,
+    }
     probe = {
-        "kind": "probe",
+        "kind": "sample_metrics",
         "step": 1,
         "samples": [],
         "replication": {"mean": 0.3, "copies": 2},
@@ -85,9 +90,9 @@ def test_experts_and_probes_have_curves() -> None:
         "motion": {"energy": {"value": 0.1}, "flicker": {"value": None}},
     }
     assert scalars(probe) == {
-        "probe/replication": 0.3,
-        "probe/copies": 2.0,
-        "probe/diversity": 1.5,
-        "probe/energy": 0.1,
+        "sample_metrics/replication": 0.3,
+        "sample_metrics/copies": 2.0,
+        "sample_metrics/diversity": 1.5,
+        "sample_metrics/energy": 0.1,
     }
-    assert scalars({"kind": "probe", "step": 1, "not_measured": "budget"}) == {}
+    assert scalars({"kind": "sample_metrics", "step": 1, "not_measured": "budget"}) == {}

@@ -1,4 +1,4 @@
-"""Journal, exposure and ruler."""
+"""Journal, exposure and validation loss."""
 
 import json
 from collections.abc import Callable

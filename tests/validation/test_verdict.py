@@ -1,4 +1,4 @@
-"""The verdict is a pure function of the ruler's readings: planted courses, and what chance alone does."""
+"""The verdict is a pure function of the validation losses: planted courses, and what chance alone does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reading(step: int, held: Sequence[float] | float, train: float, validation: 
         named = {f"{i:012x}": float(value) for i, value in enumerate(values)}
         return {"normalised": mean, "by_quantile": [mean * (9 - i) for i in range(9)], "clips": named}
 
-    kinds = {"kind": "ruler", "step": step, "ruler": validation}
+    kinds = {"kind": "validation", "step": step, "validation": validation}
     return kinds | {"held_out": part(clips), "train": part(train + HARD)}
 
 
@@ -137,7 +137,7 @@ def test_a_reading_that_is_not_finite_is_said() -> None:
     lines[2]["train"] |= {"normalised": None}
     found = judge(lines)
     assert found is not None
-    assert (found.word, found.reason) == (None, "a reading of the ruler is not finite")
+    assert (found.word, found.reason) == (None, "a validation loss is not finite")
 
 
 def test_another_ruler_begins_anew() -> None:
@@ -197,4 +197,14 @@ def test_the_line_has_all_that_a_verdict_says() -> None:
     line = Verdict(PLATEAU, "so", 30, 20, 0.5, (20, 30), True, None, "aaaaaaaa").to_json()
     assert line["verdict"] == PLATEAU
     assert line["as_good"] == [20, 30]
-    assert set(line) == {"verdict", "reason", "step", "best_step", "best", "as_good", "turned", "quantile", "ruler"}
+    assert set(line) == {
+        "verdict",
+        "reason",
+        "step",
+        "best_step",
+        "best",
+        "as_good",
+        "turned",
+        "quantile",
+        "validation",
+    }

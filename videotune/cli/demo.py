@@ -44,7 +44,7 @@ def show(result: CheckResult | PlanResult | TrainResult) -> None:
 
 def show_demo(out: Path, result: dict[str, Any]) -> None:
     """The result as a table, and where everything is."""
-    concept, control, validation = result["concept"], result["control"], result["ruler"]
+    concept, control, validation = result["concept"], result["control"], result["validation"]
     rows = [
         [f'"{commands.demo.TRIGGER}" is drawn as an {" ".join(commands.demo.CONCEPT)}', *shares(concept), concept["n"]],
         ["what the base knew is drawn right", *shares(control), control["n"]],

@@ -67,7 +67,7 @@ def plan(
             print(json.dumps(found, indent=2, ensure_ascii=False))
         else:
             for one in found["distributions"]:
-                show_noise_levels(one, found["ruler"])
+                show_noise_levels(one, found["validation"])
         return
     result = commands.plan.plan(words, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
     if as_json:

@@ -157,12 +157,12 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
     picture(
         out / "before_after.png", [*prompts[:4], *controls[::6]], [*before[:4], *kept[::6]], [*after[:4], *still[::6]]
     )
-    plan_facts, rulers = read_record(run / "plan.json"), History(run).of_kind("ruler")
+    plan_facts, losses = read_record(run / "plan.json"), History(run).of_kind("validation")
     return {
         "clips_used": plan_facts["clips"]["used"],
         "steps": plan_facts["steps"],
         "views": plan_facts["views"]["per_window"],
-        "ruler": {"before": rulers[0]["held_out"]["mean"], "after": rulers[-1]["held_out"]["mean"]},
+        "validation": {"before": losses[0]["held_out"]["mean"], "after": losses[-1]["held_out"]["mean"]},
         "concept": {"before": concept_share(before), "after": concept_share(after), "n": len(prompts)},
         "control": {"before": control_share(kept), "after": control_share(still), "n": len(controls)},
         "same_frames": {"max_difference": own_difference(run, prompts[0], seeds[0], after[0])},

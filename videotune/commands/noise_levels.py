@@ -35,7 +35,7 @@ def noise_levels(config: ConfigSource = None, **layers: Unpack[Layers]) -> dict[
 
 
 def levels(spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]) -> dict[str, Any]:
-    """{"ruler": the levels of the validation loss, "distributions": [...]}.
+    """{"validation": the levels of the validation loss, "distributions": [...]}.
 
     A distribution has its bucket, shift, share of the steps, bands, experts and density.
 
@@ -58,4 +58,4 @@ def levels(spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]
                 "density": [round(value, 4) for value in (ts.cdf(edges).diff() * COLUMNS).tolist()],
             }
         )
-    return {"ruler": [round(t, 4) for t in fixed.quantiles(BANDS).tolist()], "distributions": found}
+    return {"validation": [round(t, 4) for t in fixed.quantiles(BANDS).tolist()], "distributions": found}

@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from videotune.diffusion.beta import beta_cdf, beta_inverse
 from videotune.errors import VideotuneError
+from videotune.lazy import scipy_special
 
 MODE_SCALE = 1.29  # the scale that Esser et al. 2024 report in table 1
 
@@ -40,7 +40,8 @@ def mode(u: Tensor, scale: float = MODE_SCALE) -> Tensor:
 
 def beta(u: Tensor, a: float, b: float) -> Tensor:
     """The beta distribution: most weight at (a - 1)/(a + b - 2) for a, b > 1, at the ends below 1."""
-    return torch.tensor([beta_inverse(p, a, b) for p in u.flatten().tolist()], dtype=torch.float64).view(u.shape)
+    least = 1e-100  # below it scipy gives NaN, and every draw is 0 in float32
+    return torch.as_tensor(scipy_special.betaincinv(a, b, u.double().clamp(min=least).numpy()))
 
 
 def shift_of_tokens(tokens: int, rule: tuple[float, float, float, float]) -> float:
@@ -161,8 +162,7 @@ def _cdf(ts: Timesteps, t: Tensor) -> Tensor:
         case "MODE":
             return _mode_cdf(t, ts.mode_scale)
         case "BETA":
-            below = [beta_cdf(x, ts.alpha, ts.beta) for x in t.flatten().tolist()]
-            return torch.tensor(below, dtype=torch.float64).view(t.shape)
+            return torch.as_tensor(scipy_special.betainc(ts.alpha, ts.beta, t.double().numpy()))
     return t
 
 

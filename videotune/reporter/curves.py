@@ -77,7 +77,7 @@ def validation(run: Run) -> dict[str, Any]:
     notes = [
         f"No {name} are measured{': none are held out' * (css == 'one')}." for name, css, curve in curves if not curve
     ]
-    if left := len(run.of_kind("ruler")) - len(records):
+    if left := len(run.of_kind("validation")) - len(records):
         other = f"{counted(left, 'validation')} of an earlier set, which had other clips or noise levels, left out: "
         notes.append(f"{other}they do not compare with these.")
     first, last = (f"step {plain(found[-1][2][place][0])}" for place in (0, -1))

@@ -86,9 +86,9 @@ LIKENESS = {
 
 def metrics(run: Run) -> dict[str, Any]:
     """Measured samples: the nearest clip beside each, and ratios to the base's and the clips'."""
-    everything = run.of_kind("probe")
+    everything = run.of_kind("sample_metrics")
     measured = [record for record in everything if "not_measured" not in record]
-    alike = [record for record in measured if record.get("probe") == measured[-1].get("probe")]
+    alike = [record for record in measured if record.get("sample_metrics") == measured[-1].get("sample_metrics")]
     last = mapping(alike[-1] if alike else None)
     others = [number(at(last, "replication", key, "p99")) or 0.0 for key in ("held_out", "others")]
     sampled = [mapping(one) for one in items(last.get("samples"))]

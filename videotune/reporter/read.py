@@ -22,7 +22,7 @@ Point = tuple[float, float]
 MOST = 1e300
 """A larger number is taken for none: sums of such are not finite."""
 
-OF_A_STEP = ("step", "ruler", "verdict", "sample", "probe")
+OF_A_STEP = ("step", "validation", "verdict", "sample", "sample_metrics")
 """Kinds that a resume from an earlier step supersedes; saves and warnings stay, since their files and causes do."""
 
 FILES = {name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")}
@@ -74,8 +74,8 @@ class Run:
     @cached_property
     def validations(self) -> list[Record]:
         """The validations that compare with the latest: over the same clips, noise levels and noise."""
-        found = self.of_kind("ruler")
-        return [record for record in found if record.get("ruler") == found[-1].get("ruler")]
+        found = self.of_kind("validation")
+        return [record for record in found if record.get("validation") == found[-1].get("validation")]
 
     def absent(self, what: str, key: str = "") -> str:
         """Why a chapter is empty: its key switches it off, or it is not there yet."""

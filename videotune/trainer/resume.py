@@ -273,7 +273,7 @@ def told_change(account: Path, job: Job) -> str:
         ),
         _some(
             [now[name].path for name in both if now[name].held_out and was[name]["used"]],
-            "trained on before, now held out: the ruler is no longer blind to them",
+            "trained on before, now held out: the validation loss is no longer blind to them",
         ),
         _some(
             [now[name].path for name in both if not now[name].held_out and was[name]["held_out"]], "no longer held out"

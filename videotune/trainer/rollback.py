@@ -52,7 +52,7 @@ def set_aside(run: Path, step: int, newest: int) -> Path | None:
     write_whole(branch / "journal.jsonl", lambda aside: _copy(run / "journal.jsonl", aside))
     for folder in later:
         _move(folder, branch / "checkpoints")
-    for name in ("samples", "probe"):
+    for name in ("samples", "sample_metrics", "probe"):  # the last one is of earlier versions
         for path, number in numbered(run / name, r"step-(\d+)-.*"):
             if number > step:
                 _move(path, branch / name)

@@ -38,10 +38,11 @@ def versions() -> dict[str, str]:
 
 
 OWN = (
-    "config.json", "check.json", "plan.json", "journal.jsonl", "exports.json", "ruler.json", "probe.json", "demo.json",
-    "report.html", "checkpoints", "samples", "export", "probe", "pictures", "compare", "before", "branches", "tensorboard",
+    "config.json", "check.json", "plan.json", "journal.jsonl", "exports.json", "validation.json", "demo.json",
+    "sample_metrics.json", "ruler.json", "probe.json", "report.html", "checkpoints", "samples", "export", "pictures",
+    "sample_metrics", "probe", "compare", "before", "branches", "tensorboard",
 )  # fmt: skip
-"""What a run writes into its folder, but for its lock and its heartbeat."""
+"""What a run writes into its folder, or an earlier version did, but for its lock and its heartbeat."""
 
 LOCK = ".lock"
 

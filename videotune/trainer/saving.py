@@ -131,7 +131,7 @@ def is_kept(run: Path, step: int, kind: str) -> bool:
 
 
 def retire(trainer: Trainer) -> None:
-    """Take away the checkpoints that the config lets go; the best one by the ruler and the last one always stay."""
+    """Remove the checkpoints that the config lets go; the best one by the validation loss and the last one stay."""
     config, found = trainer.job.config, complete_checkpoints(trainer.run)
     best = best_step(trainer.journal.history.events, {checkpoint.step for checkpoint in found})
     for old in superfluous(found, config.backup_keep, config.save_keep, best):
@@ -145,14 +145,14 @@ def retire(trainer: Trainer) -> None:
 def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int | None:
     """Of ``steps`` the one with the lowest normalised reading over held-out clips; None where none was read.
 
-    Only readings of the latest ruler compare. Where no clip is held out nothing can be called best.
+    Only validations of the latest set compare. Where no clip is held out nothing can be called best.
     """
-    readings = [line for line in lines if line["kind"] == "ruler"]
-    now = readings[-1].get("ruler") if readings else None
+    readings = [line for line in lines if line["kind"] == "validation"]
+    now = readings[-1].get("validation") if readings else None
     found: dict[int, float] = {}
     for line in readings:
         value = (line.get("held_out") or {}).get("normalised")
-        if value is not None and line["step"] in steps and line.get("ruler") == now:
+        if value is not None and line["step"] in steps and line.get("validation") == now:
             found[line["step"]] = value
     return min(found, key=lambda step: (found[step], step)) if found else None
 

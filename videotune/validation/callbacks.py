@@ -92,8 +92,8 @@ class Validation(Callback):
             self.verdict = write_verdict(trainer, step)  # of a reading that was made before a kill
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
-        name, lines = self.name(trainer), trainer.journal.history.of_kind("ruler")
-        read_at = {line["step"] for line in lines if line.get("ruler") == name}
+        name, lines = self.name(trainer), trainer.journal.history.of_kind("validation")
+        read_at = {line["step"] for line in lines if line.get("validation") == name}
         # a set that is another one since the resume is read before anything is learnt: later readings compare with it
         return step not in read_at and (due(step, self.every, trainer.job.steps) or not read_at)
 
@@ -134,8 +134,8 @@ class Validation(Callback):
         live: Mapping[str, Any] | None,
         begun: float,
     ) -> None:
-        lines = trainer.journal.history.of_kind("ruler")
-        before: Mapping[str, Any] = next((line for line in lines if line.get("ruler") == name), reading)
+        lines = trainer.journal.history.of_kind("validation")
+        before: Mapping[str, Any] = next((line for line in lines if line.get("validation") == name), reading)
         if lines and before is reading:
             what = f" ({self._differs} differ)" if self._differs else ""
             text = (
@@ -147,14 +147,14 @@ class Validation(Callback):
         if live is not None:
             fields["live"] = {part: related(value, before[part], whose) for part, value in live.items()}
         seconds = round(time.perf_counter() - begun, 3)
-        trainer.journal.event("ruler", step=step, ruler=name, **fields, seconds=seconds)
+        trainer.journal.event("validation", step=step, validation=name, **fields, seconds=seconds)
         trainer.write_exposure(step)
         self.verdict = write_verdict(trainer, step)
 
     def _keep_if_best(self, trainer: Trainer, step: int) -> None:
         """With early_stopping: keep the best checkpoint so far, so that it can be recommended."""
         lines = trainer.journal.history.events
-        steps = {line["step"] for line in lines if line["kind"] == "ruler"}
+        steps = {line["step"] for line in lines if line["kind"] == "validation"}
         best = trainer.dist.is_main and step > 0 and best_step(lines, steps) == step
         if trainer.dist.broadcast(best) if trainer.together else best:
             trainer.save(step, "backup")

@@ -1,4 +1,4 @@
-"""The verdict: whether a run learns, has come to rest or copies its clips, from the ruler's readings alone.
+"""The verdict: whether a run learns, has come to rest or copies its clips, from the validation losses alone.
 
 A pure function of the readings so far. What is compared are pairs: the same held-out clip at two readings, so that what
 makes one clip harder than another falls out, and the scatter of the differences over clips says how far their mean can be
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any
+
+from videotune.text import counted
 
 LEARNING, PLATEAU, OVERFITTING = "LEARNING", "PLATEAU", "OVERFITTING"
 
@@ -50,22 +52,22 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """The journal's line, without its kind and time."""
         names = ("step", "reason", "best_step", "best", "as_good", "turned", "quantile")
-        found = {name: getattr(self, name) for name in names} | {"ruler": self.validation}
+        found = {name: getattr(self, name) for name in names} | {"validation": self.validation}
         return {"verdict": self.word} | {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
 
 
 def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The journal's readings of the latest ruler, in order; only those compare."""
-    found = [line for line in lines if line["kind"] == "ruler"]
-    return [line for line in found if line.get("ruler") == found[-1].get("ruler")]
+    """The journal's validations of the latest set, in order; only those compare."""
+    found = [line for line in lines if line["kind"] == "validation"]
+    return [line for line in found if line.get("validation") == found[-1].get("validation")]
 
 
 def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
-    """The verdict on a run by the ruler's readings so far; None where there is none."""
+    """The verdict on a run by its validations so far; None where there is none."""
     readings = readings_of(lines)
     if not readings:
         return None
-    step, name = int(readings[-1]["step"]), readings[-1].get("ruler")
+    step, name = int(readings[-1]["step"]), readings[-1].get("validation")
     why = _unable(readings)
     if why:
         return Verdict(None, why, step, validation=name)
@@ -74,7 +76,7 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     first, last = as_good(held, best)
     found = Verdict(
         word=None,
-        reason=f"{len(readings)} reading{'s' * (len(readings) != 1)} of the ruler, {ENOUGH} are needed",
+        reason=f"{counted(len(readings), 'validation')} so far, {ENOUGH} are needed",
         step=step,
         best_step=int(readings[best]["step"]),
         best=float(readings[best]["held_out"]["normalised"]),
@@ -108,7 +110,7 @@ def _unable(readings: Sequence[Mapping[str, Any]]) -> str:
     if readings[-1].get("held_out") is None:
         return "no validation possible: no clip is held out, and only such clips tell learning from copying"
     if any(None in _values(reading) for reading in readings):
-        return "a reading of the ruler is not finite"
+        return "a validation loss is not finite"
     if any(len(clips_of(reading, "held_out")) < 2 for reading in readings):
         return "no validation possible: one held-out clip does not say how much clips differ"
     return ""

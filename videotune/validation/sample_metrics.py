@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
     Frames = NDArray[np.uint8]
 
-FAILED = "the probe at step {} failed"
+FAILED = "the sample metrics at step {} failed"
 """How a warning of that begins."""
 
-FILE = "probe.json"
+FILE = "sample_metrics.json"
 """What the base's samples gave, and what clips give that are no copies; in the run folder."""
 
-FOLDER = "probe"
+FOLDER = "sample_metrics"
 """Where in the run folder the samples lie: the base's as pixels (base.npz), the others as videos."""
 
 
@@ -59,7 +59,7 @@ class Measured:
     motion: Mapping[str, float | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As probe.json keeps it."""
+        """As sample_metrics.json keeps it."""
         return asdict(self)
 
     @staticmethod
@@ -102,7 +102,7 @@ class SampleMetricsCallback(Callback):
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
         here = [line for line in trainer.journal.history.events if line.get("step") == step]
-        read = any(line["kind"] == "probe" for line in here)
+        read = any(line["kind"] == "sample_metrics" for line in here)
         failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
         return (step == 0 or due(step, self.every, trainer.job.steps)) and not read and not failed
 
@@ -115,7 +115,7 @@ class SampleMetricsCallback(Callback):
             why = self._why_not(trainer, step) if trainer.dist.is_main else None
             why = trainer.dist.broadcast(why) if trainer.together else why
             if why is not None:
-                trainer.journal.event("probe", step=step, not_measured=why)
+                trainer.journal.event("sample_metrics", step=step, not_measured=why)
                 return
             begun = time.perf_counter()
             films = self._sampled(trainer, step)
@@ -125,7 +125,7 @@ class SampleMetricsCallback(Callback):
                 keep_base(trainer.run, self.plan, films)
             with trainer.breaking():
                 fields = self._compared(trainer, films, step)
-            trainer.journal.event("probe", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
+            trainer.journal.event("sample_metrics", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
         except Interrupted:
             echo(f"the sample metrics at step {step} are given up")
         except RankMismatch:  # the others wait for this process within the network
@@ -153,7 +153,12 @@ class SampleMetricsCallback(Callback):
         prompts = [plan.prompts[i] for i, _ in plan.drawn]
         told = [trainer.source.plain(plan.told[i]) for i, _ in plan.drawn] if plan.told else None
         # in this order: weights are put back whatever is given up
-        with trainer.averaged(), trainer.breaking(), trainer.in_step(), bar(f"probe at step {step}") as progress:
+        with (
+            trainer.averaged(),
+            trainer.breaking(),
+            trainer.in_step(),
+            bar(f"sample metrics at step {step}") as progress,
+        ):
             states = {prompt: trainer.states(prompt) for prompt in {*prompts, ""}}
             latents = draw(
                 trainer.family,
@@ -207,7 +212,7 @@ class SampleMetricsCallback(Callback):
             for (i, seed), path, one in zip(plan.drawn, paths, now.nearest, strict=True)
         ]
         return {
-            "probe": name,
+            "sample_metrics": name,
             "embedding": embedding.name,
             "heuristic": embedding.heuristic,
             "samples": samples,

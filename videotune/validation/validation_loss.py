@@ -71,6 +71,7 @@ def read_validation(
 
 def noise_of(seed: int, window: Window, number: int, shape: tuple[int, ...]) -> torch.Tensor:
     """The fixed noise of a window at a quantile, on the CPU."""
+    # "ruler" is part of the seed: with another word every run would be validated with other noise
     return torch.from_numpy(draws(seed, "ruler", window.id, number).standard_normal(shape, "float32"))
 
 

@@ -17,7 +17,7 @@ from videotune.types import Batch
 from videotune.validation.selection import QUANTILES
 from videotune.validation.validation_loss import ValidationLoss, noise_of
 
-FILE = "ruler.json"
+FILE = "validation.json"
 
 PARTS = {
     "levels": "its noise levels",
@@ -27,7 +27,7 @@ PARTS = {
     "held_out": "its held-out clips",
     "train": "its training clips",
 }
-"""What a ruler is made of, in words."""
+"""What a validation set is made of, in words."""
 
 
 def facts_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def facts_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
     whole = [*validation.held_out, *validation.train]
     noise = hashed(noise_of(validation.seed, whole[0], 0, tuple(first.x0.shape))) if first is not None else None
     levels = source.objective.timesteps.quantiles(QUANTILES).tolist()
-    # "mean": an older ruler, which averaged over windows, is another one
+    # "mean": a set of an earlier version, which averaged over windows, is another one
     return {"levels": levels, "mean": "clips", "seed": validation.seed, "noise": noise, **rows}
 
 
@@ -75,7 +75,7 @@ def freeze(trainer: Trainer, validation: ValidationLoss) -> tuple[str, str]:
 
 
 def differing(path: Path, facts: dict[str, Any]) -> str:
-    """What a ruler's file says otherwise, in words; empty where it says the same, or is not there."""
+    """What the set's file says otherwise, in words; empty where it says the same, or is not there."""
     if not path.is_file():
         return ""
     try:

@@ -21,7 +21,7 @@ def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verd
     told = [line for line in lines if line["kind"] == "verdict"]
     last: Mapping[str, Any] = told[-1] if told else {}
     is_new = found.word != last.get("verdict")
-    if is_new or (found.step, found.validation) != (last.get("step"), last.get("ruler")):
+    if is_new or (found.step, found.validation) != (last.get("step"), last.get("validation")):
         trainer.journal.event("verdict", **found.to_json())
     # at the end it is said again, unless it was at this very reading that its word became a new one
     said_before = [line["verdict"] for line in told if line["step"] < found.step][-1:] == [found.word]

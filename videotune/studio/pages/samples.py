@@ -86,7 +86,7 @@ def _clip(project: Project, clip: Mapping[str, Any]) -> dict[str, str]:
 
 def measured(project: Project, name: str, run: Run) -> tuple[Any, list[Any]]:
     """The step of the latest sample metrics; and the samples, each with the training clip nearest in pictures."""
-    found = [record for record in run.of_kind("probe") if items(record.get("samples"))]
+    found = [record for record in run.of_kind("sample_metrics") if items(record.get("samples"))]
     if not found:
         return None, []
     clips = {str(clip["path"]): clip for clip in run.clips}

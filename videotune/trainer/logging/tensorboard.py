@@ -98,8 +98,8 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
             found |= {f"mse_by_t/{i / 9:.2f}-{(i + 1) / 9:.2f}": value for i, value in bands}
             found |= {f"lr/{group}": value for group, value in line["lr"].items()}
             found |= {f"seconds/{phase}": value for phase, value in line["seconds"].items()}
-        case "ruler":
-            for name, parts in (("ruler", line), ("ruler_live", line.get("live") or {})):
+        case "validation":
+            for name, parts in (("validation", line), ("validation_live", line.get("live") or {})):
                 for part in ("held_out", "train"):
                     if parts.get(part):
                         found[f"{name}/{part}"] = parts[part]["normalised"]
@@ -108,10 +108,13 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
                         found |= {f"{name}/{part}_{expert}": value for expert, value in experts.items()}
         case "views":
             found = {f"views/{key}_window": line["per_window"][key] for key in ("min", "mean", "max")}
-        case "probe" if "samples" in line:
-            found = {"probe/replication": line["replication"]["mean"], "probe/copies": line["replication"]["copies"]}
-            found |= {"probe/diversity": line["diversity"]["value"]}
-            found |= {f"probe/{key}": measure["value"] for key, measure in line["motion"].items()}
+        case "sample_metrics" if "samples" in line:
+            found = {
+                "sample_metrics/replication": line["replication"]["mean"],
+                "sample_metrics/copies": line["replication"]["copies"],
+            }
+            found |= {"sample_metrics/diversity": line["diversity"]["value"]}
+            found |= {f"sample_metrics/{key}": measure["value"] for key, measure in line["motion"].items()}
         case "save" | "sample":
             found = {f"seconds/{line['kind']}": line["seconds"]}
     return {tag: float(value) for tag, value in found.items() if value is not None and abs(value) < float("inf")}
