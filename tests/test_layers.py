@@ -24,7 +24,8 @@ def modules() -> list[Path]:
 
 def test_packages_import_from_lower_layers_alone() -> None:
     """pyproject.toml has the contracts."""
-    lint = subprocess.run(["lint-imports", "--no-cache"], cwd=ROOT.parent, capture_output=True, text=True, check=False)
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    lint = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=False)
     assert lint.returncode == 0, lint.stdout
 
 
