@@ -239,9 +239,7 @@ def test_parts_of_two_models_are_named(base: Path) -> None:
     assert "its vae gives 48. Take both parts from one checkpoint" in said
     edit(base / "vae" / "config.json", z_dim=4)
     edit(base / "text_encoder" / "config.json", d_model=32)
-    assert "takes 16 numbers a text token, its text_encoder gives 32" in refused(
-        lambda: check_parts(base)
-    )
+    assert "takes 16 numbers a text token, its text_encoder gives 32" in refused(lambda: check_parts(base))
     edit(base / "text_encoder" / "config.json", d_model=16)
     edit(base / "transformer" / "config.json", _class_name="CogVideoXTransformer3DModel")
     said = refused(lambda: check_parts(base))
