@@ -81,7 +81,7 @@ def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(settings: Ma
     assert resume(run, "steps=2", data_change=True) == DONE
     (warning,) = [text for text in warnings_of(run) if "the validation set changed" in text]
     assert "the text of its held-out clips differ" in warning
-    assert frozen["mean"] == "clips"
+    assert frozen["mean"] == "clips, each at a third of the levels"
     assert read_json(run / "validation.json")["name"] == of_kind(run, "validation")[-1]["validation"] != frozen["name"]
     kept = read_json(run / "validation.json")
     write_json(run / "validation.json", kept | {"seed": 5})

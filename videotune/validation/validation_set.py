@@ -45,8 +45,14 @@ def facts_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
     whole = [*validation.held_out, *validation.train]
     noise = hashed(noise_of(validation.seed, whole[0], 0, tuple(first.x0.shape))) if first is not None else None
     levels = source.objective.timesteps.quantiles(QUANTILES).tolist()
-    # "mean": a set of an earlier version, which averaged over windows, is another one
-    return {"levels": levels, "mean": "clips", "seed": validation.seed, "noise": noise, **rows}
+    # "mean": a set of an earlier version, which read each clip at all levels, is another one
+    return {
+        "levels": levels,
+        "mean": "clips, each at a third of the levels",
+        "seed": validation.seed,
+        "noise": noise,
+        **rows,
+    }
 
 
 def hashed(*values: Tensor | str) -> str:
