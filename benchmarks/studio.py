@@ -106,7 +106,7 @@ def write_many(root: Path) -> None:
 
 
 def write_run(root: Path, name: str, state: str) -> None:
-    """A project with a run of 2,000 steps, validated forty times, that has ended or goes on in this process."""
+    """A project with a run of 2,000 steps and forty validations; the run has ended, or this process continues it."""
     run = project(root, name) / "runs" / "run-1"
     run.mkdir()
     (run / "config.json").write_text(json.dumps({"steps": 2 * STEPS, "settings": {}}))

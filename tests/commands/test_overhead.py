@@ -23,7 +23,7 @@ from videotune.trainer.loop import train_loop
 from videotune.trainer.progress import progress_parts, seconds_left, steps_left, tokens_of_buckets
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Resume
-from videotune.trainer.run_dir import begin
+from videotune.trainer.run_dir import begin, run_settings
 from videotune.trainer.run_spec import Job, open_job
 from videotune.trainer.setup import announce
 from videotune.trainer.trainer import Trainer, due, times
@@ -205,3 +205,6 @@ def test_a_run_keeps_its_spacing_when_it_is_prolonged(overrides: Make, tmp_path:
         assert getattr(later.config, key) == getattr(first.config, key)
         assert later.resolved.origins[key] == "plan"
     assert overhead(later)["readings"]["count"] > overhead(first)["readings"]["count"]
+    assert first.resolved.origins["sample.steps"] == "plan"
+    assert first.config.sample.steps < first.spec.sample_steps
+    assert run_settings(run)["sample"]["steps"] is None, "what `videotune sample` takes is the family's own"

@@ -73,6 +73,7 @@ def show_training(result: TrainResult) -> None:
         echo(f"memory at the peak: {size(result.memory['allocated_bytes'] or 0)} allocated{planned}")
     best, spent = result.recommended, result.seconds
     if best["step"] != result.step:
-        echo(f"take step {best['step']}: {best['why']}; videotune export {result.run} --step {best['step']}")
+        command = f"videotune export {result.run} --step {best['step']}"
+        echo(f"recommended checkpoint: step {best['step']}: {best['why']}; {command}")
     took = f"{clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all"
     echo(f"report: {result.report}  ({took})")

@@ -31,6 +31,15 @@ class Resolved:
         """What ``config.json`` keeps."""
         return {"settings": self.config.model_dump(mode="json"), "origins": dict(self.origins)}
 
+    def with_planned(self, values: Mapping[str, Any]) -> Resolved:
+        """The same config with the values, by dotted keys, that a plan has chosen."""
+        config = self.config
+        for key, value in values.items():
+            section, _, name = key.rpartition(".")
+            new = {section: getattr(config, section).model_copy(update={name: value})} if section else {name: value}
+            config = config.model_copy(update=new)
+        return Resolved(config, {**self.origins, **dict.fromkeys(values, "plan")})
+
 
 def family_defaults(spec: ModelSpec) -> dict[str, Any]:
     """The keys whose default is the model's own."""

@@ -283,7 +283,7 @@ class Config(Section):
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = data(0.1)
     """share of source videos held out, from 20 source videos up"""
     validate_every: int | None = safe(None, ge=0)
-    """steps between validations; 0: never (default: such that they take 4.5 % of the run)"""
+    """steps between validations; 0: never (default: such that validation takes 4.5 % of the run)"""
     validation_windows: int | None = safe(None, ge=3)
     """number of windows that a validation reads, a third of them of training clips (default: 6 to 24)"""
     early_stopping: int | None = safe(None, ge=1)
@@ -299,7 +299,7 @@ class Config(Section):
     backup_keep: int = safe(2, ge=1)
     """number of newest backups to keep"""
     sample_after: int | None = safe(None, ge=0)
-    """steps between previews, step 0 too; 0: never (default: such that all beside the steps takes 8 % of the run)"""
+    """steps between previews, step 0 too; 0: never (default: such that monitoring as a whole takes 8 % of the run)"""
     samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = safe(2)
     """prompts of the previews, or the number of captions to take as prompts"""
     sample: Sample = Field(default_factory=Sample)

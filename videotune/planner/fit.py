@@ -295,10 +295,8 @@ def reopened(job: Job) -> Job:
 
 def decided(job: Job, chosen: Mapping[str, Any]) -> Job:
     """The job with these values where the config left the keys open."""
-    config = job.config
-    new = {key: value for key, value in chosen.items() if getattr(config, key) is None}
-    origins = {**job.resolved.origins, **dict.fromkeys(new, "plan")}
-    return replace(job, resolved=Resolved(config.model_copy(update=new), origins))
+    new = {key: value for key, value in chosen.items() if getattr(job.config, key) is None}
+    return replace(job, resolved=job.resolved.with_planned(new))
 
 
 def plainest(job: Job, checkpointing: str) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def read_run_config(run: Path) -> dict[str, Any]:
 
 
 def run_settings(run: Path) -> dict[str, Any]:
-    """The config of a run as the person's own layer, to sample from it: previews may take fewer denoising steps."""
+    """The settings of a run, to sample or export from it; ``sample.steps`` is open again where only previews had fewer."""
     kept = read_run_config(run)
     settings: dict[str, Any] = kept["settings"]
     if kept["origins"].get("sample.steps") == "plan":

@@ -11,7 +11,7 @@ from itertools import product
 from math import ceil
 from typing import Any
 
-from videotune.config.resolve import Resolved
+from videotune.config.schema import SampleMetrics
 from videotune.trainer.run_spec import Job
 from videotune.trainer.trainer import times
 from videotune.types import ModelSpec, Window
@@ -22,15 +22,14 @@ from videotune.validation.selection import LEAST_WINDOWS, MOST_WINDOWS, levels_o
 PASSES_A_STEP = 3
 """Forward and backward of a training step in forward passes."""
 
-OF_ALL, OF_VALIDATION, OF_METRICS = 0.08, 0.045, 0.015
-"""The share of a run's time that all of it takes by default, validation alone, sample metrics alone (the default of
-``sample_metrics.budget``); previews take what is left."""
+TOTAL_SHARE, VALIDATION_SHARE, METRICS_SHARE = 0.08, 0.045, SampleMetrics().budget
+"""Shares of a run's time by default: of everything here, of validation, of sample metrics; previews take the rest."""
 
-VALIDATIONS, PREVIEWS = 5, 3
-"""So many, first and last included, are paid for by fewer windows, by fewer denoising steps and prompts."""
+WANTED_VALIDATIONS, WANTED_PREVIEWS = 5, 3
+"""Where the share does not pay for so many, first and last included, each one is made smaller."""
 
-UNIT = 250
-"""Where no checkpoints are saved, spacings are multiples of so many steps; else of theirs."""
+SPACING = 250
+"""Default spacings are multiples of ``save_every``, or of so many steps where it is 0."""
 
 PREVIEW_STEPS = (20, 12, 8)
 """Denoising steps of a preview where the family's own are too many."""
@@ -57,16 +56,16 @@ def share_of_steps(job: Job, tokens: float) -> float:
 
 
 def planned(job: Job) -> Job:
-    """The job with the spacing and the size of validation and previews where the person left them open.
+    """The job with a spacing and a size for validation and previews, where the config leaves them open.
 
-    They follow from what ``OF_ALL`` pays for, and the run keeps them. The first and the last always run.
+    Together with sample metrics they take at most ``TOTAL_SHARE`` of the steps' time. The first and the last always run.
     """
     if job.config.validation_windows is None:
         job = _with(job, "validation_windows", _affordable_windows(job))
     if job.config.validate_every is None:
-        job = _with(job, "validate_every", _spacing(job, OF_VALIDATION / _one_validation(job)))
+        job = _with(job, "validate_every", _spacing(job, VALIDATION_SHARE / _one_validation(job)))
     if job.config.sample_after is None:
-        left = OF_ALL - _taken(job)
+        left = TOTAL_SHARE - _taken(job)
         steps, prompts = _affordable_preview(job, left)
         job = _with(_with(job, "sample.steps", steps), "samples", prompts)
         job = _with(job, "sample_after", _spacing(job, left / _one_preview(job)))
@@ -75,16 +74,15 @@ def planned(job: Job) -> Job:
 
 def _with(job: Job, key: str, value: int | None) -> Job:
     """The job with a value for a key; None: as it is."""
-    if value is None:
-        return job
-    (section, _, name), config = key.rpartition("."), job.config
-    new = {section: getattr(config, section).model_copy(update={name: value})} if section else {name: value}
-    return replace(job, resolved=Resolved(config.model_copy(update=new), {**job.resolved.origins, key: "plan"}))
+    return job if value is None else replace(job, resolved=job.resolved.with_planned({key: value}))
 
 
-def _spacing(job: Job, count: float) -> int:
-    """The fewest steps between so many that are paid for, the first and the last included."""
-    unit, most = job.config.save_every or UNIT, max(2, int(count))
+def _spacing(job: Job, count: float, unit: int = SPACING) -> int:
+    """Steps between at most ``count`` events, at least 2, the first before step 1 and the last at the end.
+
+    A multiple of ``save_every``, or of ``unit`` where it is 0.
+    """
+    unit, most = job.config.save_every or unit, max(2, int(count))
     return min(job.steps, unit * ceil(job.steps / ((most - 1) * unit)))
 
 
@@ -98,7 +96,9 @@ def _passes(job: Job) -> list[tuple[Window, int]]:
     """Each window of a validation, and its passes; twice as many where an average of the weights is read too."""
     twice = 1 + (job.config.ema.decay is not None)
     parts = _windows(job)
-    return [(window, twice * len(its)) for part in parts for window, its in zip(part, levels_of(part), strict=True)]
+    return [
+        (window, twice * len(levels)) for part in parts for window, levels in zip(part, levels_of(part), strict=True)
+    ]
 
 
 def _one_validation(job: Job) -> float:
@@ -106,9 +106,9 @@ def _one_validation(job: Job) -> float:
 
 
 def _affordable_windows(job: Job) -> int:
-    """As many as leave room for ``VALIDATIONS``."""
-    share = VALIDATIONS * _one_validation(job) / len(_passes(job))
-    return min(MOST_WINDOWS, max(LEAST_WINDOWS, int(OF_VALIDATION / share)))
+    """As many as leave room for ``WANTED_VALIDATIONS``."""
+    share = WANTED_VALIDATIONS * _one_validation(job) / len(_passes(job))
+    return min(MOST_WINDOWS, max(LEAST_WINDOWS, int(VALIDATION_SHARE / share)))
 
 
 def _preview_passes(job: Job, steps: int, prompts: int) -> int:
@@ -124,13 +124,13 @@ def _one_preview(job: Job, steps: int | None = None, prompts: int | None = None)
 
 
 def _affordable_preview(job: Job, share: float) -> tuple[int | None, int | None]:
-    """(denoising steps, prompts; None: as they are) that leave room for ``PREVIEWS``; the smallest where none does."""
+    """(denoising steps, prompts; None: as they are) that pay for ``WANTED_PREVIEWS``, or the smallest."""
     own, count = sample_settings(job.config, job.spec, usual_shape(job)).steps, len(prompts_of(job))
     open_keys = {key for key in ("sample.steps", "samples") if job.resolved.origins[key] in ("default", "family")}
     steps = [own, *(few for few in PREVIEW_STEPS if few < own)] if "sample.steps" in open_keys else [own]
     prompts = [count, 1] if "samples" in open_keys and count > 1 else [count]
     choices = list(product(steps, prompts))
-    found = next((one for one in choices if PREVIEWS * _one_preview(job, *one) <= share), choices[-1])
+    found = next((one for one in choices if WANTED_PREVIEWS * _one_preview(job, *one) <= share), choices[-1])
     return found[0] if found[0] < own else None, found[1] if found[1] < count else None
 
 
@@ -185,17 +185,19 @@ def metrics(job: Job) -> dict[str, Any] | None:
 def metrics_spacing(plan: SampleMetricsPlan, job: Job) -> int:
     """The steps between sample metrics, a multiple of those between checkpoints; 0: the budget does not pay for two."""
     one, budget = share_of_run(plan, job), job.config.sample_metrics.budget
-    saves = job.config.save_every or job.steps
-    return 0 if 2 * one > budget else min(job.steps, saves * ceil(job.steps / ((int(budget / one) - 1) * saves)))
+    return 0 if 2 * one > budget else _spacing(job, budget / one, job.steps)
 
 
 def _taken(job: Job) -> float:
-    """What validation and sample metrics leave no more for previews; a number that a person names takes its part alone."""
+    """The share that is not left for previews: of validation and of sample metrics.
+
+    A spacing that a user names may cost more than its own share; previews then still have theirs.
+    """
     read, sampled = validations(job), metrics(job)
     of_validation = read["share"] if read else 0.0
     if job.resolved.origins["validate_every"] != "plan":
-        of_validation = min(of_validation, OF_VALIDATION)
-    return of_validation + min(OF_METRICS, sampled["share"] if sampled else 0.0)
+        of_validation = min(of_validation, VALIDATION_SHARE)
+    return of_validation + min(METRICS_SHARE, sampled["share"] if sampled else 0.0)
 
 
 def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:
