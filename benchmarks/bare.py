@@ -3,8 +3,6 @@
 Usage: python benchmarks/bare.py TRANSFORMER_FOLDER CACHED_BATCH
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -11,8 +11,6 @@ disturbs less. "640x352" is the size that ``resolution: 480`` gives to 16:9 (bot
 only: ffmpeg then takes a converter that repeats colour samples, ours still interpolates them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -3,8 +3,6 @@
 ``python benchmarks/frames.py [--tiny]``: a random Wan transformer of width 256 with two blocks, 256 tokens a latent frame.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -15,8 +15,6 @@ is begun that would not end within ``--seconds``, and a second call with the sam
 ``--tiny`` rehearses it with a model of a few thousand parameters, two rows of each part, on a CPU too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 ``python benchmarks/journal.py [STEPS] [--tiny]``
 """
 
-from __future__ import annotations
-
 import json
 import random
 import resource

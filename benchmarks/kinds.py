@@ -3,8 +3,6 @@
 python benchmarks/kinds.py [--tiny]
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -3,8 +3,6 @@
 python benchmarks/loading.py [FOLDER] [--tiny] prints a line a way. FOLDER keeps the weights for the next time.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -8,8 +8,6 @@ each way's rounds is divided by the first way's in the same round. On CUDA the p
 (bf16); on a CPU "the device" is the same memory, and what is measured is the mechanism alone (float32).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

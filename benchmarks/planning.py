@@ -6,8 +6,6 @@ ROWS: as "5b-8" or "a14b-48", all of them unless named; then also "a14b-4", a fu
 GB, which does not fit.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

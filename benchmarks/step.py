@@ -9,8 +9,6 @@ start to the first step, and the peak memory until then, over those of ``bare.py
 noise; the ratios are the result.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ needs Chromium on the PATH. Wall time on a machine that others use says little: 
 plain Python says how quick the core is today.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -7,8 +7,6 @@ Runs of one seed have the same clips, order, noise, noise levels and first weigh
 compared with the run of its own seed at weight 0. A second call goes on with what is missing, and then prints the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

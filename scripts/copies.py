@@ -7,8 +7,6 @@ are landscapes of noise that a camera pans over (tests/scenery.py), pieces in ti
 their own since they look alike, clips of the toy world.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import sys

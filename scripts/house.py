@@ -3,8 +3,6 @@
 Code lines hold a token of code: docstrings, comments, blank lines and data files (JSON, templates) do not count.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import sys

@@ -8,8 +8,6 @@ again. It takes about half an hour of one core for the autoencoder and as much f
 ``OUT/toy-SEED``, a checkpoint in diffusers layout, in float16.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, replace

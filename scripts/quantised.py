@@ -8,8 +8,6 @@ differ by the kind alone. ``on_plain``: the adapter that was learnt over the rou
 ``--steps 0`` reads the bases alone. A second call goes on with what is missing, and then prints the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ about: its error there is most of the plain mean, which hardly moves while the o
 Runs that are done are kept: a second call goes on with what is missing, and then prints the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

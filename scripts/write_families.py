@@ -3,8 +3,6 @@
 python scripts/write_families.py
 """
 
-from __future__ import annotations
-
 from videotune.data.frame_sampling import frame_rule
 from videotune.models.registry import find, names
 from videotune.types import ModelSpec

@@ -5,8 +5,6 @@ those that its tests need as well, each with the hashes of all its files on the 
 nothing that torch alone needs: which build of it fits is the user's choice, and pip installs it first.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from collections.abc import Iterable

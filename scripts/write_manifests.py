@@ -3,8 +3,6 @@
 No weights are needed: the models are built on the meta device. tests/models/test_manifests.py recomputes each.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict, dataclass

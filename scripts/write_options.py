@@ -1,7 +1,5 @@
 """Prints docs/options.md from the config's own schema: python scripts/write_options.py > docs/options.md."""
 
-from __future__ import annotations
-
 import sys
 
 from videotune.config.explain import default, values

@@ -1,7 +1,5 @@
 """Real video files for tests: frames drawn with numpy, written with PyAV."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction

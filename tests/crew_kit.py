@@ -3,8 +3,6 @@
 What a launcher does is done here: its variables, and that all end when one has died.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """What tests of data share: a model's rules, configs of datasets, and the media info of clips that are not on the disk."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The few answers of the Hugging Face Hub that models and datasets ask for, from a server on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """A disk that fails at its n-th operation: every call by which our code changes files is counted, and one of them fails."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -4,8 +4,6 @@ Starting Python and its libraries anew for each would take ten times as long as 
 a test session, since multiprocessing knows no more: whoever needs one takes this.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess

@@ -1,7 +1,5 @@
 """Runs as ``videotune train`` composes them, a part at a time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, TypeVar
 

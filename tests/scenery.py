@@ -1,7 +1,5 @@
 """Pictures as rich as photographs for tests: noise whose detail falls off as in nature, and motion over it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The commands as the command line runs them, in this process: what they print, and their exit codes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every knob works or does not exist: each key of the config has an effect test, and each such test a key that is there."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from types import NoneType, UnionType

@@ -1,7 +1,5 @@
 """What is promised bit for bit must not hang on where in memory a tensor lies."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Talking to the person: sentences, a table, a progress bar where there is a terminal, a line now and then where not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

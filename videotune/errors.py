@@ -1,7 +1,5 @@
 """Errors written for the person: what is wrong, where, and how to mend it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

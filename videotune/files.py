@@ -1,7 +1,5 @@
 """Files that are complete or absent: written aside, synced, then renamed into place; and what a heartbeat's file says."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What the user can do about an error of the Hub's library; one text for base models and datasets."""
 
-from __future__ import annotations
-
 import errno
 import os
 

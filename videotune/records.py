@@ -1,7 +1,5 @@
 """A run's JSON files: what each must hold, and the one place that reads and checks them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

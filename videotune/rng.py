@@ -5,8 +5,6 @@ to save, and no preview, device, process count or micro-batch can move another d
 et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), on the CPU.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

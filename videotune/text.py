@@ -1,7 +1,5 @@
 """Numbers, times, sizes and paths as a person reads them; the command line, the report and the studio share these."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath

@@ -1,7 +1,5 @@
 """The toy's autoencoder: Wan 2.2's kind, small, trained on drawn clips by a plain loop that goes on where it was killed."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from pathlib import Path

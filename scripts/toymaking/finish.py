@@ -1,7 +1,5 @@
 """The last stages: the trained parts become a checkpoint of package size, and what it can do is measured."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a stage keeps on disk so that it can go on after a kill: one file, whole or absent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Says how a clip of the toy world moves: how much, and what changes in it that should stay as it is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What decides the toy base model: how large its parts are, how long they train, and on how much."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

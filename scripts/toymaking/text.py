@@ -4,8 +4,6 @@ Training a Unigram model by its usual expectation-maximisation needs more text t
 into letters. Of words that are known, the likeliest scores are the logarithms of their counts, so these are set.
 """
 
-from __future__ import annotations
-
 import math
 import string
 from collections import Counter

@@ -1,7 +1,5 @@
 """The toy's transformer: fine-tuned from random weights by videotune itself, on clips on the disk as a person's are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

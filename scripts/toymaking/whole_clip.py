@@ -4,8 +4,6 @@ Its own encode and decode walk through a clip four frames at a time and keep wha
 numbers, in a third more time. Here its modules see all frames together, zeros before the first one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

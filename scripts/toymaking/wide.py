@@ -1,7 +1,5 @@
 """Clips that the toy's autoencoder should carry: any strong colour, six shapes, in 2 of 5 clips stripes."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """New tokens' rows: laid over the frozen table of each kind of text encoder, and nothing else ever moves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

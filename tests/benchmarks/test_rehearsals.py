@@ -1,7 +1,5 @@
 """Every benchmark runs to its end with --tiny, so that none breaks unseen; what it prints then means nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The command line as a person meets it: exit codes, one helpful sentence for each mistake, and nothing heavy for help."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

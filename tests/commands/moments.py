@@ -3,8 +3,6 @@
 A pause prints ``at: NAME`` and then lasts far longer than a test, so a test can act in the middle of it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

@@ -4,8 +4,6 @@ A process (``tests/forked.py``) is the command line as a user starts it: ``video
 signals and exit code.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

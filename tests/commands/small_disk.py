@@ -4,8 +4,6 @@ The process fills it itself at a moment that a test names; from outside room is 
 ``/proc/PID/root`` while the process lives, and copied to a real folder when it ends.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,7 +1,5 @@
 """``doctor RUN``: each heading of the page of troubles is found in a run that shows it, and in no other."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that stops and goes on is the run that never stopped, whatever its optimizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """N steps are k steps, a SIGKILL, a resume, and the rest: bit for bit, wherever the kill falls and whatever trains."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable

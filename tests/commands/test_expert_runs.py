@@ -1,7 +1,5 @@
 """Two experts in one run: dealt out as promised, each inside its noise levels, one in memory, a file for each."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The guide's four presets and three snippets train on a tiny model of their kind; presets resume to the bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

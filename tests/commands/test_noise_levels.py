@@ -1,7 +1,5 @@
 """``plan --timesteps``: the curve, the bands and the experts' shares are those of what a run draws."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

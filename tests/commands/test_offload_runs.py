@@ -1,7 +1,5 @@
 """Whole runs with blocks and inputs on the host: the same as the plain run, line by line and bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run does between its steps: by default it takes 8 % of their time; it is planned as it happens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run over rounded weights from its first word to its files: resumed, sampled, exported, merged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Samples that are measured while a run trains: what they cost and leave behind, and that nothing of the run moves."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

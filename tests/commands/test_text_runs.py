@@ -1,7 +1,5 @@
 """New tokens and text encoders that train: whole runs, what they leave on the disk, and who reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What a whole run says of itself: the frozen validation set, weights and their average, times seen, the verdict."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is said of a key, and the JSON Schema that editors read."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib import resources

@@ -1,7 +1,5 @@
 """docs/api.md: its cells run one after the other, as in a notebook, and give what the page says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A tiny model and small real clips, made once; every effect test runs on the CPU, where numbers repeat bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

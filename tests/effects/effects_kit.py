@@ -1,7 +1,5 @@
 """What the effect tests share: jobs, batches and trainers from knobs as a user sets them, and what to measure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

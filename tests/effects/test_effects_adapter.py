@@ -1,7 +1,5 @@
 """What the keys about the model and the adapter do to weights, to the network's answers and to the exported file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

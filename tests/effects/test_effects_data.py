@@ -1,7 +1,5 @@
 """What the keys about clips, frames and captions do to the frames that are encoded and to the batches that are trained."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """What the keys of a dataset do: its kind, its repeats, its weight in the loss, its own sizes and windows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the keys about two experts do to the steps and to the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

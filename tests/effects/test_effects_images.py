@@ -1,7 +1,5 @@
 """What the keys about first frames, isolated frames and the second expert's guidance do to what is fed and drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the keys about the kind of adapter and the layers of a fine-tuning do to what trains and to what is written."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """What the keys about noise levels do to the levels that a run draws, and to its loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the keys about memory do to bytes on the device, bytes that are kept, and passes of the network."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

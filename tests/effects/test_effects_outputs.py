@@ -1,7 +1,5 @@
 """What the keys about checkpoints, readings, previews and exports do to the files of a run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the keys of measured samples do to what is drawn, and to what it is compared by."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values that contradict each other, or that nothing would use, are refused by the name of their key before any work."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``sharding`` does: a process of two has half of the weights, and half of what trains of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

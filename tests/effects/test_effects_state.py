@@ -1,7 +1,5 @@
 """What the keys about the method, the optimizer's memory, averages and checkpoints do to weights and files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

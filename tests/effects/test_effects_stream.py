@@ -1,7 +1,5 @@
 """What the keys about steps, batches and draws do to the samples that the network is given."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the keys about text encoders and new tokens do to conditioning, to weights and to files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

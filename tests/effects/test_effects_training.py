@@ -1,7 +1,5 @@
 """What the keys about updates, precision and memory do to gradients, weights and activations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """What the keys about optimizers, schedules and averages do to weights, gradients and memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode

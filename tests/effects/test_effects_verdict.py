@@ -1,7 +1,5 @@
 """What the keys do that act on the verdict, or show the run elsewhere."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from io import BytesIO

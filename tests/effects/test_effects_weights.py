@@ -1,7 +1,5 @@
 """What the keys about how frozen weights are kept do to bytes, to what the base predicts, and to a training over it."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

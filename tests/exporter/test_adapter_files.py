@@ -1,7 +1,5 @@
 """LoRA files of other programs: read exactly, alpha included, or refused with a sentence; never read wrongly."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

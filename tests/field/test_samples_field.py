@@ -1,7 +1,5 @@
 """Motion that dies, flicker, saturation: measured on clips of which is known what they do."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from itertools import pairwise
 

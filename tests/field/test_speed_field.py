@@ -4,8 +4,6 @@ diffusion-pipe #152 (which phase is slow?) and #410 (buckets throw the time left
 for data and nothing says so). The bar's time left is tested in tests/validation/test_speed.py.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

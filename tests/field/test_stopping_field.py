@@ -5,8 +5,6 @@ validation loss that is another one after each resume, no word of which checkpoi
 many seeds is scripts/verdict.py.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

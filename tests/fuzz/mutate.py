@@ -1,7 +1,5 @@
 """Damage to files: bytes, JSON values and safetensors headers, each change named by its seed so that it can be repeated."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -3,8 +3,6 @@
 More of them: ``VIDEOTUNE_FUZZ=100000 pytest tests/fuzz``.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Weights that are away are NaN, and in these tests so is what a block has left in
 a loss that is not a number.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

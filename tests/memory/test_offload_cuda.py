@@ -1,7 +1,5 @@
 """Streaming on a CUDA device: deselected where there is none; none of it has run on one yet."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

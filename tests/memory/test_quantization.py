@@ -1,7 +1,5 @@
 """Packed weights: their numbers, which layers have them, how they are loaded, streamed and trained over."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 In the family's own pipeline it must end at them, which settles sign, units, layout and schedule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

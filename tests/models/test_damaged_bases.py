@@ -1,7 +1,5 @@
 """A base model whose files are damaged, absurd or incomplete is refused with a sentence: no traceback, no hang."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

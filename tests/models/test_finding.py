@@ -1,7 +1,5 @@
 """What names a part's bytes, and which file stands for which expert."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Base models of the Hub, against a local server that gives its few answers, and from its cache without a network."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Loading: weights as diffusers loads them, in less memory, from several files or one, and what is said of wrong ones."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 scripts/write_manifests.py writes tests/manifests/; what a manifest says and what the code computes must agree.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from dataclasses import replace

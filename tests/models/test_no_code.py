@@ -1,7 +1,5 @@
 """No code that lies in a base model, an image encoder or an adapter ever runs, whatever stands on standard input."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

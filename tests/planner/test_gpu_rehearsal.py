@@ -1,7 +1,5 @@
 """benchmarks/gpu.py is for a card; here it is rehearsed on the CPU with a tiny model, without PyAV and bitsandbytes."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Presets fit the cards that their names, or what is said of them, are for: by the plan, on published configs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """How a run stands and how it went: a dead process is never called running; when to have stopped, which file to use."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """Several processes are one: the same windows and noise, the same gradients to rounding, one journal, nothing that hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

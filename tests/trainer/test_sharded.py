@@ -1,7 +1,5 @@
 """Processes that share a network's weights out are one that has them all: real processes, FSDP2 over gloo."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

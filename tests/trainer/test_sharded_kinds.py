@@ -1,7 +1,5 @@
 """Everything that can train over weights that are shared out: families, experts, dtypes, anchors, tokens. A long product."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

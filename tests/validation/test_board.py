@@ -1,7 +1,5 @@
 """What TensorBoard's files do where they cannot be written."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

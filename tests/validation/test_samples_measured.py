@@ -1,7 +1,5 @@
 """What measures samples, held against what is known: copies that were planted, sets of known diversity, known motion."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The time left knows the buckets that are to come; waiting for data is said where it is too much."""
 
-from __future__ import annotations
-
 import pytest
 
 from videotune.latent_cache.sampler import Schedule, bucket_of, turns

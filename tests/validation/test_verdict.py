@@ -1,7 +1,5 @@
 """The verdict is a pure function of the validation losses: planted courses, and what chance alone does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

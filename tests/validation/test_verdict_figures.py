@@ -1,7 +1,5 @@
 """docs/verdict.json: what scripts/verdict.py found of the verdict on the toy, and that docs/monitor.md tells the same."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

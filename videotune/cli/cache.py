@@ -1,7 +1,5 @@
 """The ``cache`` commands: encode ahead of a training, and look after what was encoded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

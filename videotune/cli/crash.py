@@ -1,7 +1,5 @@
 """The last guard: an exception that nobody foresaw becomes one sentence and a file that can be sent with a bug report."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """``videotune doctor``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

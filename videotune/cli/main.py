@@ -1,7 +1,5 @@
 """The command line: options in, a command called, its result printed, exit codes out. `--help` imports nothing heavy."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

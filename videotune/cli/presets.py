@@ -1,7 +1,5 @@
 """``videotune presets`` and ``videotune config``: what there is to choose from."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``videotune sample`` and ``videotune compare``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The ``tiny`` command: a random base model of a family in its real layout, small enough to try a whole run anywhere."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``cache``: encode clips and captions now, so that a training starts at once; list, verify and prune what is encoded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack

@@ -1,7 +1,5 @@
 """``check``: what would become of every clip, before anything is loaded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack

@@ -1,7 +1,5 @@
 """``doctor``: what is there, and what each missing part would give."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """``export``: what a run has learnt in the formats that others read, each read back before it is called done."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``plan --timesteps``: which noise levels a run would train, by band, by bucket and by expert."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Unpack
 

@@ -1,7 +1,5 @@
 """``plan``: what a run would do, before it does it: steps, times each clip is seen, tokens, memory, time, disk."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``report``: a run's page, as the run stands now."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from videotune.reporter.build import write_report

@@ -1,7 +1,5 @@
 """``train``: compose a run from its settings, train it, and export and report what it gave."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

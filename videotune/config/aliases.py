@@ -1,7 +1,5 @@
 """Keys under the names of earlier versions; each stands for its new name until version 0.3."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any

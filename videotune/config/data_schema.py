@@ -1,7 +1,5 @@
 """The sections of the config that say which clips are used, and which of their frames."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict

@@ -6,8 +6,6 @@
 - fatal: the saved state has no meaning under another value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """What a key means, in words that are made from the schema; and the schema itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The values that a config takes, and the fields of its keys: each says what a resume may do with its key."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field

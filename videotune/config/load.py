@@ -1,7 +1,5 @@
 """Config files, presets and ``--set`` words -> one nested dict a layer; unknown keys are errors with the nearest name."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -1,7 +1,5 @@
 """What keys may stand together: contradictions, and keys that another choice does not use, are refused."""
 
-from __future__ import annotations
-
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config, leaves
 from videotune.errors import VideotuneError

@@ -3,8 +3,6 @@
 A key with a single legal value (``training_method``) is a statement that a config may make, not a knob.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field

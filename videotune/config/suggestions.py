@@ -1,7 +1,5 @@
 """What a user may have meant: names that other trainers give to a key or a value, and their config files recognised."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The accounting of a dataset: what became of every clip, and why; what to warn about."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Files are written by this module under names that it has checked: no link, devic
 the disk. Both formats give no more bytes of a member than its header declares, so that the declared sizes are the limit.
 """
 
-from __future__ import annotations
-
 import lzma
 import os
 import re

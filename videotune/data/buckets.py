@@ -1,7 +1,5 @@
 """Pure arithmetic: which height and width a clip takes, so that a dataset falls into few buckets."""
 
-from __future__ import annotations
-
 import math
 import re
 from itertools import product

@@ -1,7 +1,5 @@
 """Files of datasets on their way to clips: media info, content scan, windows, size and captions, or why one is skipped."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace

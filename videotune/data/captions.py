@@ -1,7 +1,5 @@
 """Captions: reading them from text files and from metadata.csv or .jsonl, the trigger word, hints."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

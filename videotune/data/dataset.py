@@ -1,7 +1,5 @@
 """Datasets -> a library of clips: which are used, held out or skipped and why, and the windows to train on."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

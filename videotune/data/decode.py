@@ -1,8 +1,6 @@
 """Times of a clip -> its frames as uint8 RGB, upright, resized and cropped, by PyAV; HDR tone-mapped by FFmpeg's swscale
 (perceptual intent)."""
 
-from __future__ import annotations
-
 import math
 import os
 from bisect import bisect_right

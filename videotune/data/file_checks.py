@@ -1,7 +1,5 @@
 """What untrusted files may be: their types by their first bytes, the ways in which a clip can fail, and links refused."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An image file's pixels, upright and in sRGB, by Pillow."""
 
-from __future__ import annotations
-
 import warnings
 from io import BytesIO
 from pathlib import Path

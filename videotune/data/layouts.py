@@ -1,7 +1,5 @@
 """Dataset layouts: where the clips of a folder and their captions lie, in any of the usual ways."""
 
-from __future__ import annotations
-
 import os
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """Where a dataset comes from: a folder, an archive, or a dataset of the Hub, fetched into the Hub's own cache."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

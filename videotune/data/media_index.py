@@ -8,8 +8,6 @@ hashed, and nothing else is asked of it again. The index is one JSON file:
 It may have come with a dataset, so that nothing in it is trusted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Two clips of one video on both sides of the held-out split would make validation
 taken for one video cost validation its sources. So a name counts only with evidence, and so does a picture.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import re

@@ -1,7 +1,5 @@
 """A video, or a folder of them, -> a clip of each scene, with its caption; the originals stay as they are."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

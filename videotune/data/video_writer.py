@@ -3,8 +3,6 @@
 The same frames give the same bytes, so that two files that differ show two different videos.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from fractions import Fraction

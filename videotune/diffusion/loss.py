@@ -5,8 +5,6 @@ alpha·d_sigma - sigma·d_alpha = 1, so (x_t, v) and (x0, noise) are a rotation 
 gives the other back without a division.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Nothing here draws: each distribution is its inverse CDF, a function from a unif
 randomness made elsewhere on the CPU. Everything is computed in float64 and cast once, at the end.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Which expert a step trains: runs of steps, dealt out by the experts' shares, a pure function of the step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor

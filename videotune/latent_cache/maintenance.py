@@ -1,7 +1,5 @@
 """Looking after a cache: read everything again, remove what nobody wants, list what is there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any

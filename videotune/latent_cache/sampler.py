@@ -6,8 +6,6 @@ of these times. Every bucket is then near its fair share at all times. The sampl
 on, go through one permutation of its windows after the other.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache

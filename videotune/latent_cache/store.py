@@ -4,8 +4,6 @@ An entry's name is a hash of what decides its content (clip, times, size, encode
 gets another name, so no entry is ever stale. A file is there whole or not at all; its hash is checked when it is first read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174): keep a block's input, compute the rest again in backward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 OFF, ON, CPU_OFFLOADED = "OFF", "ON", "CPU_OFFLOADED"

@@ -1,7 +1,5 @@
 """A few places on the device through which the weights of streamed blocks pass, each in time for its block."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gradients of streamed weights that train: they go to the host as soon as their block's backward pass has made them."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field

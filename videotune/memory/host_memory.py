@@ -1,7 +1,5 @@
 """Host memory: what a training on the CPU keeps of it, and whether there is enough."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 

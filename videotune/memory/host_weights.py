@@ -1,7 +1,5 @@
 """Where streamed weights live: on the host, every byte once, pinned in pieces where a CUDA device reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

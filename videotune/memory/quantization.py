@@ -7,8 +7,6 @@
 All that is kept are plain frozen tensors, so blocks of such layers are streamed like any others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

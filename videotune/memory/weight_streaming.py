@@ -5,8 +5,6 @@ pass comes, its inputs and weights are fetched and it is computed again. The gra
 gradient is summed in the same order as without, and is the same to the bit.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The base model of a run: where it lies, which family reads it, and the files that stand for its weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 What is damaged, missing or absurd is a sentence that names file and key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """What libraries read from a folder or a Hub repository: never with its code, and an error names the place."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

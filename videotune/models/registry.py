@@ -4,8 +4,6 @@ Modules of this package are imported all; another package names its modules as e
 ``videotune.models``. A class is registered when it is defined (``DiffusersModel``) or by ``register``.
 """
 
-from __future__ import annotations
-
 import difflib
 import pkgutil
 from functools import cache

@@ -1,7 +1,5 @@
 """Tokenizers of single characters and text encoders of one layer, so that a tiny checkpoint needs nothing from elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

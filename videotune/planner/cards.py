@@ -4,8 +4,6 @@ Consumer cards sum in float32 at half the rate of their advertised one. What a s
 ``REACHED``, an assumption until measured on the card itself. ``cards.json`` is the table.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -1,7 +1,5 @@
 """What a run would hold in memory: its own step, encoders and previews, run on tensors that have shapes and no memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Whether a run fits a card and how long it takes: the settings that are left open are chosen, what cannot be is told."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple

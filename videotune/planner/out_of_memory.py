@@ -1,7 +1,5 @@
 """What to do where a step does not fit into memory, in words, the cheapest first."""
 
-from __future__ import annotations
-
 from videotune.config.fields import ROUNDED
 from videotune.config.rules import cannot_wait
 from videotune.config.schema import Config

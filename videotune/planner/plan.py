@@ -1,7 +1,5 @@
 """What a run would do: steps, times each clip is seen, tokens, disk; memory and time are ``fit.py``'s."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One page for a run: what was trained on what, how it went, what came out, and what is not there yet."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ The drawing is stretched to the width at hand, while the numbers at its axes are
 stay readable on a telephone and on a wide screen alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``check --contact-sheet``: pictures of every clip as it is trained, on sheets and on a page."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The chapters on how training went: its loss, the validation loss, how often each clip was seen, and the time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``doctor RUN``: which lines of docs/troubleshooting.md apply to a run, from its journal, plan and account of clips."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The chapters that list things: clips, settings, files, and how an exported file is used."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """What of a run's videos and pictures travels inside the page, so that the page alone can be sent."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a reader should know first: how the run stands, how it went, the recommended checkpoint, which clips are learnt."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The chapters with videos: before and after, all previews, one prompt over all checkpoints, and sample metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from os.path import isfile
 from typing import Any

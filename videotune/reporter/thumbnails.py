@@ -1,7 +1,5 @@
 """A small picture of each clip for the run folder: the report shows what was trained on, wherever the clips are then."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

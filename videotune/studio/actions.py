@@ -1,7 +1,5 @@
 """What a person can ask for on any page: functions of the root and some words, which answer in a sentence."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The studio as a program: Gradio's pages and our routes on one server, behind the guard."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The clips of a project as a table: what lies on the disk, and what the last check said of each."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

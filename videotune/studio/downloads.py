@@ -1,7 +1,5 @@
 """Folders as one file to download, made while it is sent: nothing of it lies in memory or on the disk."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The form of settings, made from the config's schema: each key with its help, its bounds and its default."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 So they outlive the page and the server, and a server that begins again finds them as they are.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

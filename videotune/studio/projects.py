@@ -1,7 +1,5 @@
 """Projects: a folder each below the root; what a person calls it, and paths that cannot leave it."""
 
-from __future__ import annotations
-
 import re
 import time
 import unicodedata

@@ -1,7 +1,5 @@
 """What the studio's own script asks for beside Gradio: parts of pages, the table of clips, files, and actions."""
 
-from __future__ import annotations
-
 import hashlib
 import mimetypes
 from collections.abc import Callable, Mapping

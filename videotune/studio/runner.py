@@ -4,8 +4,6 @@ It is a process of its own group, so neither a page that is closed nor a server 
 said and how it ended lies in the folder.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Who may talk to the studio: the host that it listens on, the password, and pages of other sites that send requests."""
 
-from __future__ import annotations
-
 import ipaddress
 import time
 from collections.abc import Awaitable, Callable, MutableMapping

@@ -1,7 +1,5 @@
 """What a run says of itself while it goes on: its journal read on from where the last look ended."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """How the studio looks: Gradio's theme without fonts from elsewhere, our own parts, and the report's charts among them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a person sends in: looked at by its first bytes, named safely, and put into the project's folder of clips."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

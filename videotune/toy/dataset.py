@@ -1,7 +1,5 @@
 """Writes the toy's data set as a person's would lie on a disk: encoded clips with a caption file each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Says what a clip of the toy world shows: colour, shape and direction of the one thing that moves in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

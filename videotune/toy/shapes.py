@@ -4,8 +4,6 @@ Sizes, speeds and backgrounds follow the distributions which that model was trai
 autoencoder was trained on more (``scripts/toymaking/wide.py``), so that it decodes concepts which the transformer never saw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Filling the cache with what a run reads; several processes share the work out."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Sequence

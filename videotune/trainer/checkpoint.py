@@ -5,8 +5,6 @@ One process has written ``{part}.safetensors``, several each their rows of it, a
 which each begins. What is not cut stands in one file alone.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Writing a checkpoint, by one process or by several, each its rows: aside, synced, renamed, and the marker last."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Callable, Mapping

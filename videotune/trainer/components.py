@@ -1,7 +1,5 @@
 """A job with its models: the family on its device, the cache filled, and where batches come from."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The denoisers of a run by their experts' names, one of them in memory, and what of each trains."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Kernels that give the same bits from the same numbers, each time they run: ``deterministic``."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

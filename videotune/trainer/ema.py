@@ -1,7 +1,5 @@
 """An exponential moving average of what trains: the mean of the last steps' weights, steadier than the last ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

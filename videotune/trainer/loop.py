@@ -1,7 +1,5 @@
 """The training loop: one step after the other, and between two steps the callbacks that are due."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from time import perf_counter
 

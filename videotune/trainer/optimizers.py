@@ -1,7 +1,5 @@
 """Optimizers from libraries, and the learning rate as a pure function of the step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a step writes into the journal and the progress bar: its record, its clips, the time left."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

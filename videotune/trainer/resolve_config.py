@@ -3,8 +3,6 @@
 Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Resuming a run: what may differ, from which checkpoint, and restoring its state bit for bit."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

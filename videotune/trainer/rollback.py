@@ -1,7 +1,5 @@
 """Going back to an earlier step: what came after it is set aside whole, and the run is again what it was."""
 
-from __future__ import annotations
-
 import filecmp
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The run folder: what a run is made of on disk, and what others may ask of it while it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

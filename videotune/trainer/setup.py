@@ -1,7 +1,5 @@
 """How a training is put together: the cache filled, the models loaded, what trains attached, the run directory begun."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The callbacks of a run in their order, and the two that look at the network: validation and previews."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Similarity is the mean cosine of frames, at its greatest over views, both ways r
 unrelated clips come differs from one set of clips to another, so no number is a copy by itself: see ``Baselines``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How many different things a set of samples shows: the Vendi score."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ A frame becomes a unit vector. A clip that may have been copied is looked at in 
 several places), since a copy may show a part of it; a clip that is held against it is looked at as it is and mirrored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How a clip of any content moves, flickers and how coloured it is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -5,8 +5,6 @@ makes one clip harder than another falls out, and the scatter of the differences
 trusted. docs/monitor.md has the formulas, and what the constants rest on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt

@@ -3,8 +3,6 @@
 Costs are counted in tokens that pass through the denoiser and never timed: the same settings give the same run anywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product

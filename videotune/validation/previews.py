@@ -1,7 +1,5 @@
 """What a run's previews show: their shape, their prompts, and the first frames that they are told."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from videotune.config.schema import Config

@@ -1,7 +1,5 @@
 """What a run's probes draw: prompts, seeds, the smallest shape, and whether a run is long enough to pay for them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

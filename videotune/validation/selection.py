@@ -1,7 +1,5 @@
 """What validation reads: which windows, and at which noise levels; importing this imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

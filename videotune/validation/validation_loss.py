@@ -4,8 +4,6 @@ Held-out clips and some training clips, at 9 fixed quantiles of the timestep dis
 with its own fixed noise; plain v-MSE, no caption dropout. It draws nothing from training and changes nothing in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

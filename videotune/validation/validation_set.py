@@ -1,7 +1,5 @@
 """``validation.json``: what a run's validation loss is made of, frozen before its first use and checked at a resume."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

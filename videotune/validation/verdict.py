@@ -1,7 +1,5 @@
 """The verdict on the validation losses so far, in the journal and on the screen, and the recommended checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page Data: put clips in, see what becomes of each and why, write captions, hold some out, cut long videos."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

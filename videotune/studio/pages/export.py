@@ -1,7 +1,5 @@
 """The page Export: files for other programs, whether reading them back gave the same, and the download."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the pages share: their templates, parts that the script keeps up to date, and the actions behind Gradio's events."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

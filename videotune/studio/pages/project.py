@@ -1,7 +1,5 @@
 """The page Project: choose one, make one, give it another name, put it aside."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

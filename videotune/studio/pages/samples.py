@@ -1,7 +1,5 @@
 """The page Samples: a run's previews, step by step, beside the base and the clip nearest in words; and a prompt to try."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page Setup: a preset, the card, the settings with their help, and what the plan says of all that."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The page Train: begin, watch, stop with save, go on, branch; a process that died is shown as dead."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The heartbeat: a small file that a living run touches every few seconds, so that nobody calls a dead one running."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

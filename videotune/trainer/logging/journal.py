@@ -3,8 +3,6 @@
 The process of a run reads it once, as ``History``, and from then on knows what it writes itself.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,8 +1,6 @@
 """Speed: how long the rest takes, by the seconds of each bucket's steps and of what is done between steps; and whether the
 steps wait for data."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any

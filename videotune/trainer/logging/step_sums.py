@@ -1,7 +1,5 @@
 """What the steps of a run's journal say together, in little memory: some 70 bytes a step."""
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Mapping

@@ -4,8 +4,6 @@ The journal stays what counts: the board follows it line by line and is read by 
 file whose start tells TensorBoard to drop what came after the step that it goes on from.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import socket
