@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ from diffusers import CogVideoXDDIMScheduler, CogVideoXImageToVideoPipeline
 
 from tests.models.models_kit import Open, batch_of, clip_of, opened, small_shape
 from videotune.commands.sample import shape_of
-from videotune.config.data_schema import VideoConfig
 from videotune.config.resolve import resolve
 from videotune.data.buckets import choose_size, parse_resolution
-from videotune.data.frame_sampling import frame_rule, planned_frames, snap_frames, valid_at_least
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
@@ -26,7 +23,6 @@ from videotune.rng import draws
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.run_spec import open_job
 from videotune.types import ClipShape, SampleRequest
-from videotune.validation.previews import sample_settings
 
 Bases = Callable[..., Path]
 NAME = "cogvideox"
@@ -192,17 +188,6 @@ def test_no_image_and_shapes_without_positions_are_errors(tiny_family: Open) -> 
         tiny_family(NAME, variant="1.5-5b").encode_video(torch.zeros(3, 1, 336, 32))
 
 
-@pytest.mark.parametrize(("variant", "most"), [("2b", 49), ("5b", 49), ("1.5-5b", 161), ("1.5-5b-i2v", 161)])
-def test_no_window_is_longer_than_the_model_takes(variant: str, most: int, tiny_bases: Bases) -> None:
-    rules = CogVideoX.read_spec(tiny_bases(NAME, variant)).rules
-    assert snap_frames(400, rules) == snap_frames(most, rules) == most
-    assert valid_at_least(most + 1, rules) is None
-    frames, note = planned_frames(VideoConfig(frames=400), rules)
-    assert (frames, note) == (most, f"frames 400 becomes {most}: this model takes {frame_rule(rules)}")
-    with pytest.raises(VideotuneError, match=f"Set it to {most}"):
-        planned_frames(VideoConfig(frames=400, strict_frames=True), rules)
-
-
 def test_5b_i2v_takes_one_size_alone(tiny_bases: Bases, small_clips: Path, tmp_path: Path) -> None:
     """Its own is the default; another is refused, an area too, before a clip is read."""
 
@@ -239,17 +224,3 @@ def test_without_a_run_the_model_samples_its_own_shape(
     assert (usual.frames, usual.height, usual.width) == shape
     long = resolve({"video_config": {"frames": 65}}, {}, spec).config
     assert shape_of(None, spec.rules.fps, long, spec).frames == (65 if variant.startswith("1.5") else 49)
-
-
-@pytest.mark.parametrize(
-    ("sample", "said"),
-    [
-        ({"frames": 17}, r"sample\.frames: CogVideoX 5B I2V draws exactly 49 frames, not 17"),
-        ({"resolution": "48x32"}, r"sample\.resolution: CogVideoX 5B I2V draws 32x32 pixels, not 48x32"),
-    ],
-)
-def test_a_sample_of_another_shape_is_told_which_there_is(sample: dict[str, Any], said: str, tiny_bases: Bases) -> None:
-    spec = CogVideoX.read_spec(tiny_bases(NAME, "5b-i2v"))
-    config = resolve({"sample": sample}, {}, spec).config
-    with pytest.raises(VideotuneError, match=said):
-        sample_settings(config, spec, shape_of(None, spec.rules.fps, config, spec))
