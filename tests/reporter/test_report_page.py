@@ -26,7 +26,6 @@ from tests.reporter.report_kit import (
     write_journal,
 )
 from videotune.reporter.build import contact_sheet_page
-from videotune.text import short_path
 
 CHAPTERS = ["verdict", "before", "loss", "validation", "exposure", "samples", "metrics"]
 CHAPTERS += ["clips", "time", "use", "settings", "files", "warnings"]
@@ -202,9 +201,3 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
 def test_all_notes_of_a_contact_sheet_are_shown_once() -> None:
     said = sheet({}, job_notes=("of the job", "of both"), notes=["of both", "of the kit.account"])
     assert [said.count(note) for note in ("of the job", "of both", "of the kit.account")] == [1, 1, 1]
-
-
-def test_paths_of_several_datasets_begin_with_the_datasets_name() -> None:
-    roots = [ROOT, Path("/clips/other")]
-    assert short_path("/clips/other/a.mp4", roots) == "other/a.mp4"
-    assert short_path("/elsewhere/a.mp4", roots) == "/elsewhere/a.mp4"
