@@ -148,11 +148,6 @@ def read_effects(family: Family, path: Path, expert: str | None = None) -> tuple
     return found, reader
 
 
-def read_back(family: Family, path: Path) -> dict[str, Tensor]:
-    """All of ``read_effects`` at once: of LoRA ΔW of each module as diffusers' own loader applies it."""
-    return {name: calculate() for name, calculate in read_effects(family, path)[0].items()}
-
-
 def _update(layer: Any) -> Tensor:
     """PEFT's own answer in float64; of OFT what it makes of unit vectors, less these: R - 1 (blocks, b, b)."""
     for part in layer.adapter_layer_names:
