@@ -47,16 +47,16 @@ def test_what_cannot_be_is_refused_in_words(key: str, typed: str, words: str) ->
 
 def test_settings_are_on_the_disk_as_soon_as_they_are_said(tmp_path: Path) -> None:
     one = projects.create(tmp_path, "one")
-    actions.set_key(tmp_path, {"project": "one", "key": "lora.rank", "value": "4"})
-    actions.fact(tmp_path, {"project": "one", "key": "vram", "value": "24"})
-    actions.fact(tmp_path, {"project": "one", "key": "allow_skips", "value": "true"})
+    actions.perform(actions.set_key, tmp_path, {"project": "one", "key": "lora.rank", "value": "4"})
+    actions.perform(actions.fact, tmp_path, {"project": "one", "key": "vram", "value": "24"})
+    actions.perform(actions.fact, tmp_path, {"project": "one", "key": "allow_skips", "value": "true"})
     again = projects.named(tmp_path, "one")
     assert projects.draft(again) == {"lora": {"rank": 4}}
     assert again.facts["vram"] == 24
     assert projects.skips(again) == ["--allow-skips", "all"]
     assert projects.skips(one) == []
     with pytest.raises(VideotuneError, match="did you mean"):
-        actions.fact(tmp_path, {"project": "one", "key": "preset", "value": "toi"})
+        actions.perform(actions.fact, tmp_path, {"project": "one", "key": "preset", "value": "toi"})
 
 
 def test_fields_that_are_left_within_a_moment_are_all_kept(tmp_path: Path) -> None:
@@ -66,5 +66,5 @@ def test_fields_that_are_left_within_a_moment_are_all_kept(tmp_path: Path) -> No
     keys = {"steps": "40", "batch_size": "2", "save_every": "10", "sample_after": "20", "lora.rank": "4", "seed": "7"}
     with ThreadPoolExecutor(6) as pool:
         asked = [{"project": "one", "key": key, "value": value} for key, value in keys.items()]
-        list(pool.map(lambda words: actions.set_key(tmp_path, words), asked))
+        list(pool.map(lambda words: actions.perform(actions.set_key, tmp_path, words), asked))
     assert {key: str(value) for key, value in form.flatten(projects.draft(one)).items()} == keys

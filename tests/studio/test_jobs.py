@@ -79,7 +79,7 @@ def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(tmp_path
     film = project.folder / "clips" / "film.mp4"
     film.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(3000))
     film.with_suffix(".txt").write_text("a cat")
-    actions.split(tmp_path, {"project": "one", "path": "clips/film.mp4"})
+    actions.perform(actions.split, tmp_path, {"project": "one", "path": "clips/film.mp4"})
     until(lambda: not (jobs.latest(project.folder, "split") or pytest.fail("no job")).running)
     ended = jobs.latest(project.folder, "split")
     assert ended is not None
@@ -101,7 +101,7 @@ def test_a_run_is_stopped_at_once_before_it_trains_and_saves_first_after(tmp_pat
     job, pid = sleeper(project.folder)
     (project.folder / "runs" / "run-1").mkdir()
     beat(project.folder / "runs" / "run-1", pid, state)
-    actions.stop(tmp_path, {"project": "one", "run": "run-1"})
+    actions.perform(actions.stop, tmp_path, {"project": "one", "run": "run-1"})
     asked = (project.folder / "runs" / "run-1" / "control.json").is_file()
     assert asked == (state == "training")
     if asked:

@@ -51,11 +51,14 @@ def test_a_run_that_did_not_go_on_says_so_beside_how_it_stood(tmp_path: Path) ->
 
 
 def test_another_number_of_steps_is_meant_where_it_is_asked_for(tmp_path: Path) -> None:
-    assert actions.resume_words(tmp_path, {"run": "run-1"}) == ["train", "--out", str(tmp_path), "--resume"]
-    assert actions.resume_words(tmp_path, {"from": "2"})[-2:] == ["--from", "2"]
-    assert actions.resume_words(tmp_path, {"from": "2", "steps": "50"})[-3:] == ["--set", "steps=50", "--override"]
+    def resumed(**words: str) -> list[str]:
+        return actions.resume_words(tmp_path, actions.Words(words))
+
+    assert resumed(run="run-1") == ["train", "--out", str(tmp_path), "--resume"]
+    assert resumed(**{"from": "2"})[-2:] == ["--from", "2"]
+    assert resumed(**{"from": "2"}, steps="50")[-3:] == ["--set", "steps=50", "--override"]
     with pytest.raises(VideotuneError, match="whole number"):
-        actions.resume_words(tmp_path, {"steps": "many"})
+        resumed(steps="many")
 
 
 def test_scenes_are_looked_at_once_they_are_cut(tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
     app.include_router(routes.router(root, may))
 
     def refused(request: Request, error: Exception) -> PlainTextResponse:
-        """A value that no file system or text can hold (a lone surrogate, a name of 5,000 letters) is a bad request."""
-        return PlainTextResponse(ascii(str(error))[1:300], 400)
+        """A mistake of the user's, or a value that no file system or text can hold (a lone surrogate, a very long name)."""
+        return PlainTextResponse(str(error)[:2000].encode("utf-8", "backslashreplace"), 400)
 
     for kind in (ValueError, OSError, RecursionError):
         app.add_exception_handler(kind, refused)
