@@ -15,6 +15,7 @@ from videotune.files import life
 from videotune.records import parse_line, read_record
 from videotune.text import counted
 from videotune.trainer.logging.step_sums import Steps, regularization
+from videotune.validation.overfitting import readings_of
 
 Record = Mapping[str, Any]
 Point = tuple[float, float]
@@ -74,8 +75,7 @@ class Run:
     @cached_property
     def validations(self) -> list[Record]:
         """The validations that compare with the latest: over the same clips, noise levels and noise."""
-        found = self.of_kind("validation")
-        return [record for record in found if record.get("validation") == found[-1].get("validation")]
+        return readings_of(self.journal)
 
     def absent(self, what: str, key: str = "") -> str:
         """Why a chapter is empty: its key switches it off, or it is not there yet."""

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from videotune.console import bar, echo
 from videotune.data.video_writer import write_video
 from videotune.files import checked, read_json, write_json, write_whole
-from videotune.sampling.pipeline import draw, file_name
-from videotune.trainer.distributed import RankMismatch
-from videotune.trainer.run_dir import Interrupted
+from videotune.sampling.pipeline import file_name
 from videotune.trainer.run_spec import Job
-from videotune.trainer.trainer import Callback, Trainer, due
+from videotune.trainer.trainer import Trainer, due
 from videotune.types import Window
 from videotune.validation.copying import Baselines, Nearest
-from videotune.validation.decoding import decoded
+from videotune.validation.decoding import SamplingCallback, of_main
 from videotune.validation.diversity import diversity
 from videotune.validation.features import Embedding, both_ways, default_embedding, open_encoder
 from videotune.validation.gallery import Shown, name_of, show
@@ -39,9 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Frames = NDArray[np.uint8]
-
-FAILED = "the sample metrics at step {} failed"
-"""How a warning of that begins."""
 
 FILE = "sample_metrics.json"
 """What the base's samples gave, and what clips give that are no copies; in the run folder."""
@@ -69,8 +63,10 @@ class Measured:
         return measured
 
 
-class SampleMetricsCallback(Callback):
+class SampleMetricsCallback(SamplingCallback):
     """Samples at checkpoints, measured; ``embedding`` and ``shown`` are made when they are needed first."""
+
+    what, state, failure = "sample metrics", "probing", "the sample metrics at step {} failed"
 
     def __init__(self, job: Job, plan: SampleMetricsPlan) -> None:
         self.job, self.plan, self._budget = job, plan, job.config.sample_metrics.budget
@@ -96,42 +92,36 @@ class SampleMetricsCallback(Callback):
         """The base's samples before the first step; those of a checkpoint that a killed process did not measure."""
         if not trainer.participates:
             return
-        lacking = trainer.dist.is_main and self._is_lacking(trainer, trainer.first - 1)
-        if trainer.dist.broadcast(lacking) if trainer.together else lacking:
+        if of_main(trainer, trainer.dist.is_main and self._is_lacking(trainer, trainer.first - 1)):
             self.run(trainer, trainer.first - 1)
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
-        here = [line for line in trainer.journal.history.events if line.get("step") == step]
-        read = any(line["kind"] == "sample_metrics" for line in here)
-        failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
-        return (step == 0 or due(step, self.every, trainer.job.steps)) and not read and not failed
+        measured = any(line["step"] == step for line in trainer.journal.history.of_kind("sample_metrics"))
+        wanted = (step == 0 or due(step, self.every, trainer.job.steps)) and not measured
+        return wanted and not self.has_failed(trainer, step)
 
     def run(self, trainer: Trainer, step: int) -> None:
-        """Sample and measure; at step 0 the samples are the base's. A failure is a warning and never ends the run."""
+        """Sample and measure; at step 0 the samples are the base's. Videos are written, so that a user can look at them."""
         if not trainer.participates:
             return
-        trainer.heartbeat.set("probing", step)
-        try:
-            why = self._why_not(trainer, step) if trainer.dist.is_main else None
-            why = trainer.dist.broadcast(why) if trainer.together else why
+        with self.contained(trainer, step):
+            why = of_main(trainer, self._why_not(trainer, step) if trainer.dist.is_main else None)
             if why is not None:
                 trainer.journal.event("sample_metrics", step=step, not_measured=why)
                 return
-            begun = time.perf_counter()
-            films = self._sampled(trainer, step)
+            begun, plan = time.perf_counter(), self.plan
+            samples = [(plan.prompts[i], seed) for i, seed in plan.drawn]
+            first = [plan.told[i] for i, _ in plan.drawn] if plan.told else []
+            films = self.frames(trainer, step, plan.settings, samples, first)
             if not trainer.dist.is_main:
                 return
+            for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
+                write_video(path, frames, plan.settings.shape.fps)
             if step == 0:
                 keep_base(trainer.run, self.plan, films)
             with trainer.breaking():
                 fields = self._compared(trainer, films, step)
             trainer.journal.event("sample_metrics", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
-        except Interrupted:
-            echo(f"the sample metrics at step {step} are given up")
-        except RankMismatch:  # the others wait for this process within the network
-            raise
-        except Exception as error:  # whatever goes wrong here, hours of training must not be lost to it
-            trainer.journal.warn(step, f"{FAILED.format(step)}: {type(error).__name__}: {error}")
 
     def _why_not(self, trainer: Trainer, step: int) -> str | None:
         """Why nothing is measured here, in words; None where it is."""
@@ -146,38 +136,6 @@ class SampleMetricsCallback(Callback):
         if read_json(kept)["drawing"] != facts_of(self.plan):
             return "prompts, shape or steps of the probe are no longer those that the base's samples were drawn with"
         return None
-
-    def _sampled(self, trainer: Trainer, step: int) -> list[Frames]:
-        """The samples' frames, uint8 (T,H,W,3); written as videos too, so that what is measured can be looked at."""
-        plan = self.plan
-        prompts = [plan.prompts[i] for i, _ in plan.drawn]
-        told = [trainer.source.plain(plan.told[i]) for i, _ in plan.drawn] if plan.told else None
-        # in this order: weights are put back whatever is given up
-        with (
-            trainer.averaged(),
-            trainer.breaking(),
-            trainer.in_step(),
-            bar(f"sample metrics at step {step}") as progress,
-        ):
-            states = {prompt: trainer.states(prompt) for prompt in {*prompts, ""}}
-            latents = draw(
-                trainer.family,
-                trainer.pool,
-                plan.settings,
-                states.__getitem__,
-                prompts,
-                [seed for _, seed in plan.drawn],
-                on_done=lambda done: progress.update(done, plan.samples),
-                told=told,
-                isolated=not trainer.job.config.video_config.use_temporal_attention,
-            )
-        if not trainer.dist.is_main:
-            return []
-        with trainer.breaking():
-            films = decoded(trainer, latents)
-        for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
-            write_video(path, frames, plan.settings.shape.fps)
-        return films
 
     def _compared(self, trainer: Trainer, films: Sequence[Frames], step: int) -> dict[str, Any]:
         """A journal line's fields: what the samples gave beside what the base's gave and the clips do."""

@@ -7,7 +7,7 @@ from videotune.data.frame_sampling import valid_at_least
 from videotune.sampling.pipeline import SampleSettings
 from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, VideoRules, Window
-from videotune.validation.previews import conditions_on_first_frame, usual_shape
+from videotune.validation.previews import captions_evenly, conditions_on_first_frame, settings_at, usual_shape
 
 LEAST_FRAMES = 5
 """Fewer frames would show no motion; a probe has the smallest count from here up that the model takes."""
@@ -40,11 +40,7 @@ def metric_prompts(job: Job) -> list[str]:
     wanted = config.sample_metrics.prompts
     if isinstance(wanted, list):
         return wanted[: config.sample_metrics.samples]
-    shown = {window.clip_id for window in job.training_windows}
-    clips = [clip for clip in job.library.clips if clip.id in shown and clip.captions[0]]
-    captions = list(dict.fromkeys(clip.captions[0] for clip in clips))
-    count = min(wanted, len(captions), config.sample_metrics.samples)
-    return [captions[i * len(captions) // count] for i in range(count)]
+    return captions_evenly(job, min(wanted, config.sample_metrics.samples))
 
 
 def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
@@ -55,16 +51,8 @@ def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
     usual = usual_shape(job)
     told = metric_conditioning(job)
     shape = usual if told else metric_shape(usual, job.spec.rules)
-    sample = config.sample
-    settings = SampleSettings(
-        shape,
-        config.sample_metrics.steps,
-        job.spec.sample_guidance if sample.guidance is None else sample.guidance,
-        sample.shift,
-        sample.guidance_2,
-        sample.use_temporal_attention,
-    )
-    return SampleMetricsPlan(tuple(prompts), config.sample_metrics.samples, sample.seed, settings, told)
+    settings = settings_at(config, job.spec, shape, config.sample_metrics.steps)
+    return SampleMetricsPlan(tuple(prompts), config.sample_metrics.samples, config.sample.seed, settings, told)
 
 
 def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
