@@ -121,7 +121,7 @@ def test_what_is_switched_off_is_not_awaited(tmp_path: Path, value: int) -> None
 
 def test_an_interrupted_run_is_not_called_done_and_a_resume_is_shown(tmp_path: Path) -> None:
     verdict = {"kind": "verdict", "step": 6, "verdict": "PLATEAU", "reason": "no change since step 4", "best_step": 4}
-    steps = [*(step(n) for n in range(1, 6)), {"kind": "resume", "from_step": 4}, step(5)]
+    steps = [*map(step, range(1, 5)), {"kind": "resume", "from_step": 4}, step(5)]
     write_journal(tmp_path, [start(), *steps, verdict, {"kind": "end", "step": 5, "why": "interrupted"}])
     page = report(tmp_path)
     assert '<span class="badge care">interrupted</span>' in page
@@ -129,7 +129,6 @@ def test_an_interrupted_run_is_not_called_done_and_a_resume_is_shown(tmp_path: P
         "5 of 120 steps, ended: interrupted.",
         "4 resumed from step",
         "PLATEAU It has come to rest. No change since step 4.",
-        "1 step after step 4 left behind",
     ):
         assert sentence in words(page)
 
