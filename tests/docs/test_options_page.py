@@ -1,4 +1,4 @@
-"""The pages that programs write (options, commands, families) are current, and name every key."""
+"""The pages that programs write (options, commands, families, error texts) are current, and name every key."""
 
 import re
 import subprocess
@@ -25,6 +25,14 @@ def test_the_page_of_commands_is_what_typer_prints() -> None:
     assert page.strip() == ran.stdout.strip(), (
         f"run: {' '.join(['python', *typer[1:], '--title Commands > docs/commands.md'])}"
     )
+
+
+def test_error_texts_are_those_of_the_snapshot(tmp_path: Path) -> None:
+    """The one place that holds wording; other tests hold classes, codes and the keys that an error names."""
+    written = ROOT / "tests" / "docs" / "messages.txt"
+    script = ROOT / "scripts" / "write_messages.py"
+    ran = subprocess.run([sys.executable, script, tmp_path / "now.txt"], capture_output=True, text=True, check=True)
+    assert written.read_text(encoding="utf-8") == (tmp_path / "now.txt").read_text(encoding="utf-8"), ran.stdout
 
 
 def test_every_key_has_a_row_with_a_meaning() -> None:
