@@ -50,7 +50,9 @@ def takes_config(command: Callable[..., None]) -> Callable[..., None]:
         words = _words(**{name: options.pop(name) for name in shared})
         command(words=words, **options)
 
-    every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in (*own, *shared.values())]
+    # in --help what is needed comes first, and the command's other options last
+    order = sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty)
+    every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in order]
     run.__name__, run.__doc__, run.__signature__ = command.__name__, command.__doc__, Signature(every)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in every}
     return run
