@@ -131,19 +131,8 @@ def test_help_and_check_import_nothing_heavy(clips: Path) -> None:
 def test_each_command_has_help(videotune: Command) -> None:
     top = videotune("--help")
     assert top.code == 0
-    for command in [
-        "check",
-        "plan",
-        "cache",
-        "train",
-        "sample",
-        "compare",
-        "export",
-        "report",
-        "demo",
-        "doctor",
-        "presets",
-    ]:
+    named = ("check", "plan", "cache", "train", "sample", "compare", "export", "report", "demo", "doctor", "presets")
+    for command in named:
         assert command in top.out
         answer = videotune(command, "--help")
         assert answer.code == 0

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,6 @@ from videotune.errors import VideotuneError
 from videotune.files import write_text
 from videotune.studio.jobs import Job, all_jobs, result
 from videotune.studio.projects import CLIPS, HELD_OUT, REMOVED, Project, any_file, inside
-
-_accounts: dict[Path, Any] = {}
-"""What checks printed, by the job's folder: a check's answer does not change."""
 
 WORDS = {
     "unreadable": "cannot be read",
@@ -36,17 +34,15 @@ WORDS = {
 
 def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
     """The newest check that gave an account of the clips, with that; None where there was none yet."""
-    for job in all_jobs(project.folder, "check"):
-        if job.running:
-            continue
-        if job.folder not in _accounts:
-            if len(_accounts) > 16:
-                _accounts.clear()
-            value = result(job)
-            _accounts[job.folder] = value if isinstance(value, dict) and "clips" in value else None
-        if _accounts[job.folder] is not None:
-            return job, _accounts[job.folder]
-    return None
+    ended = (job for job in all_jobs(project.folder, "check") if not job.running)
+    return next(((job, account) for job in ended if (account := _account(job)) is not None), None)
+
+
+@lru_cache(maxsize=16)
+def _account(job: Job) -> Mapping[str, Any] | None:
+    """What an ended check printed, which does not change."""
+    value = result(job)
+    return value if isinstance(value, dict) and "clips" in value else None
 
 
 def files(project: Project) -> list[tuple[str, ClipFile]]:

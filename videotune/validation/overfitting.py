@@ -5,7 +5,7 @@ makes one clip harder than another falls out, and the scatter of the differences
 trusted. docs/monitor.md has the formulas, and what the constants rest on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any
@@ -187,6 +187,23 @@ def as_good(held: Sequence[Mapping[str, float]], best: int) -> tuple[int, int]:
 def _alike(best: Mapping[str, float], other: Mapping[str, float]) -> bool:
     mean, chance = rise(best, other)
     return mean <= chance
+
+
+def recommend(held_out: Mapping[int, float], best: int, saved: Collection[int]) -> tuple[int, str]:
+    """Of the saved steps of a run that has turned the recommended one, and why it is not ``best``; empty where it is.
+
+    The one whose held-out clips were best; where none of them was validated, the nearest to ``best``. ``held_out``: the
+    validation loss by step; ``best``: the step at which it was lowest.
+    """
+    if measured := [step for step in saved if step in held_out]:
+        found = min(measured, key=lambda step: (held_out[step], step))
+        under = "" if best else "; held-out clips were best under the base model itself"
+        return (
+            found,
+            "" if found == best else f"it is the best of those saved: there is no checkpoint of step {best}{under}",
+        )
+    near = f"it is the nearest to step {best}, where held-out clips were best: no saved step was validated"
+    return min(saved, key=lambda step: (abs(step - best), step)), near
 
 
 def turned_first(readings: Sequence[Mapping[str, Any]], best: int) -> int:

@@ -5,9 +5,8 @@ from typing import Any
 
 from videotune.console import echo
 from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.saving import best_step
 from videotune.trainer.trainer import Trainer
-from videotune.validation.overfitting import Verdict, judge
+from videotune.validation.overfitting import Verdict, judge, readings_of, recommend
 
 
 def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
@@ -39,15 +38,6 @@ def recommended(trainer: Trainer, step: int) -> dict[str, Any]:
     if found is None or not found.turned or not there:
         why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
         return {"step": max(there, default=step), "why": why}
-    low = found.best_step or 0
-    best = best_step(lines, set(there))
-    if best is None:
-        best = min(there, key=lambda one: (abs(one - low), one))
-        why = f"the nearest to step {low}, where held-out clips were best: no checkpoint that was read is kept"
-        return {"step": best, "why": why}
-    why = "held-out clips were best there"
-    if not low:
-        why = "the best of the checkpoints that were kept, but held-out clips were best under the base model itself"
-    elif low not in there:
-        why = f"the best of the checkpoints that were kept; held-out clips were best at step {low}"
-    return {"step": best, "why": why}
+    held_out = {int(one["step"]): float(one["held_out"]["normalised"]) for one in readings_of(lines)}
+    best, why = recommend(held_out, found.best_step or 0, there)
+    return {"step": best, "why": why or "held-out clips were best there"}
