@@ -77,10 +77,9 @@ class SamplingCallback(Callback):
                 trainer.pool,
                 settings,
                 cache(trainer.states),
-                [prompt for prompt, _ in samples],
-                [seed for _, seed in samples],
+                samples,
                 on_done=lambda done: progress.update(done, len(samples)),
-                told=[trainer.source.plain(window) for window in first] or None,
+                told=[trainer.source.plain(window) for window in first],
                 isolated=not trainer.job.config.video_config.use_temporal_attention,
             )
         if not trainer.dist.is_main:
