@@ -334,7 +334,7 @@ def render(
             states.__getitem__,
             list(zip(prompts, seeds, strict=True)),
             on_done=lambda done: progress.update(done, len(prompts)) if progress else None,
-            told=told,
+            first=told,
         )
     return decode(family, latents)
 

@@ -44,24 +44,24 @@ def draw(
     text: Callable[[str], Mapping[str, Tensor]],
     samples: Sequence[tuple[str, int]],
     on_done: Callable[[int], object] | None = None,
-    told: Sequence[Moments] | None = None,
+    first: Sequence[Moments] | None = None,
     isolated: bool = False,
 ) -> list[Tensor]:
     """Latents (C,F,H,W) of each (prompt, seed).
 
-    ``text`` gives a prompt's cached states; ``told`` the clip or image on whose first frame each is conditioned (None:
+    ``text`` gives a prompt's cached states; ``first`` the clip or image on whose first frame each is conditioned (None:
     none); ``isolated`` says that the networks' frames are isolated now, which they are again afterwards.
     """
     out: list[Tensor] = []
-    with torch.no_grad(), as_drawn(family, nets, settings, isolated) as ready:
+    with torch.no_grad(), in_evaluation(family, nets, settings, isolated) as ready:
         for place, (prompt, seed) in enumerate(samples):
-            image = told[place] if told else None
+            image = first[place] if first else None
             extras = {} if image is None else image.extras
-            first = image.mean[None, :, :1] if image is not None and family.spec.given == "replace" else None
+            latent = image.mean[None, :, :1] if image is not None and family.spec.given == "replace" else None
             cond = family.condition([{**text(prompt), **extras}])
             uncond = family.condition([{**text(""), **extras}]) if settings.guidance > 1 else None
             request = SampleRequest(
-                settings.shape, settings.steps, settings.guidance, (seed,), settings.shift, settings.guidance_2, first
+                settings.shape, settings.steps, settings.guidance, (seed,), settings.shift, settings.guidance_2, latent
             )
             out += family.sample(ready, cond, uncond, request).unbind(0)
             if on_done:
@@ -70,10 +70,10 @@ def draw(
 
 
 @contextmanager
-def as_drawn(
+def in_evaluation(
     family: Family, nets: Mapping[str, nn.Module], settings: SampleSettings, isolated: bool
 ) -> Iterator[Mapping[str, nn.Module]]:
-    """The networks as samples are drawn with them, made so as each is looked up; afterwards all are as they were."""
+    """The networks as they sample, made so as each is looked up; afterwards all are as they were."""
     ready = _Ready(family, nets, isolated, not settings.temporal_attention)
     try:
         yield ready

@@ -39,8 +39,8 @@ def serve(root: Path, host: str, port: int) -> int:
     _refuse_taken(host, port)
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn ends the server first, and then hands them on
         signal.signal(number, _ended)
-    shown = f"[{host}]" if ":" in host else host
-    print(f"The studio is at http://{shown}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
+    address = f"[{host}]" if ":" in host else host
+    print(f"The studio is at http://{address}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
     # the password's limit counts by address, so the address is the connection's own, never one that a header names
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3, proxy_headers=False)
     return DONE

@@ -73,13 +73,13 @@ def find(project: Project, relative: str) -> tuple[str, ClipFile]:
 def rows(project: Project) -> list[dict[str, Any]]:
     """The table: each clip with its state (used, warned, held out, skipped, new), why, caption, picture and size."""
     last = last_account(project)
-    told = {row["path"]: row for row in last[1]["clips"]} if last else {}
+    checked = {row["path"]: row for row in last[1]["clips"]} if last else {}
     since = last[0].started if last else 0.0
     out, seen = [], set()
     for part, clip in files(project):
         seen.add(str(clip.path))
-        out.append(_row(project, part, clip, told.get(str(clip.path)), since))
-    for path, row in told.items():
+        out.append(_row(project, part, clip, checked.get(str(clip.path)), since))
+    for path, row in checked.items():
         if path not in seen and not Path(path).is_relative_to(project.folder):
             out.append(
                 _of_account(path, row) | {"path": path, "fixed": "it lies elsewhere: change it there", "part": ""}
@@ -87,10 +87,12 @@ def rows(project: Project) -> list[dict[str, Any]]:
     return out
 
 
-def _row(project: Project, part: str, clip: ClipFile, told: Mapping[str, Any] | None, since: float) -> dict[str, Any]:
+def _row(
+    project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float
+) -> dict[str, Any]:
     caption, odd = caption_of(clip)
-    row = _of_account(str(clip.path), told) if told else {"state": "new", "why": "not checked yet"}
-    if told and _changed(clip, since):
+    row = _of_account(str(clip.path), checked) if checked else {"state": "new", "why": "not checked yet"}
+    if checked and _changed(clip, since):
         row |= {"state": "new", "why": "changed since the last check"}
     fixed = f"its caption stands in {clip.listed}: change it there" if clip.listed else odd
     return row | {

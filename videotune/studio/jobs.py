@@ -195,10 +195,10 @@ def why(job: Job) -> str:
     if job.state == "dead":
         by = f" by signal {-job.code}" if job.code is not None and job.code < 0 else ""
         return f"its process was killed{by}, or the computer went off"
-    said = log_tail(job, 40)
-    begins = [place for place, line in enumerate(said) if line.startswith("videotune: ")]
-    told = "\n".join(said[begins[-1] :] if begins else said[-1:]).removeprefix("videotune: ")
-    return told.replace(f"{job.folder.parent.parent}/", "") or "it said nothing"
+    lines = log_tail(job, 40)
+    begins = [place for place, line in enumerate(lines) if line.startswith("videotune: ")]
+    text = "\n".join(lines[begins[-1] :] if begins else lines[-1:]).removeprefix("videotune: ")
+    return text.replace(f"{job.folder.parent.parent}/", "") or "it said nothing"
 
 
 def restart(project: Path, kind: str, words: Sequence[str], about: str = "") -> None:

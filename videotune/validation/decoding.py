@@ -79,7 +79,7 @@ class SamplingCallback(Callback):
                 cache(trainer.states),
                 samples,
                 on_done=lambda done: progress.update(done, len(samples)),
-                told=[trainer.source.plain(window) for window in first],
+                first=[trainer.source.plain(window) for window in first],
                 isolated=not trainer.job.config.video_config.use_temporal_attention,
             )
         if not trainer.dist.is_main:

@@ -31,8 +31,8 @@ class Verdict:
     """``word``: LEARNING, PLATEAU, OVERFITTING, or None where nothing can be said yet; ``reason`` in words.
 
     ``step`` of the reading that it was made at; ``best_step`` has the lowest held-out reading so far, ``best``, and
-    ``as_good`` is the first and last step around it whose readings cannot be told from it. ``turned``: the last state is not
-    the recommended checkpoint, since the run overfits, or held-out clips lie above their best by more than chance now.
+    ``as_good`` is the first and last step around it whose readings are as good. ``turned``: the last state is not the
+    recommended checkpoint, since the run overfits, or held-out clips lie above their best by more than chance now.
     ``quantile``, 1 to 9 from little noise to much: where held-out clips turned first, of a run that overfits.
     ``validation``: the name of the validation set.
     """
@@ -219,20 +219,20 @@ def turned_first(readings: Sequence[Mapping[str, Any]], best: int) -> int:
 def _others(readings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """LEARNING or PLATEAU over the last third of the readings, at least three, and why."""
     last = readings[-max(ENOUGH, ceil(len(readings) / 3)) :]
-    told, went = [], {}
+    changes, went = [], {}
     for part, what in (("held_out", "held-out clips"), ("train", "training clips")):
         went[part] = _went(clips_of(last[0], part), clips_of(last[-1], part))
         values = f"from {last[0][part]['normalised']:.3f} to {last[-1][part]['normalised']:.3f}"
-        told.append(f"{what} went {values}" + ("" if went[part] else ", within what chance explains"))
+        changes.append(f"{what} went {values}" + ("" if went[part] else ", within what chance explains"))
     since = f"since step {last[0]['step']}"
     if went["held_out"] < 0:
-        return LEARNING, f"{since} {' and '.join(told)}"
+        return LEARNING, f"{since} {' and '.join(changes)}"
     if went["held_out"] > 0:
         both = ": both have got worse, a sign of too high a learning_rate" if went["train"] > 0 else ""
-        return PLATEAU, f"{since} {' and '.join(told)}{both}"
+        return PLATEAU, f"{since} {' and '.join(changes)}{both}"
     if went["train"] < 0:
-        return PLATEAU, f"{since} {' and '.join(told)}: what is still learnt is these clips alone"
-    return PLATEAU, f"{since} neither has fallen: {' and '.join(told)}"
+        return PLATEAU, f"{since} {' and '.join(changes)}: what is still learnt is these clips alone"
+    return PLATEAU, f"{since} neither has fallen: {' and '.join(changes)}"
 
 
 def _went(before: Mapping[str, float], now: Mapping[str, float]) -> int:

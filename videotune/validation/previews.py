@@ -1,4 +1,4 @@
-"""What a run's previews show: their shape, their prompts, and the first frames that they are told."""
+"""What a run's previews show: their shape, their prompts, and the first frames that they are conditioned on."""
 
 from collections import Counter
 
@@ -26,10 +26,10 @@ def captions_evenly(job: Job, most: int) -> list[str]:
 
 
 def first_frames_of(job: Job) -> dict[str, Window]:
-    """For each prompt the window whose first frame its preview is told; empty where previews are drawn from text alone.
+    """For each prompt the window on whose first frame its preview is conditioned; empty where previews have text alone.
 
     That of a clip whose caption it is, else of the first windows, one prompt after the other; of the preview's own shape,
-    for what is told of a frame is encoded for so many of them. Raises VideotuneError where no window has that shape.
+    for the states of a frame are encoded for so many of them. Raises VideotuneError where no window has that shape.
     """
     prompts = prompts_of(job)
     if not (prompts and conditions_on_first_frame(job.config, job.spec)):
@@ -54,7 +54,7 @@ def first_frames_of(job: Job) -> dict[str, Window]:
 
 
 def conditions_on_first_frame(config: Config, spec: ModelSpec) -> bool:
-    """Whether a run is rather told first frames than not (``Source.conditions_on_first_frame``)."""
+    """Whether a run is rather conditioned on first frames than not (``Source.conditions_on_first_frame``)."""
     return spec.given != "none" and (config.first_frame_probability or 0.0) >= 0.5
 
 

@@ -10,19 +10,19 @@ from videotune.validation.overfitting import Verdict, judge, readings_of, recomm
 
 
 def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
-    """The verdict on the readings so far, into the journal once a reading; said where its word is new, and at the end."""
+    """The verdict on the readings so far, into the journal once a reading; printed where its word is new, and at the end."""
     lines = trainer.journal.history.events
     found = judge(lines)
     if found is None:
         return None
-    told = [line for line in lines if line["kind"] == "verdict"]
-    last: Mapping[str, Any] = told[-1] if told else {}
+    verdicts = [line for line in lines if line["kind"] == "verdict"]
+    last: Mapping[str, Any] = verdicts[-1] if verdicts else {}
     is_new = found.word != last.get("verdict")
     if is_new or (found.step, found.validation) != (last.get("step"), last.get("validation")):
         trainer.journal.event("verdict", **found.to_json())
-    # at the end it is said again, unless it was at this very reading that its word became a new one
-    said_before = [line["verdict"] for line in told if line["step"] < found.step][-1:] == [found.word]
-    if (is_new and found.word is not None) or (at_the_end and (said_before or found.word is None)):
+    # at the end it is printed again, unless its word became a new one at this very validation
+    is_old = [line["verdict"] for line in verdicts if line["step"] < found.step][-1:] == [found.word]
+    if (is_new and found.word is not None) or (at_the_end and (is_old or found.word is None)):
         echo(f"{found.word or 'no verdict'} at step {found.step}: {found.reason}")
     return found
 
