@@ -1,6 +1,5 @@
 """The step: any split is the same step, what is not finite is not applied, the rate is the field's."""
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,9 +25,8 @@ from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import StepBatch
-from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.optimizers import RateSettings, make_optimizer, optimizer_state, rate
+from videotune.trainer.optimizers import RateSettings, make_optimizer, rate
 from videotune.trainer.step import Clock, StepRecord, StepSettings, Trainable, by_t, train_step
 from videotune.types import Batch, Condition
 
@@ -143,16 +141,6 @@ def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> 
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("prior", [(), (0, 2)])
-def test_checkpointing_is_the_same_step(prior: tuple[int, ...], tiny_family: Open) -> None:
-    plain, checkpointed = Setup(tiny_family("wan")), Setup(tiny_family("wan"))
-    checkpoint_blocks(checkpointed.net, "ON")
-    for step in (1, 2):
-        prepared = plain.prepared(step, prior=prior)
-        assert plain.step(prepared).read()["loss"] == checkpointed.step(prepared).read()["loss"]
-    assert torch.equal(plain.weights(), checkpointed.weights())
-
-
 def test_before_the_first_step_a_prior_sample_costs_nothing(tiny_family: Open) -> None:
     """B is 0, so the model is the base: exactly, where all are prior; beside others, to rounding."""
     setup = Setup(tiny_family("wan"), fresh=True, dropout=0.5)
@@ -211,48 +199,6 @@ def test_the_adapter_off_is_the_base_and_then_all_is_as_before(interrupted: bool
         assert not torch.equal(said, family.predict(base, one.batch.x0, one.t, one.batch)), "it is on again"
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_step_that_is_not_finite_is_not_applied(bad: float, tiny_family: Open) -> None:
-    setup = Setup(tiny_family("wan"))
-    setup.step(setup.prepared(1))
-    weights, state = setup.weights(), optimizer_state(setup.optimizer, setup.parameters)
-    state = {key: value.clone() for key, value in state.items()}
-    poisoned = setup.prepared(2)
-    poisoned.batch.x0[1, 0, 0, 0, 0] = bad
-    line = setup.step(poisoned).read()
-    assert line["skipped"] is True
-    assert torch.equal(setup.weights(), weights)
-    after = optimizer_state(setup.optimizer, setup.parameters)
-    assert all(torch.equal(value, after[key]) for key, value in state.items())
-    line = setup.step(setup.prepared(3)).read()
-    assert "skipped" not in line
-    assert not torch.equal(setup.weights(), weights)
-
-
-def test_the_gradient_is_clipped_once_for_the_whole_step(tiny_family: Open) -> None:
-    """AdamW's first moments after one step are (1 - beta1) × the clipped gradient, so their norm tells."""
-    for parts in (1, 4):
-        setup = Setup(tiny_family("wan"))
-        line = setup.step(setup.prepared(1), parts, clip=1e-3).read()
-        assert set(line["seconds"]) == {"forward", "backward", "optimizer"}
-        assert min(line["seconds"].values()) > 0
-        assert line["grad_norm"] > 1e-3, "the norm in the journal is the one before clipping"
-        moments = optimizer_state(setup.optimizer, setup.parameters)
-        total = math.sqrt(sum(float(v.square().sum()) for k, v in moments.items() if k.endswith("exp_avg")))
-        assert total == pytest.approx(0.1 * 1e-3, rel=1e-3)
-
-
-def test_draws_in_the_network_belong_to_the_step(tiny_family: Open) -> None:
-    """Adapter dropout: the same step gives the same loss whatever was drawn before; another step another."""
-    first, again = Setup(tiny_family("wan"), dropout=0.5), Setup(tiny_family("wan"), dropout=0.5)
-    prepared = first.prepared(1)
-    one = first.step(prepared, seed=5).read()["loss"]
-    torch.rand(1000)
-    assert again.step(prepared, seed=5).read()["loss"] == one
-    other = Setup(tiny_family("wan"), dropout=0.5)
-    assert other.step(prepared, seed=6).read()["loss"] != one
-
-
 @pytest.mark.parametrize(
     ("scheduler", "make"),
     [
@@ -280,11 +226,3 @@ def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> N
 def test_losses_are_told_by_noise_level() -> None:
     bands = by_t([0.0, 0.05, 0.5, 1.0], [1.0, 3.0, 5.0, 7.0])
     assert bands == [2.0, None, None, None, 5.0, None, None, None, 7.0]
-
-
-def test_a_micro_batch_takes_so_many_samples_at_most() -> None:
-    """Buckets differ in the samples of a step: videos among images take fewer of them."""
-    sizes = {
-        (samples, most): StepSettings(2, 1.0, None, most).size(samples) for samples in (8, 4) for most in (None, 3)
-    }
-    assert sizes == {(8, None): 4, (8, 3): 3, (4, None): 2, (4, 3): 2}
