@@ -1,18 +1,20 @@
 """What the keys about noise levels do to the levels that a run draws, and to its loss."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import mpmath
 import pytest
 import torch
+from diffusers import CogVideoXDDIMScheduler
 
-from tests.effects.effects_kit import Lab, job_of, run_steps, source_of, trainer_of
+from tests.effects.effects_kit import Lab, job_of, moved, run_steps, source_of, trainer_of, watched, weights
 from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import prepare, uniforms
-from videotune.models.cogvideox import CogVideoX
 from videotune.rng import draws
 from videotune.trainer.components import make_objective
 
@@ -107,20 +109,23 @@ def test_the_samples_of_a_step_cover_the_distribution_evenly(lab: Lab) -> None:
     assert all(torch.equal(prepare(one, step).t, prepare(plain, step).t) for step in range(1, 11)), "one sample a step"
 
 
-@pytest.mark.effect("loss_weighting_gamma")
-def test_gamma_is_where_the_weight_is_capped(lab: Lab) -> None:
-    """min(ᾱ, γ(1 - ᾱ)) of the plain error at the run's own draws."""
-    from diffusers import CogVideoXDDIMScheduler
-
-    cog = replace(lab, model=CogVideoX.tiny(lab.tmp / "model"), cache=lab.tmp / "cog")
+@pytest.mark.effect("loss_weighting", "loss_weighting_gamma")
+def test_min_snr_prices_each_timestep_that_a_run_draws(lab: Lab, tiny_bases: Callable[..., Path]) -> None:
+    """Of a v-prediction model: min(ᾱ, γ(1 - ᾱ)) of the plain error at each whole timestep, γ 5 where none is named."""
+    cog = replace(lab, model=tiny_bases("cogvideox"), cache=lab.tmp / "cog")
     bars = CogVideoXDDIMScheduler.from_pretrained(cog.model, subfolder="scheduler").alphas_cumprod.numpy()
-    losses = {}
-    for gamma in (0.05, 5.0):
-        weighting = {"loss_weighting": "min_snr", "loss_weighting_gamma": gamma}
-        trainer = trainer_of(cog, weighting | {"video_config.target_fps": 16, "learning_rate": 1e-9})
-        losses[gamma] = []
-        for step, line in enumerate(run_steps(trainer), 1):
-            k = round(prepare(trainer.source, step).t.item() * 999)
-            assert line["loss"] == pytest.approx(min(bars[k], gamma * (1 - bars[k])) * line["mse"], rel=1e-4)
-            losses[gamma].append(line["loss"])
-    assert losses[0.05] != losses[5.0]
+    levels, moves = [], []
+    for weighting, gamma in (("none", None), ("min_snr", None), ("min_snr", 0.05)):
+        knobs = {"loss_weighting": weighting, "loss_weighting_gamma": gamma, "steps": 6, "learning_rate": 1e-2}
+        trainer = trainer_of(cog, knobs | {"video_config.target_fps": 16})
+        before = weights(trainer)
+        with watched(trainer.net) as calls:
+            lines = run_steps(trainer)
+        levels.append([call["t"].item() for call in calls])
+        moves.append(moved(before, weights(trainer), "lora_B"))
+        for k, line in zip(levels[0], lines, strict=True):
+            price = 1 if weighting == "none" else min(bars[k], (gamma or 5) * (1 - bars[k]))
+            assert line["loss"] == pytest.approx(price * line["mse"], rel=1e-4)
+    assert levels[0] == levels[1] == levels[2]
+    assert len(set(levels[0])) > 3
+    assert min((one - other).abs().max() for one, other in itertools.combinations(moves, 2)) > 1e-4

@@ -50,39 +50,6 @@ def test_a_fine_tuned_model_is_a_folder_that_diffusers_opens(lab: Lab, dtype: st
     assert WanPipeline.from_pretrained(folder).vae is not None
 
 
-@pytest.mark.effect("training_method")
-def test_masters_keep_what_bf16_would_lose(lab: Lab) -> None:
-    """Updates far below half a step of bf16 add up in float32, and the network holds the masters rounded."""
-    full = {"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16"}
-    trainer = trainer_of(lab, full | {"learning_rate": 1e-6, "optimizer.weight_decay": 0})
-    held = dict(trainer.net.named_parameters())
-    name = max((n for n, p in held.items() if p.dtype == torch.bfloat16), key=lambda n: held[n].numel())
-    before = trainer.parameters[name].detach().clone()
-    run_steps(trainer, 3)
-    change = (trainer.parameters[name] - before).abs()
-    assert 0 < change.max() < 1e-5
-    assert torch.equal(held[name], trainer.parameters[name].bfloat16())
-
-
-@pytest.mark.effect("optimizer.name")
-def test_moments_of_large_weights_take_a_byte_instead_of_four(lab: Lab) -> None:
-    """And the weights go nearly the same way: each Adam step moves them by about the rate."""
-    finals, bytes_kept = {}, {}
-    for name in ("ADAMW", "ADAMW_8BIT"):
-        knobs = {"optimizer": name, "lora.rank": 256, "learning_rate": 1e-3, "steps": 3}
-        trainer = trainer_of(lab, knobs)
-        run_steps(trainer)
-        save(trainer, 3)
-        state = stored(trainer.run, "optimizer")
-        moments = [value for key, value in state.items() if value.numel() >= 4096]
-        assert {value.dtype for value in moments} == {torch.float32 if name == "ADAMW" else torch.uint8}
-        bytes_kept[name] = sum(value.numel() * value.element_size() for value in moments)
-        finals[name] = torch.cat([value.flatten() for key, value in weights(trainer).items() if "lora_B" in key])
-    assert bytes_kept["ADAMW"] == 4 * bytes_kept["ADAMW_8BIT"] > 0
-    gap = (finals["ADAMW"] - finals["ADAMW_8BIT"]).norm() / finals["ADAMW"].norm()
-    assert 0 < gap < 0.2
-
-
 @pytest.mark.effect("ema.decay")
 @pytest.mark.parametrize("decay", [0.2, 0.9])
 def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float) -> None:
@@ -109,32 +76,13 @@ def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float
     assert torch.equal(stored(trainer.run, "ema")[name], trainer.result[name])
 
 
-@pytest.mark.effect("ema.decay")
-def test_by_default_no_average_is_kept(lab: Lab) -> None:
-    trainer = trainer_of(lab, {"steps": 1})
-    train_loop(trainer)
-    assert not complete_checkpoints(trainer.run)[-1].has_ema
-    assert trainer.averages == {}
-    assert set(trainer.result) == set(trainer.parameters)
-
-
 @pytest.mark.effect("init_from")
 def test_a_run_begins_with_the_weights_that_it_is_given(lab: Lab) -> None:
-    first = trainer_of(lab, {"learning_rate": 0.05, "lora.alpha": 6, "steps": 2})
+    first = trainer_of(lab, {"learning_rate": 0.05, "steps": 2})
     run_steps(first)
-    file = written(first, 2)
-    plain = weights(trainer_of(lab))
+    begun, plain = (weights(trainer_of(lab, {"init_from": one})) for one in (str(written(first, 2)), None))
+    assert all(torch.equal(begun[name], value) for name, value in weights(first).items())
     assert not any(value.any() for name, value in plain.items() if "lora_B" in name)
-    for rank, alpha in ((2, 2), (4, 1)):
-        begun = weights(trainer_of(lab, {"init_from": str(file), "lora.rank": rank, "lora.alpha": alpha}))
-        for name in begun:
-            if name.endswith("lora_A.weight"):
-                path = name.removesuffix(".lora_A.weight")
-                ours, theirs = (
-                    scale * (w[f"{path}.lora_B.weight"].double() @ w[f"{path}.lora_A.weight"].double())
-                    for scale, w in ((alpha / rank, begun), (3, weights(first)))
-                )
-                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
 CHECKPOINTS: list[tuple[dict[str, float], list[int]]] = [
