@@ -18,7 +18,6 @@ from tests.effects.effects_kit import (
     pixels,
     run_steps,
     source_of,
-    text_of,
     trainer_of,
 )
 from tests.runs import measure
@@ -31,40 +30,27 @@ def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:
     return write_dataset(lab.tmp / name, clips, {}, fps=16)
 
 
-@pytest.mark.effect("datasets.repeats")
-def test_a_dataset_with_repeats_is_seen_counts_so_many_times(lab: Lab) -> None:
-    one, two = folder(lab, "one"), folder(lab, "two")
-
-    def seen_counts(repeats: int) -> dict[str, int]:
-        rows = [{"path": str(one), "repeats": repeats}, {"path": str(two)}]
-        trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "epochs": 1})
-        names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
-        seen = Counter(names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"])
-        exposure = trainer.job.exposure(trainer.job.steps)
-        assert max(exposure.windows.values()) == repeats
-        return dict(seen)
-
-    assert seen_counts(1) == {"one": 2, "two": 2}
-    assert seen_counts(3) == {"one": 6, "two": 2}
-
-
-@pytest.mark.effect("datasets.kind")
-def test_a_validation_dataset_is_measured_and_never_trained(lab: Lab) -> None:
-    one, two = folder(lab, "one"), folder(lab, "two")
-
-    def run(kind: str) -> tuple[set[str], int]:
-        rows = [{"path": str(one)}, {"path": str(two), "kind": kind}]
-        trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "epochs": 1})
-        names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
-        trained = {names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"]}
-        measure(trainer, 0)
-        (line,) = lines_of(trainer.run, "validation")
-        return trained, (line["held_out"] or {"windows": 0})["windows"]
-
-    assert run("train") == ({"one", "two"}, 0)
-    assert run("validation") == ({"one"}, 2)
-    trained, _ = run("regularization")
-    assert trained == {"one", "two"}
+@pytest.mark.effect("datasets.repeats", "datasets.kind")
+@pytest.mark.parametrize(
+    ("keys", "seen", "held_out"),
+    [
+        ({}, {"one": 2, "two": 2}, 0),
+        ({"repeats": 3}, {"one": 2, "two": 6}, 0),
+        ({"kind": "regularization"}, {"one": 2, "two": 2}, 0),
+        ({"kind": "validation"}, {"one": 2}, 2),
+    ],
+)
+def test_how_often_the_clips_of_a_dataset_are_trained_and_whether_they_are_measured(
+    keys: dict[str, Any], seen: dict[str, int], held_out: int, lab: Lab
+) -> None:
+    rows = [{"path": str(folder(lab, "one"))}, {"path": str(folder(lab, "two")), **keys}]
+    trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "epochs": 1})
+    names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
+    assert Counter(names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"]) == seen
+    assert max(trainer.job.exposure(trainer.job.steps).windows.values()) == keys.get("repeats", 1)
+    measure(trainer, 0)
+    (line,) = lines_of(trainer.run, "validation")
+    assert (line["held_out"] or {"windows": 0})["windows"] == held_out
 
 
 @pytest.mark.effect("datasets.kind", "datasets.prior_preservation")
@@ -129,18 +115,6 @@ def test_a_dataset_has_its_own_resolution_and_windows(
     assert [account["windows"] for account in job.library.accounts] == counts
 
 
-@pytest.mark.effect("missing_caption_text")
-def test_clips_without_a_caption_have_the_given_text(lab: Lab) -> None:
-    data = write_dataset(lab.tmp / "data", {"a.mp4": noise(9, 32, 32)}, {"a.mp4": None}, fps=16)
-
-    def text(words: str) -> torch.Tensor:
-        knobs = {"missing_caption": "text", "missing_caption_text": words}
-        return prepare(source_of(in_cache(lab, "own"), knobs, data), 1).batch.cond.text
-
-    assert torch.equal(text("a film"), text_of(lab, "a film"))
-    assert torch.equal(text("a cartoon"), text_of(lab, "a cartoon"))
-
-
 @pytest.mark.effect("resize")
 def test_frames_are_cropped_padded_or_distorted(lab: Lab) -> None:
     """A wide clip, its left half white, at a square size: what is seen of both halves."""
@@ -162,17 +136,6 @@ def test_frames_are_cropped_padded_or_distorted(lab: Lab) -> None:
     assert padded[10:22, :15].all()
     shares = {round(seen("random", variant).mean(), 2) for variant in range(4)}
     assert len(shares) > 2, "a crop somewhere else for each variant"
-
-
-@pytest.mark.effect("resize")
-def test_what_is_padding_does_not_count(lab: Lab) -> None:
-    data = write_dataset(lab.tmp / "data", {"a.mp4": noise(9, 32, 64)}, {}, fps=16)
-    weights = {
-        resize: prepare(source_of(in_cache(lab, resize), {"resize": resize}, data), 1).batch.weight
-        for resize in ("pad", "center")
-    }
-    assert float(weights["center"].expand(1, 1, 3, 4, 4).mean()) == 1
-    assert weights["pad"][0, 0, 0].tolist() == [[0.0] * 4, [1.0] * 4, [1.0] * 4, [0.0] * 4]
 
 
 @pytest.mark.effect("video_config.video_batch_size_multiplier")

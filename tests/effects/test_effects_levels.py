@@ -126,6 +126,7 @@ def test_min_snr_prices_each_timestep_that_a_run_draws(lab: Lab, tiny_bases: Cal
         for k, line in zip(levels[0], lines, strict=True):
             price = 1 if weighting == "none" else min(bars[k], (gamma or 5) * (1 - bars[k]))
             assert line["loss"] == pytest.approx(price * line["mse"], rel=1e-4)
+    assert trainer.source.objective.timesteps.distribution == "UNIFORM", "the family's own"
     assert levels[0] == levels[1] == levels[2]
     assert len(set(levels[0])) > 3
     assert min((one - other).abs().max() for one, other in itertools.combinations(moves, 2)) > 1e-4

@@ -1,5 +1,6 @@
 """What the keys about checkpoints, readings, previews and exports do to the files of a run."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, film, lines_of, text_of, trainer_of, watched
+from tests.effects.effects_kit import Lab, film, lines_of, run_steps, text_of, trainer_of, watched
 from tests.runs import callback, preview
 from videotune.files import digest
-from videotune.sampling.pipeline import draw
 from videotune.trainer.loop import train_loop
 from videotune.trainer.run_export import export_run
 from videotune.validation.callbacks import Previews
-from videotune.validation.previews import sample_settings, usual_shape
 
 
 def steps_of(files: list[Path]) -> list[int]:
@@ -156,51 +155,24 @@ def test_the_shift_moves_the_noise_levels_of_denoising(lab: Lab) -> None:
 
 
 @pytest.mark.effect("sample.guidance")
-def test_guidance_goes_from_the_empty_prompt_through_the_prompt(lab: Lab) -> None:
-    """One denoising step is linear in v = v_empty + g (v_prompt - v_empty); above 1 each step asks the network twice."""
-    sampled, texts = {}, text_of(lab, "a cat", "")
-    texts_by_prompt = {"a cat": texts[0], "": texts[1]}
-    for guidance in (1, 2, 4):
-        trainer = trainer_of(lab, {"sample.guidance": guidance})
-        settings = sample_settings(trainer.job.config, trainer.job.spec, usual_shape(trainer.job))
-        with watched(trainer.net) as calls:
-            (sampled[guidance],) = draw(
-                trainer.family,
-                {"transformer": trainer.net},
-                settings,
-                lambda prompt: {"text": texts_by_prompt[prompt]},
-                ["a cat"],
-                [1],
-            )
-        assert torch.equal(torch.cat([call["text"] for call in calls]), texts[:1] if guidance == 1 else texts)
-    assert not torch.allclose(sampled[2], sampled[1])
-    torch.testing.assert_close(sampled[4] - sampled[1], 3 * (sampled[2] - sampled[1]), rtol=1e-3, atol=1e-4)
-    _, calls, _ = previews(lab, samples=["a cat"], sample__guidance=None)
-    assert len(calls) == 2, "the family's own guidance is above 1"
+def test_above_1_each_denoising_step_asks_the_network_twice_with_the_prompt_and_without(lab: Lab) -> None:
+    """How the answers are combined: tests/models/test_pipelines.py."""
+    texts, films = text_of(lab, "a cat", ""), []
+    for guidance, passes in ((1, 1), (2, 2), (9, 2), (None, 2)):  # the family's own is above 1
+        (film,), calls, _ = previews(lab, samples=["a cat"], sample__guidance=guidance)
+        assert torch.equal(torch.cat([call["text"] for call in calls]), texts[:passes])
+        films.append(film)
+    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(films[:3], 2))
 
 
 @pytest.mark.effect("output_model_destination", "output_model_format")
 def test_the_lora_is_written_where_and_as_the_config_says(lab: Lab) -> None:
     roots = {"diffusers": "transformer.blocks.0.attn1.to_q.", "comfyui": "diffusion_model.blocks.0.self_attn.q."}
-
-    def written(formats: Any, destination: Path | None) -> tuple[set[str], list[Path]]:
-        """The formats by the names of the tensors in the files, and where these lie."""
-        place = None if destination is None else str(destination)
-        trainer = trainer_of(lab, {"output_model_format": formats, "output_model_destination": place, "steps": 1})
-        train_loop(trainer)
+    for formats, place in ((["diffusers"], None), (["comfyui"], None), (["diffusers", "comfyui"], lab.tmp / "other")):
+        destination = None if place is None else str(place)
+        trainer = trainer_of(lab, {"output_model_format": formats, "output_model_destination": destination})
+        run_steps(trainer, 1)
         done = export_run(trainer.run, trainer.family, trainer.parameters, 1, trainer.job.resolved)
-        lying = list((destination or trainer.run / "export").glob("*.safetensors"))
-        assert sorted(lying) == sorted(one.path for one in done)
-        found = set()
-        for path in lying:
-            keys = set(load_file(path))
-            found |= {
-                format for format, root in roots.items() if {f"{root}lora_A.weight", f"{root}lora_B.weight"} <= keys
-            }
-        return found, lying
-
-    assert written("diffusers", None)[0] == {"diffusers"}
-    assert written("comfyui", None)[0] == {"comfyui"}
-    formats, files = written(["diffusers", "comfyui"], lab.tmp / "elsewhere")
-    assert formats == {"diffusers", "comfyui"}
-    assert {path.parent for path in files} == {lab.tmp / "elsewhere"}
+        assert [one.path.parent for one in done] == [place or trainer.run / "export"] * len(formats)
+        for format, one in zip(formats, done, strict=True):
+            assert f"{roots[format]}lora_B.weight" in load_file(one.path)

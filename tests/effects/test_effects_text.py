@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from tests.effects.effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights, written
-from videotune.errors import VideotuneError
 from videotune.trainer.trainer import Trainer
 
 NEW = {"training_method": "EMBEDDING", "steps": 1}
@@ -56,25 +55,6 @@ def test_captions_hold_the_token(lab: Lab) -> None:
         assert not torch.equal(before[0], after[0])
         assert torch.equal(before[1], after[1])
         assert set(load_file(written(trainer))) == {token}
-    with pytest.raises(VideotuneError, match=r"embedding.token: the tokenizer has a token 'ab' of its own") as caught:
-        trainer_of(lab, NEW | {"embedding.token": "ab", "embedding.vectors": 1} | with_word(lab, "ab"))
-    assert "take another" in str(caught.value)
-
-
-def with_word(lab: Lab, word: str) -> dict[str, str]:
-    """The base with a tokenizer that knows a word already."""
-    import shutil
-
-    from transformers import AutoTokenizer, UMT5EncoderModel
-
-    base = shutil.copytree(lab.model, lab.tmp / "taught")
-    tokenizer = AutoTokenizer.from_pretrained(base / "tokenizer")
-    tokenizer.add_tokens([word])
-    tokenizer.save_pretrained(base / "tokenizer")
-    encoder = UMT5EncoderModel.from_pretrained(base / "text_encoder")
-    encoder.resize_token_embeddings(len(tokenizer))
-    encoder.save_pretrained(base / "text_encoder")
-    return {"base_model_name": str(base)}
 
 
 @pytest.mark.effect("embedding.vectors")
