@@ -134,15 +134,6 @@ def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
     assert len(list((tmp_path / "out").glob("*.mp4"))) == 1
 
 
-@pytest.mark.parametrize("expert", ["high", "low"])
-def test_one_expert_may_train_alone(expert: str, overrides: Make, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert train(overrides("steps=3", f"experts={expert}", base=BASE), run) == DONE
-    assert {line["expert"] for line in steps_of(run)} == {expert}
-    assert [path.name for path in (run / "export").iterdir()] == [f"run-step-3_{expert}_noise.safetensors"]
-    assert all(name.startswith((f"weights/{expert}.", "optimizer/")) for name in state(run, 3))
-
-
 @pytest.mark.parametrize(
     ("base", "sets", "named"),
     [

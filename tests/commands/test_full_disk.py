@@ -72,18 +72,26 @@ class Disk:
         return self.kept / "copy" / "run"
 
 
-@LIMITED
-@pytest.mark.parametrize("when", [after_the_first_save, in_the_middle_of_the_second_save])
+@pytest.mark.parametrize(
+    ("when", "limited", "saved"),
+    [
+        (after_the_first_save, False, [2]),
+        (in_the_middle_of_the_second_save, False, [2]),
+        (in_the_middle_of_the_second_save, True, [2]),
+        (before_the_export, False, [2, 4, 6]),
+    ],
+)
 def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
-    when: Callable[..., None], limited: bool, overrides: Make, finished: Finished, tmp_path: Path
+    when: Callable[..., None], limited: bool, saved: list[int], overrides: Make, finished: Finished, tmp_path: Path
 ) -> None:
     settings = ("steps=6", "save_every=2", "ema.decay=0.9")
     straight, disk = finished(*settings), Disk(tmp_path, overrides(*settings), limited, when)
     disk.paused()
-    assert complete(disk.run) == [2]
+    assert complete(disk.run) == saved
     assert equal(state(disk.run, 2), state(straight, 2)), "the older one is whole"
     assert (life(disk.run) or {})["alive"], "a process that waits is no dead one"
     assert "Checkpoints: complete are those of the steps 2" in disk.running.stderr
+    assert not list(disk.run.glob("export/*")), "nothing half written stays"
     disk.room()
     assert disk.running.ended() == DONE
     assert complete(disk.after) == [2, 4, 6]
@@ -91,7 +99,8 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
     assert [line["step"] for line in of_kind(disk.after, "save")] == [2, 4, 6]
     assert sum("no room for what step" in text for text in warnings_of(disk.after)) == 1, "once, not at each look"
     assert list((disk.after / "checkpoints").glob(".*")) == []
-    assert (disk.after / "export" / "run-step-6.safetensors").is_file()
+    name = Path("export") / "run-step-6.safetensors"
+    assert equal(load_file(disk.after / name), load_file(straight / name))
 
 
 @LIMITED
@@ -119,24 +128,6 @@ def test_a_disk_without_room_for_the_journal_loses_no_line(
     assert sum("curves for TensorBoard" in text for text in warnings_of(disk.after)) == gap
 
 
-@LIMITED
-def test_a_disk_without_room_for_the_export_is_waited_for(
-    limited: bool, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    settings = ("steps=4", "save_every=0")
-    disk = Disk(tmp_path, overrides(*settings), limited, before_the_export)
-    disk.paused()
-    assert complete(disk.run) == [4]
-    assert not list(disk.run.glob("export/*")), "nothing half written stays"
-    disk.room()
-    assert disk.running.ended() == DONE, disk.running.stderr
-    assert "Traceback" not in disk.running.stderr
-    name = Path("export") / "run-step-4.safetensors"
-    assert equal(load_file(disk.after / name), load_file(finished(*settings) / name))
-    assert of_kind(disk.after, "end")[0]["why"] == "done"
-    assert (disk.after / "report.html").is_file()
-
-
 def test_a_full_disk_before_the_run_is_an_error_that_names_the_file(overrides: Make, tmp_path: Path) -> None:
     """What a run begins with cannot be written: the file is named, and nothing waits."""
     running = start(overrides("steps=1", f"cache_dir={tmp_path / 'cache'}"), tmp_path / "run", first=no_long_files)
@@ -153,8 +144,6 @@ def no_long_files() -> None:
     ("how", "when"),
     [
         ("SIGINT", after_the_first_save),
-        ("SIGTERM", after_the_first_save),
-        ("control", after_the_first_save),
         ("control", before_the_export),
     ],
 )

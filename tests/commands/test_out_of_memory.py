@@ -63,29 +63,6 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
     assert line["changes"] == ["micro_batch_size: 4 -> 1"]
 
 
-def test_recomputed_blocks_are_an_exact_remedy(overrides: Make, finished: Finished, tmp_path: Path) -> None:
-    """Blocks computed twice give the same bits on one CPU."""
-    run, settings = tmp_path / "run", ("steps=4", "save_every=0", "gradient_checkpointing=OFF")
-    with failing_forward(3), pytest.raises(DoesNotFit, match="--resume --set gradient_checkpointing=ON"):
-        train(overrides(*settings), run)
-    assert resume(run, "gradient_checkpointing=ON") == DONE
-    assert_same_run(run, finished(*settings), 4)
-
-
-def test_in_the_first_step_nothing_is_saved_and_a_resume_begins_at_0(
-    overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    run, settings = tmp_path / "run", ("steps=2", "batch_size=2")
-    with (
-        failing_forward(1, MemoryError()),
-        pytest.raises(DoesNotFit, match=r"in step 1: .* Nothing was saved before; a resume begins at step 0"),
-    ):
-        train(overrides(*settings), run)
-    assert complete(run) == []
-    assert resume(run) == DONE
-    assert_same_run(run, finished(*settings), 2)
-
-
 def test_a_state_that_may_be_half_updated_is_not_saved(
     overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

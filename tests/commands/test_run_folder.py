@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import Finished, Make, equal, of_kind, resume, state, steps_of, warnings_of
+from tests.commands.safety_kit import Finished, Make, listing, resume, steps_of, warnings_of
 from tests.kills import kill_points, killed_at
 from tests.runs import open_run
 from tests.shell import check, train
@@ -17,10 +17,6 @@ from videotune.reporter.thumbnails import copy_pictures, keep_pictures
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.rollback import FACTS
 from videotune.trainer.run_dir import OWN, begin, only_process, poll_control
-
-
-def listing(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -152,15 +148,6 @@ def test_a_failing_preview_ends_no_run(overrides: Make, tmp_path: Path, monkeypa
     assert ["no space left" in text for text in warnings_of(tmp_path / "run")] == [True, True]
 
 
-def test_resuming_what_is_done_trains_nothing(finished: Finished, tmp_path: Path) -> None:
-    run = shutil.copytree(finished("steps=3"), tmp_path / "run")
-    before = state(run, 3)
-    assert resume(run) == DONE
-    assert equal(state(run, 3), before)
-    assert [line["step"] for line in steps_of(run)] == [1, 2, 3]
-    assert [line["why"] for line in of_kind(run, "end")] == ["done"]
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_request_may_come_from_any_editor(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "control.json").write_text('{"save": true, "stop": false, "other": 1}', encoding=encoding)
@@ -168,20 +155,3 @@ def test_a_request_may_come_from_any_editor(encoding: str, tmp_path: Path) -> No
     assert poll_control(tmp_path) == set()
     (tmp_path / "control.json").write_bytes(b"\xff\xfe\x00")
     assert poll_control(tmp_path) == set()
-
-
-def test_what_a_kill_prevented_is_made_up_for_by_the_resume(overrides: Make, tmp_path: Path) -> None:
-    """The last step is validated though it is no multiple of validate_every, and only the missing preview is sampled."""
-    run = tmp_path / "run"
-    settings = overrides("steps=6", "validate_every=4", "sample_after=4", "sample.steps=1", "save_every=0")
-    assert train(settings, run) == DONE
-    lines = (run / "journal.jsonl").read_text().splitlines()
-    of_them = ('"kind": "validation"', '"kind": "sample"')
-    at_6 = [line for line in lines if '"step": 6' in line and any(kind in line for kind in of_them)]
-    assert len(at_6) == 3
-    kept = [line for line in lines if line not in (at_6[0], at_6[2]) and '"end"' not in line]
-    (run / "journal.jsonl").write_text("\n".join(kept) + "\n")
-    assert resume(run) == DONE
-    assert [line["step"] for line in of_kind(run, "validation")].count(6) == 1
-    assert len({line["prompt"] for line in of_kind(run, "sample") if line["step"] == 6}) == 2
-    assert [line["step"] for line in of_kind(run, "sample")].count(6) == 2

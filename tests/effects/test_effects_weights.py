@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.effects.effects_kit import Lab, run_steps, trainer_of, watched
-from videotune.config.drift import class_of
 from videotune.config.fields import ROUNDED
 from videotune.memory.quantization import QuantizedLinear, share_of
 from videotune.trainer.resolve_config import Overrides, resolve_config
@@ -136,7 +135,3 @@ def test_dtypes_are_not_case_sensitive_and_auto_undoes_a_preset_s(lab: Lab) -> N
     sets = (f"base_model_name={lab.model}", "weight_dtype=nfloat_4", "transformer.weight_dtype=AUTO")
     config = resolve_config(Overrides(sets=sets))[0].config
     assert (config.weight_dtype, config.transformer.weight_dtype) == ("NFLOAT_4", "auto")
-
-
-def test_another_kind_is_another_base_on_a_resume() -> None:
-    assert {class_of(f"{part}weight_dtype") for part in ("", "transformer.", "text_encoder.")} == {"fatal"}
