@@ -25,7 +25,6 @@ from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import StepBatch
-from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.optimizers import RateSettings, make_optimizer, rate
 from videotune.trainer.step import Clock, StepRecord, StepSettings, Trainable, by_t, train_step
 from videotune.types import Batch, Condition
@@ -68,10 +67,8 @@ class Setup:
         self, prepared: StepBatch, parts: int = 1, clip: float = 1.0, seed: int | None = None, most: int | None = None
     ) -> StepRecord:
         trainable = Trainable(self.parameters, self.optimizer, {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)})
-        settings = StepSettings(parts, clip, seed, most)
-        return train_step(
-            self.family, self.net, trainable, self.objective, prepared, settings, Clock(CPU), DistributedContext()
-        )
+        settings = StepSettings(self.family, self.objective, parts, clip, seed, most)
+        return train_step(settings, self.net, trainable, prepared, Clock(CPU))
 
     def gradient(
         self, prepared: StepBatch, parts: int = 1, seed: int | None = None, most: int | None = None

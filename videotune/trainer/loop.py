@@ -96,12 +96,15 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
     """
     job, config, pool = trainer.job, trainer.job.config, trainer.pool
     settings = StepSettings(
+        trainer.family,
+        trainer.source.objective,
         config.gradient_accumulation_steps * job.processes,
         config.max_grad_norm,
         config.seed if config.lora.dropout else None,
         config.micro_batch_size,
+        trainer.dist,
     )
-    device, objective = next(trainer.net.parameters()).device, trainer.source.objective
+    device = next(trainer.net.parameters()).device
     only, before = pool.trainable if len(pool) == 1 else None, None
     ahead = batches(trainer)
     while True:
@@ -119,7 +122,7 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
             before = trainable.expert
         if not net.training:  # a callback was here; setting it walks every module
             net.train()
-        yield train_step(trainer.family, net, trainable, objective, batch, settings, clock, trainer.dist, own_step)
+        yield train_step(settings, net, trainable, batch, clock, own_step)
 
 
 def batches(trainer: Trainer) -> Iterator[StepBatch]:

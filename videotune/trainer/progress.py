@@ -1,13 +1,14 @@
 """What a step writes into the journal and the progress bar: its record, its clips, the time left."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from videotune.latent_cache.sampler import bucket_of, turns
 from videotune.trainer.logging.speed import time_left
 from videotune.trainer.run_spec import Job
 from videotune.trainer.saving import flush_or_wait
-from videotune.trainer.step import StepRecord, finite
+from videotune.trainer.step import StepRecord
 from videotune.trainer.trainer import Trainer
 
 WAITS = "the steps wait for data"
@@ -34,7 +35,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     trainer.journal.write(line)
     if line.get("skipped"):
         trainer.skipped_in_a_row += 1
-        parts = trainer.job.config.optimizer.step_in_backward and finite(record.values[0].item())
+        parts = trainer.job.config.optimizer.step_in_backward and isfinite(record.values[0].item())
         what = "but for the tensors whose gradient was finite " if parts else ""
         text = f"loss or gradient not finite, step not applied: {what}{clips_of(trainer, record.broken())}"
         trainer.journal.event("warning", step=record.step, text=text)
