@@ -81,17 +81,16 @@ class Job:
 
     def views_at(self, step: int) -> float:
         """How often a training window has been shown on average, repeats counted."""
-        return self._views_before + (step - self.past.step) * self._views_a_step
+        before, each = self._views
+        return before + (step - self.past.step) * each
 
     @cached_property
-    def _views_before(self) -> float:
-        return sum(self.past.views.get(window.id, 0) for window in self.training_windows) / len(self.training_windows)
-
-    @cached_property
-    def _views_a_step(self) -> float:
-        repeats = {clip.id: clip.repeats for clip in self.library.clips}
-        entries = sum(repeats[window.clip_id] for window in self.training_windows)
-        return entries / len(self.training_windows) / float(steps_per_epoch(self.schedule))
+    def _views(self) -> tuple[float, float]:
+        """Views of a training window until the data last changed, and in a step since, on average."""
+        windows, repeats = self.training_windows, {clip.id: clip.repeats for clip in self.library.clips}
+        before = sum(self.past.views.get(window.id, 0) for window in windows)
+        entries = sum(repeats[window.clip_id] for window in windows)
+        return before / len(windows), entries / len(windows) / float(steps_per_epoch(self.schedule))
 
     @cached_property
     def training_windows(self) -> tuple[Window, ...]:

@@ -13,6 +13,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
+from videotune.data.video_writer import read_video
 from videotune.errors import VideotuneError
 from videotune.files import append_whole
 
@@ -129,21 +132,10 @@ def gif_value(tag: str, path: Path) -> Any:
     """A video file as an animated GIF, which TensorBoard's image page plays."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    frames, seconds = film(path)
-    content = io.BytesIO()
-    frames[0].save(
-        content, "GIF", save_all=True, append_images=frames[1:], duration=max(20, round(1000 * seconds)), loop=0
-    )
-    width, height = frames[0].size
+    frames, rate = read_video(path, 1 << 12)
+    pictures, content = [Image.fromarray(frame) for frame in frames], io.BytesIO()
+    duration = max(20, round(1000 / rate))
+    pictures[0].save(content, "GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0)
+    width, height = pictures[0].size
     image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content.getvalue())
     return Summary.Value(tag=tag, image=image)
-
-
-def film(path: Path) -> tuple[list[Any], float]:
-    """A video's frames as pictures, and the seconds from one to the next."""
-    import av
-
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        rate = float(stream.average_rate or 16)
-        return [frame.to_image() for frame in container.decode(stream)], 1 / rate
