@@ -325,7 +325,7 @@ def counts_agree(run: Path, steps: int) -> None:
     assert all(Path(clip["path"]).name in page for clip in read_json(run / "check.json")["clips"])
 
 
-def test_clips_may_move_and_an_edit_of_moved_clips_is_refusal(library: Path, overrides: Make, tmp_path: Path) -> None:
+def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(library: Path, overrides: Make, tmp_path: Path) -> None:
     run, straight, moved = tmp_path / "run", tmp_path / "straight", tmp_path / "moved"
     assert train(overrides("steps=8", "save_every=4", data=library), straight) == DONE
     assert train(overrides("steps=4", "save_every=4", data=library), run) == DONE
