@@ -187,6 +187,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (ROUNDED | WHOLE | {"train_dtype": None}, "train_dtype is FLOAT_32 unless set"),
     (WITHIN | {"gradient_accumulation_steps": 2}, "cannot be summed over"),
     (WITHIN | {"batch_size": 2, "micro_batch_size": 1}, "passes of micro_batch_size 1"),
+    (
+        WHOLE | {"layer_offload_fraction": 0.5, "optimizer": "ADAMW_8BIT"},
+        r"optimizer\.name: ADAMW_8BIT does not update weights that wait on the host",
+    ),
+    ({"expert_share": 0.5}, r"expert_share: .* one denoiser"),
     (SHARDED | {"layer_offload_fraction": 0.5}, "layer_offload_fraction"),
     (SHARDED | {"gradient_checkpointing": "CPU_OFFLOADED"}, "gradient_checkpointing"),
     (SHARDED | WHOLE | {"optimizer.name": "MUON"}, "optimizer.name: MUON"),
