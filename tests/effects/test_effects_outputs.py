@@ -76,9 +76,7 @@ def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, t
 def test_the_prompts_that_are_named_are_sampled(lab: Lab) -> None:
     captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
     for samples, prompts in (
-        (["a cat"], ["a cat"]),
         (["a cat", "a dog", "a cow"], ["a cat", "a dog", "a cow"]),
-        (1, captions[:1]),
         (2, captions[::2]),
         (9, captions),
         (0, []),
@@ -164,11 +162,11 @@ def test_the_shift_moves_the_noise_levels_of_denoising(lab: Lab) -> None:
 def test_above_1_each_denoising_step_asks_the_network_twice_with_the_prompt_and_without(lab: Lab) -> None:
     """How the answers are combined: tests/models/test_pipelines.py."""
     texts, films = text_of(lab, "a cat", ""), []
-    for guidance, passes in ((1, 1), (2, 2), (9, 2), (None, 2)):  # the family's own is above 1
+    for guidance, passes in ((1, 1), (9, 2), (None, 2)):  # the family's own is above 1
         (film,), calls, _ = previews(lab, samples=["a cat"], sample__guidance=guidance)
         assert torch.equal(torch.cat([call["text"] for call in calls]), texts[:passes])
         films.append(film)
-    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(films[:3], 2))
+    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(films, 2))
 
 
 @pytest.mark.effect("output_model_destination", "output_model_format")

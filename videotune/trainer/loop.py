@@ -6,7 +6,7 @@ from time import perf_counter
 from videotune.console import bar
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, stream
-from videotune.trainer.progress import status_of, write_step
+from videotune.trainer.progress import STATUS, write_step
 from videotune.trainer.run_dir import poll_control
 from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
 from videotune.trainer.trainer import Trainer
@@ -34,7 +34,7 @@ def train_loop(trainer: Trainer) -> str:
     if dist.all_agree(trainer.signals.stop)[0]:
         return "interrupted"
     records, late = step_records(trainer), None
-    with bar("training", lambda: status_of(trainer.heartbeat.state)) as progress:
+    with bar("training", lambda: STATUS.get(trainer.heartbeat.state, "")) as progress:
         trainer.heartbeat.set("training", trainer.first - 1)
         while True:
             try:

@@ -24,11 +24,6 @@ STATUS = {
 """What the bar says, in the place of the time left, of the heartbeat's states."""
 
 
-def status_of(state: str) -> str:
-    """The bar's words for a state of the heartbeat; empty while steps run."""
-    return STATUS.get(state, "")
-
-
 def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     """A step's line into the journal and the bar; of a step that was not applied the clips are named."""
     line = record.read() | {"captions": caption_numbers(trainer, record)}
