@@ -127,17 +127,7 @@ def work(
     heartbeat: Heartbeat,
 ) -> TrainResult:
     """What each process of the run does, from loading to the report."""
-    trainer = prepare(
-        opened.job,
-        run,
-        plan,
-        callbacks_of(opened.job),
-        resume=resume is not None,
-        dist=dist,
-        heartbeat=heartbeat,
-        first=1 + (opened.checkpoint.step if opened.checkpoint else 0),
-        history=opened.history,
-    )
+    trainer = prepare(opened, run, plan, callbacks_of(opened.job), resume is not None, dist, heartbeat)
     if dist.is_main:
         copy_pictures(opened.job, run)
     try:

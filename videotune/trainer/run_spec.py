@@ -112,12 +112,7 @@ class Job:
 
 
 def open_job(
-    resolved: Resolved,
-    spec: ModelSpec,
-    base: BasePlace | None,
-    *,
-    to_look: bool = False,
-    processes: int = 1,
+    resolved: Resolved, spec: ModelSpec, base: BasePlace | None, *, to_look: bool = False, processes: int = 1
 ) -> Job:
     """Scan the data and lay out the schedule of a run that begins in so many processes.
 
@@ -143,11 +138,7 @@ def open_job(
     library, told = holding_the_token(library, config)
     shaped = buckets(library)
     schedule, notes = make_schedule(config, shaped, library, processes)
-    notes += [
-        *sizes_as_read(resolved),
-        *unused_keys(resolved, library, spec.image_noise),
-        *told,
-    ]
+    notes += [*sizes_as_read(resolved), *unused_keys(resolved, library, spec.image_noise), *told]
     named = resolved.origins.get("micro_batch_size") != "plan"
     if named and config.micro_batch_size is not None and config.micro_batch_size > config.batch_size:
         notes.append(f"micro_batch_size {config.micro_batch_size} is unused: batch_size is {config.batch_size}")
@@ -157,19 +148,9 @@ def open_job(
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_per_epoch(schedule))
     notes += [arithmetic] if arithmetic else []
     notes += epoch_notes(library, shaped, schedule, steps)
-    return Job(
-        resolved=resolved,
-        spec=spec,
-        base=base,
-        library=library,
-        shapes=tuple(shaped),
-        buckets=tuple(tuple(bucket) for bucket in shaped.values()),
-        schedule=schedule,
-        steps=steps,
-        cache=cache,
-        notes=(*library.notes, *notes),
-        processes=processes,
-    )
+    shapes, groups = tuple(shaped), tuple(tuple(bucket) for bucket in shaped.values())
+    said = (*library.notes, *notes)
+    return Job(resolved, spec, base, library, shapes, groups, schedule, steps, cache, said, processes)
 
 
 def _asked(config: Config, datasets: list[Dataset], spec: ModelSpec, to_look: bool) -> Config:

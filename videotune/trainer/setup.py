@@ -17,10 +17,10 @@ from videotune.trainer.denoisers import make_expert_schedule, open_pool, shares
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.init_from import init_from
 from videotune.trainer.logging.heartbeat import Heartbeat
-from videotune.trainer.logging.journal import History, Journal
+from videotune.trainer.logging.journal import Journal
 from videotune.trainer.logging.tensorboard import TensorBoardWriter, refuse_missing
+from videotune.trainer.resume import Opened
 from videotune.trainer.run_dir import begin, read_run_config, versions
-from videotune.trainer.run_spec import Job
 from videotune.trainer.text_encoders import refuse_text
 from videotune.trainer.trainer import Callback, Trainer
 
@@ -29,22 +29,20 @@ KEPT_IN_MEMORY = 256 << 20
 
 
 def prepare(
-    job: Job,
+    opened: Opened,
     run: Path,
     plan: Mapping[str, Any],
     callbacks: Sequence[Callback] = (),
-    *,
     resume: bool = False,
     dist: DistributedContext | None = None,
     heartbeat: Heartbeat | None = None,
-    first: int = 1,
-    history: History | None = None,
 ) -> Trainer:
     """Fill the cache, load the denoisers, attach what trains.
 
-    ``plan``: plan.json's content; ``first``: the first step to do; ``history``: what was read of the run's journal. A
-    resume puts the saved state back afterwards. Raises VideotuneError for settings that cannot run, before any work.
+    ``plan``: plan.json's content. A resume puts the saved state back afterwards. Raises VideotuneError for settings that
+    cannot run, before any work.
     """
+    job, first = opened.job, 1 + (opened.checkpoint.step if opened.checkpoint else 0)
     config, dist, heartbeat = job.config, dist or DistributedContext(), heartbeat or Heartbeat(run)
     if config.optimizer.step_in_backward and dist.size > 1:
         raise VideotuneError(
@@ -88,18 +86,9 @@ def prepare(
     if not resume and dist.is_main:
         begin(run, job, prints, plan, dtype_name(config))
     dist.barrier()
-    return Trainer(
-        run=run,
-        job=job,
-        family=family,
-        pool=pool,
-        source=make_source(job, family, store, loss, expert_schedule),
-        plan=plan,
-        journal=Journal(run if dist.is_main else None, history),
-        heartbeat=heartbeat,
-        dist=dist,
-        callbacks=tuple(callbacks),
-    )
+    source = make_source(job, family, store, loss, expert_schedule)
+    journal = Journal(run if dist.is_main else None, opened.history)
+    return Trainer(run, job, family, pool, source, plan, journal, heartbeat, dist, tuple(callbacks))
 
 
 def announce(trainer: Trainer, changes: list[str] | None) -> None:
