@@ -21,7 +21,7 @@ from tests.commands.safety_kit import Finished, Make, assert_same_run, equal, of
 from tests.failing_forward import OUT_OF_MEMORY
 from tests.shell import plan, train
 from videotune.cli.plan import ROWS, curve
-from videotune.commands.noise_levels import COLUMNS, levels, noise_levels
+from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.console import size
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError

@@ -24,9 +24,6 @@ from videotune.records import FileEntry, read_record
 
 MARKER = "COMPLETE"
 
-PARTS = ("weights", "optimizer", "ema")
-"""A file of tensors each: what trains, the optimizer's moments, and the average of the weights where one is kept."""
-
 
 @dataclass(frozen=True)
 class Checkpoint:
