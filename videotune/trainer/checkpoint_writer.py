@@ -34,8 +34,9 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write ``checkpoints/step-N`` so that at every moment it is either complete or not there.
 
-    ``parts``: "weights", "optimizer" and, where one is kept, "ema"; ``rows``: of each of several processes the rows that it has and writes, the main one all
-    that is not cut. A complete checkpoint of this step is this state already, and only becomes a save where it was a backup.
+    ``parts``: "weights", "optimizer" and, where one is kept, "ema"; ``rows``: of each of several processes the rows that it
+    has and writes, the main one all that is not cut. A complete checkpoint of this step is this state already, and only
+    becomes a save where it was a backup.
 
     Raises VideotuneError where a number is NaN or infinite, or the processes have no run folder in common; OSError where the
     disk is full or broken. Whatever goes wrong with one process is raised by each.
