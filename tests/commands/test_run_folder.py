@@ -250,8 +250,13 @@ DAMAGED: dict[str, Callable[[str], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["config.json", "plan.json", "check.json", "exports.json"])
-@pytest.mark.parametrize("how", DAMAGED)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *[("config.json", how) for how in DAMAGED],
+        *[(f"{name}.json", how) for name in ("plan", "check", "exports") for how in ("torn", "object", "types")],
+    ],
+)
 def test_damaged_json_is_one_sentence_everywhere(name: str, how: str, run: Path) -> None:
     (run / name).write_bytes(DAMAGED[how]((run / name).read_text()))
     refused(run, rf"{name}")
