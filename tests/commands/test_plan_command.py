@@ -300,7 +300,7 @@ def clips(tmp_path: Path) -> Path:
 
 
 def test_check_and_plan_answer_for_a_preset(tmp_path: Path, clips: Path) -> None:
-    settings = (str(clips), "--preset", "hidream LoRA 24GB")
+    settings = (str(clips), "--preset", "wan 2.1 1.3B LoRA 16GB")
     assert offline(tmp_path, "check", *settings).returncode == 0
     done = offline(tmp_path, "plan", *settings, "--vram", "24", "--json")
     assert done.returncode == 0, done.stderr
