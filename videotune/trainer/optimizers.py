@@ -168,12 +168,6 @@ def _flat(name: str, value: Any) -> dict[str, Tensor]:
     raise ValueError(f"optimizer state {name} is a {type(value).__name__}: it cannot be kept exactly")
 
 
-def without_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) -> list[str]:
-    """The parameters that no update has reached yet, and which therefore have no state."""
-    reached = {id(parameter) for part in parts_of(optimizer) for parameter, kept in part.state.items() if kept}
-    return [name for name, parameter in names.items() if id(parameter) not in reached]
-
-
 def load_optimizer_state(
     optimizer: AnyOptimizer,
     names: Mapping[str, nn.Parameter],

@@ -111,7 +111,8 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, proce
                 "Put it back as it was, start a new run, or go on with it by name: --allow-data-change"
             )
         what = told_change(facts["check"], job)
-        job = replace(job, past=Past(step, seen(history, step)))
+        views = Counter(name for line in history.read_steps(step) for name in line["window_ids"])
+        job = replace(job, past=Past(step, dict(views)))
         told.append(f"data: {what}")
         echo(f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own")
     return Opened(job, checkpoint, tuple(told), history)
@@ -227,11 +228,6 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
             f"Put back a copy of it, or continue without them: videotune doctor {run} --repair-journal"
         )
     return found
-
-
-def seen(history: History, step: int) -> dict[str, int]:
-    """Views of each window until a step, counted in the journal."""
-    return dict(Counter(name for line in history.read_steps(step) for name in line["window_ids"]))
 
 
 def told_change(account: Path, job: Job) -> str:

@@ -66,10 +66,11 @@ class TensorBoardWriter:
         """A line of the journal; kinds that TensorBoard has no place for are left out."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
         if line["kind"] == "verdict":
-            values.append(text_value("verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"))
+            values.append(text_pb("verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}").value[0])
         if line["kind"] == "sample":
             values.append(gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"]))
         if values:
@@ -119,13 +120,6 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
         case "save" | "sample":
             found = {f"seconds/{line['kind']}": line["seconds"]}
     return {tag: float(value) for tag, value in found.items() if value is not None and abs(value) < float("inf")}
-
-
-def text_value(tag: str, words: str) -> Any:
-    """Words in markdown as TensorBoard's text page shows them."""
-    from tensorboard.plugins.text.summary_v2 import text_pb
-
-    return text_pb(tag, words).value[0]
 
 
 def gif_value(tag: str, path: Path) -> Any:
