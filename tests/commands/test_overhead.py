@@ -18,12 +18,11 @@ from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.logging.speed import time_left
 from videotune.trainer.loop import train_loop
-from videotune.trainer.progress import progress_parts, seconds_left, steps_left, tokens_of_buckets
+from videotune.trainer.progress import announce, progress_parts, seconds_left, steps_left, tokens_of_buckets
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Resume
 from videotune.trainer.run_dir import begin, run_settings
 from videotune.trainer.run_spec import Job, open_job
-from videotune.trainer.setup import announce
 from videotune.trainer.trainer import Trainer, due, times
 from videotune.validation.overhead import overhead, planned, share_of_all
 
