@@ -1,6 +1,5 @@
 """What is planned and chosen before a run: memory settings, noise levels, published models without a network."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -300,12 +299,12 @@ def clips(tmp_path: Path) -> Path:
 
 
 def test_check_and_plan_answer_for_a_preset(tmp_path: Path, clips: Path) -> None:
+    """What a published model needs of a card: tests/planner/test_presets_fit.py."""
     settings = (str(clips), "--preset", "wan 2.1 1.3B LoRA 16GB")
-    assert offline(tmp_path, "check", *settings).returncode == 0
-    done = offline(tmp_path, "plan", *settings, "--vram", "24", "--json")
-    assert done.returncode == 0, done.stderr
-    assert "come with videotune" in done.stderr
-    assert json.loads(done.stdout)["fits"] is True
+    for words in (("check",), ("plan", "--timesteps")):
+        done = offline(tmp_path, words[0], *settings, *words[1:])
+        assert done.returncode == 0, done.stderr
+        assert "come with videotune" in done.stderr
 
 
 @pytest.mark.parametrize(
