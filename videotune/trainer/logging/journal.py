@@ -85,11 +85,6 @@ class History:
         return [line for line in self.events if line["kind"] == kind]
 
     @property
-    def seconds(self) -> float:
-        """What all steps took together."""
-        return sum(self.steps.seconds.values())
-
-    @property
     def skipped_at_the_end(self) -> int:
         """How many of the last steps were not applied."""
         step = self.last
