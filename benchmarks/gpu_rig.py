@@ -30,7 +30,6 @@ from videotune.planner.memory import Choice, StepSpec
 from videotune.planner.memory_plan import PlanInputs, read_step_spec
 from videotune.trainer.components import DTYPES
 from videotune.trainer.denoisers import arrange_blocks, attach, make_trainable
-from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.experts import trained
 from videotune.trainer.step import Clock, StepSettings, train_step
 from videotune.types import BasePlace, ClipShape, Family
@@ -154,10 +153,11 @@ class Rig:
         self.trainable = make_trainable(held, {}, self.family, self.config, expert, ExpertSchedule((expert,)), 1000)
         self.net.train()
         imagination = FakeRun(self.family, self.config)
-        self.objective = imagination.objective
         self.prepared = _random(imagination.prepared(self.shape, case.batch), seed)
         size = self.config.micro_batch_size
-        self.settings = StepSettings(1, self.config.max_grad_norm, self.config.seed, size)
+        self.settings = StepSettings(
+            self.family, imagination.objective, 1, self.config.max_grad_norm, self.config.seed, size
+        )
         self.done = 0
 
     @property
@@ -170,9 +170,7 @@ class Rig:
         self.done += 1
         now = replace(self.prepared, step=self.done)
         clock = Clock(device())
-        return train_step(
-            self.family, self.net, self.trainable, self.objective, now, self.settings, clock, DistributedContext()
-        )
+        return train_step(self.settings, self.net, self.trainable, now, clock)
 
     def losses(self, steps: int) -> list[float]:
         """The loss of each of so many steps."""

@@ -51,8 +51,8 @@ class NoBar:
 def open_trainer(data: Path, out: Path, sets: Sequence[str]) -> Trainer:
     """A run of the toy preset, up to its first step."""
     words = Overrides(preset="toy", data=str(data), sets=(*QUIET, *sets))
-    job = open_run(words, out, None, chosen_for_run).job
-    return prepare_run(job, out, make_plan(job))
+    opened = open_run(words, out, None, chosen_for_run)
+    return prepare_run(opened, out, make_plan(opened.job))
 
 
 def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: torch.optim.Optimizer) -> Iterator[float]:

@@ -148,13 +148,14 @@ def step_modules() -> list[str]:
         from videotune.toy.dataset import write_dataset
         from videotune.trainer.loop import step_records
         from videotune.trainer.resolve_config import Overrides, resolve_config
+        from videotune.trainer.resume import Opened
         from videotune.trainer.run_spec import open_job
         from videotune.trainer.setup import prepare
 
         write_dataset(Path(name) / "clips", concept_clips=2, reminder_clips=0)
         sets = ("steps=9", "validate_every=0", "sample_after=0", "dataloader_threads=1")
         job = open_job(*resolve_config(Overrides(preset="toy", data=f"{name}/clips", sets=sets)))
-        trainer = prepare(job, Path(name) / "run", make_plan(job))
+        trainer = prepare(Opened(job), Path(name) / "run", make_plan(job))
         seen: set[str] = set()
         measuring = False
 

@@ -23,6 +23,7 @@ from videotune.toy.dataset import write_dataset
 from videotune.trainer.components import plain_batch
 from videotune.trainer.loop import step_records
 from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.resume import Opened
 from videotune.trainer.run_spec import open_job
 from videotune.trainer.setup import prepare
 from videotune.trainer.trainer import Trainer
@@ -47,7 +48,7 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
     sets = (*(f"{key}={value}" for key, value in knobs.items()), *told.set)
     number = len(list(told.work.glob("run-*")))
     job = open_job(*resolve_config(Overrides(preset="toy", data=str(told.work / "clips"), sets=sets)))
-    return prepare(job, told.work / f"run-{number}-{kind}-seed-{seed}", make_plan(job))
+    return prepare(Opened(job), told.work / f"run-{number}-{kind}-seed-{seed}", make_plan(job))
 
 
 def error(trainer: Trainer) -> float:

@@ -20,7 +20,6 @@ from videotune.latent_cache.batches import StepBatch
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
 from videotune.models.registry import find
-from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.optimizers import RateSettings, make_optimizer
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
 from videotune.trainer.updates import MasterWeights
@@ -101,10 +100,8 @@ class Rig:
             noise = torch.randn(batch.x0.shape, generator=generator)
             shown = replace(batch, prior=tuple(i % 2 == 1 for i in range(len(batch)))) if prior else batch
             prepared = StepBatch(step, batch.window_ids, batch.captions, t, 0, shown, noise)
-            settings = StepSettings(parts, 1.0, 7, micro)
-            record = train_step(
-                self.family, self.net, self.trainable, loss, prepared, settings, Clock(CPU), DistributedContext(), step
-            ).read()
+            settings = StepSettings(self.family, loss, parts, 1.0, 7, micro)
+            record = train_step(settings, self.net, self.trainable, prepared, Clock(CPU), step).read()
             self.losses.append((record["loss"], record["grad_norm"]))  # type: ignore[arg-type]
         handle.remove()
         return self

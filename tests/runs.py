@@ -27,7 +27,7 @@ def open_run(overrides: Overrides, run: Path, resume: Resume | None = None, proc
 
 def prepare(job: Job, run: Path, resume: bool = False, **more: Any) -> Trainer:
     """The trainer that the command would make."""
-    return prepare_with(job, run, make_plan(job), callbacks_of(job), resume=resume, **more)
+    return prepare_with(Opened(job), run, make_plan(job), callbacks_of(job), resume, **more)
 
 
 def fill(job: Job, family: Family, store: Store) -> None:

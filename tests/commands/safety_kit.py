@@ -16,11 +16,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests import forked
 from tests.shell import train
+from videotune.errors import VideotuneError
 from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, read_checkpoint
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
@@ -165,6 +167,21 @@ def assert_same_run(run: Path, other: Path, *steps: int) -> None:
 def resume(run: Path, *sets: str, **how: Any) -> int:
     """``train --resume``, with ``Resume``'s flags."""
     return train(Overrides(sets=sets), run, resume=Resume(**how))
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder but for a run's lock and heartbeat."""
+    names = (".lock", "heartbeat.json")
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in names}
+
+
+def refusal(run: Path, *sets: str, **how: Any) -> str:
+    """What a refused resume says; it changes nothing."""
+    before = listing(run)
+    with pytest.raises(VideotuneError) as caught:
+        resume(run, *sets, **how)
+    assert listing(run) == before
+    return str(caught.value)
 
 
 def complete(run: Path) -> list[int]:

@@ -1,6 +1,7 @@
-"""Runs of each kind of adapter, and of chosen layers: resumed to the bit, begun from, drawn from, merged, planned."""
+"""Runs of each kind: optimizers, adapters, layers, rounded weights; resumed to the bit, begun from, drawn from, merged."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,121 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands.safety_kit import Finished, Make, assert_same_run, largest_difference, resume, state
+from tests.commands.safety_kit import (
+    Finished,
+    Make,
+    assert_same_run,
+    largest_difference,
+    of_kind,
+    resume,
+    state,
+)
 from tests.runs import open_run, prepare
 from tests.shell import export, plan, sample, train
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.commands.sample import SampleOptions, open_sampler, render
+from videotune.config.resolve import parse
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
+from videotune.planner.plan import bytes_a_parameter
+from videotune.trainer.checkpoint import last_checkpoint
+from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.resolve_config import Overrides
+
+FULL = ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "learning_rate=0.001")
+
+ADAPTER = ("lora.rank=4", "lora.targets=linear")
+SCALED = (*ADAPTER, "lora.alpha=6", "lora.dropout=0.2")
+ROUNDED = (*FULL, "optimizer.masters=STOCHASTIC_ROUNDING")
+KINDS = {
+    "PRODIGY": ("optimizer=PRODIGY", "learning_rate=1"),
+    "MUON": ("optimizer=MUON", "timestep_stratified=true", "batch_size=2", "ema=0.5"),
+    "LION_8BIT": ("optimizer=LION_8BIT", "lora.rank=64", "timestep_distribution=BETA"),
+    "rounded by chance": (*ROUNDED, "ema=0.5"),
+    "rounded by chance within backward": (*ROUNDED, "optimizer.step_in_backward=true"),
+    **{kind: (f"lora.variant={kind}", *SCALED) for kind in ("DORA", "LOHA", "LOKR")},
+    "OFT": ("lora.variant=OFT", *ADAPTER),
+    "layers": (*FULL, 'transformer.layers=["blocks.1.attn1", "norm2"]'),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_run_that_never_stopped(kind: str, finished: Finished, tmp_path: Path) -> None:
+    straight = finished(*KINDS[kind], "steps=4", "save_every=2")
+    run = shutil.copytree(straight, tmp_path / "run")
+    assert resume(run, step=2) == DONE
+    assert_same_run(run, straight, 2, 4)
+
+
+def test_several_processes_cannot_update_within_backward(overrides: Make, tmp_path: Path) -> None:
+
+    job = open_run(overrides("optimizer.step_in_backward=true"), tmp_path / "run", None).job
+    with pytest.raises(VideotuneError, match="gradients of 2 processes have to be summed"):
+        prepare(job, tmp_path / "run", dist=DistributedContext(0, 2))
+
+
+@pytest.mark.parametrize("kind", ["ADAMW", "LION_8BIT", "MUON"])
+def test_the_plan_knows_how_large_a_checkpoint_gets(kind: str, finished: Finished) -> None:
+    """To a tenth of what lies there, and never much less; small matrices are kept in float32 whatever their optimizer."""
+    run = finished(f"optimizer={kind}", "lora.rank=256", "steps=1", "ema=0.9")
+    there = sum(value.numel() * value.element_size() for value in state(run, 1).values())
+    plan, config = read_json(run / "plan.json"), parse(read_json(run / "config.json")["settings"])
+    planned = plan["disk"]["checkpoint_bytes"]
+    assert planned == bytes_a_parameter(config) * plan["adapter"]["parameters"]
+    assert 0.9 * there <= planned <= 1.25 * there
+
+
+SETS = ("save_every=2", "samples=1", "sample_after=4", "sample.steps=2", "sample.guidance=1", "validate_every=4")
+QUANTIZED = (*SETS, "weight_dtype=NFLOAT_4")
+
+
+@pytest.fixture
+def straight(finished: Finished) -> Path:
+    """A run of four steps over a tiny base in NFLOAT_4."""
+    return finished("steps=4", *QUANTIZED)
+
+
+def test_resumed_is_never_stopped_and_streamed_from_there(straight: Path, overrides: Make, tmp_path: Path) -> None:
+    """Quantizing anew gives the same bits; another place for the weights too; another dtype is refused."""
+    run = tmp_path / "run"
+    assert train(overrides("steps=2", *QUANTIZED), run) == DONE
+    assert resume(run, "steps=4", "layer_offload_fraction=1") == DONE
+    assert_same_run(run, straight, 4)
+    for key in ("weight_dtype", "text_encoder.weight_dtype"):
+        with pytest.raises(VideotuneError, match=f"{key}: '.*' -> 'FLOAT_8'"):
+            resume(run, f"{key}=FLOAT_8", "steps=5")
+
+
+def test_validation_and_samples_are_of_the_quantized_base(straight: Path, finished: Finished) -> None:
+    from videotune.memory.quantization import share_of
+
+    plain = finished("steps=1", "validate_every=4")
+    one, other = (of_kind(run, "validation")[0]["train"]["mean"] for run in (straight, plain))
+    assert one != other
+    assert one == pytest.approx(other, rel=0.05)
+    sampler = open_sampler(SampleOptions(("a red circle",), run=straight))
+    assert share_of(next(iter(sampler.nets.values()))).packed > 0
+    assert list(straight.glob("samples/**/*.mp4")), "and previews were drawn"
+
+
+def test_a_merged_model_is_the_base_s_own_numbers_and_the_adapter(
+    straight: Path, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Not the rounded ones: what the adapter does not change is the base's to the bit, and what it does is near it."""
+    assert export(straight, out=tmp_path / "whole", merge=True) == DONE
+    (folder,) = (tmp_path / "whole").iterdir()
+    name = "transformer/diffusion_pytorch_model.safetensors"
+    ours, base = load_file(folder / name), load_file(tiny_bases("wan") / name)
+    assert ours.keys() == base.keys()
+    weights = last_checkpoint(straight).load("weights")
+    changed = {key for key in base if not torch.equal(ours[key], base[key])}
+    assert changed == {f"{key.removesuffix('.lora_A.weight')}.weight" for key in weights if "lora_A" in key}
+    for key in changed:
+        path = key.removesuffix(".weight")
+        update = weights[f"{path}.lora_B.weight"].double() @ weights[f"{path}.lora_A.weight"].double()
+        torch.testing.assert_close(ours[key], (base[key].double() + update).float(), rtol=0, atol=1e-6)
+
 
 KIN = ("DORA", "LOHA", "LOKR", "OFT")
 LAYERS = ("training_method=FINE_TUNE", 'transformer.layers=["blocks.1.attn1", "norm2"]')
@@ -40,20 +147,6 @@ def of_variant(finished: Finished) -> Callable[[str], Path]:
         return finished("steps=4", "save_every=2", f"output_model_format={forms}", *settings_of(variant))
 
     return get
-
-
-@pytest.mark.parametrize("kind", KIN)
-def test_a_resume_is_the_same_run_to_the_bit(
-    kind: str, of_variant: Callable[[str], Path], overrides: Make, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    assert train(overrides("steps=2", "save_every=2", *settings_of(kind)), run) == DONE
-    assert resume(run, "steps=4") == DONE
-    assert_same_run(run, of_variant(kind), 4)
-    moved = [name for name, value in state(run, 2).items() if not torch.equal(value, state(run, 4)[name])]
-    assert any(name.startswith("weights/") for name in moved)
-    with pytest.raises(VideotuneError, match=rf"lora\.variant: '{kind}' -> 'LORA'"):
-        resume(run, "lora.variant=LORA")
 
 
 def begun(overrides: Overrides, run: Path) -> dict[str, torch.Tensor]:
@@ -181,13 +274,10 @@ def test_the_plan_lists_modules_by_pattern(
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
-def test_chosen_layers_resume_to_the_bit_and_the_rest_stays(
-    dtype: str, overrides: Make, finished: Finished, tiny_bases: Callable[[str], Path], tmp_path: Path
+def test_chosen_layers_are_exported_in_the_whole_model(
+    dtype: str, finished: Finished, tiny_bases: Callable[[str], Path]
 ) -> None:
-    run, settings = tmp_path / "run", ("save_every=2", *LAYERS, f"train_dtype={dtype}")
-    assert train(overrides("steps=2", *settings), run) == DONE
-    assert resume(run, "steps=4") == DONE
-    assert_same_run(run, finished("steps=4", *settings), 4)
+    run = finished("steps=4", "save_every=2", *LAYERS, f"train_dtype={dtype}")
     saved = load_file(run / "checkpoints" / "step-4" / "weights.safetensors")
     assert {name.split(".")[2] for name in saved} == {"attn1", "norm2"}
     base = load_file(tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors")

@@ -1,5 +1,6 @@
 """Signals, kills and requests, on real processes: what was learnt is saved, or was saved before; nothing is half there."""
 
+import itertools
 import json
 import os
 import signal
@@ -25,11 +26,11 @@ from tests.commands.safety_kit import (
     steps_of,
 )
 from tests.shell import train
-from videotune.errors import DONE, FAILED, INTERRUPTED
+from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import LATE, life, read_json
 from videotune.reporter.build import page
 from videotune.reporter.read import read_run
-from videotune.trainer import setup as trainer
+from videotune.trainer import setup, step
 from videotune.trainer.ema import Ema
 from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
 from videotune.trainer.logging.journal import read_journal
@@ -76,18 +77,23 @@ def test_a_signal_in_a_step_lets_it_finish_and_saves_it(
 
 
 def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step_saved(
-    overrides: Make, finished: Finished, tmp_path: Path
+    overrides: Make, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, cache = tmp_path / "run", tmp_path / "cache"
-    running = start(overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run, first=in_short_step_from_disk)
-    running.until_printed("at: step")
-    files = {path: path.read_bytes() for path in cache.rglob("*.safetensors")}
-    for path, content in files.items():
-        begin = 8 + int.from_bytes(content[:8], "little")
-        path.write_bytes(content[:begin] + b"\1" * (len(content) - begin))
-    assert running.ended() == FAILED
-    assert "missing or damaged" in running.stderr
-    assert "Traceback" not in running.stderr
+    run, cache, files, clip, met = tmp_path / "run", tmp_path / "cache", {}, step.clip, moments.nth(3)
+
+    def damage(*given: Any) -> Any:
+        """In the third step; nothing of the cache stays in memory."""
+        if met():
+            files.update({path: path.read_bytes() for path in cache.rglob("*.safetensors")})
+            for path, content in files.items():
+                begin = 8 + int.from_bytes(content[:8], "little")
+                path.write_bytes(content[:begin] + b"\1" * (len(content) - begin))
+        return clip(*given)
+
+    monkeypatch.setattr(setup, "KEPT_IN_MEMORY", 0)
+    monkeypatch.setattr(step, "clip", damage)
+    with pytest.raises(VideotuneError, match="missing or damaged"):
+        train(overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run)
     last = steps_of(run)[-1]["step"]
     assert last >= 3
     assert complete(run) == [last]
@@ -95,12 +101,6 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
         path.write_bytes(content)
     assert resume(run) == DONE
     assert_same_run(run, finished("steps=8", "save_every=0"), 8)
-
-
-def in_short_step_from_disk() -> None:
-    """Nothing of the cache stays in memory."""
-    trainer.KEPT_IN_MEMORY = 0
-    in_short_step()
 
 
 def in_short_step() -> None:
@@ -112,8 +112,10 @@ def in_short_step() -> None:
 BETWEEN = ("save_every=0", "validate_every=2", "sample_after=2", "samples=1", "sample.steps=1", "ema.decay=0.9")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("moment", "step"), [("Validation", 2), ("Previews", 2), ("Validation", 0)])
+@pytest.mark.parametrize(
+    ("moment", "step", "number"),
+    [("Validation", 2, signal.SIGINT), ("Previews", 2, signal.SIGTERM), ("Validation", 0, signal.SIGTERM)],
+)
 def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
     moment: str, step: int, number: int, overrides: Make, finished: Finished, tmp_path: Path
 ) -> None:
@@ -190,8 +192,9 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
     assert_same_run(run, straight, 4)
 
 
-@pytest.mark.parametrize("background", [False, True])
-@EACH
+@pytest.mark.parametrize(
+    ("number", "background"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True)]
+)
 def test_a_signal_before_the_first_step_ends_at_once(
     number: int, background: bool, overrides: Make, tmp_path: Path
 ) -> None:
@@ -225,10 +228,10 @@ def test_a_signal_during_the_export_leaves_a_run_that_is_done_but_for_it(overrid
 # ---- a second signal
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_at_once_in_the_middle_of_saving(
-    number: int, overrides: Make, finished: Finished, tmp_path: Path
+    overrides: Make, finished: Finished, tmp_path: Path
 ) -> None:
+    number = signal.SIGINT
     run, settings = tmp_path / "run", ("steps=6", "save_every=2")
     running = start(overrides(*settings), run, first=moments.in_save, given=(2,))
     running.until_printed("at: saving")
@@ -274,43 +277,32 @@ def test_a_killed_run_is_reported_dead_and_a_torn_last_line_is_dropped_by_the_re
 # ---- the heartbeat
 
 
-def test_the_heartbeat_has_each_state_of_a_run(overrides: Make, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    running = start(overrides("steps=3", f"cache_dir={tmp_path / 'cache'}"), run, first=slow_encoding_step_and_report)
+def test_the_heartbeat_has_each_state_of_a_run(
+    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beats at each change; what the file says then."""
+    run, seen = tmp_path / "run", []
 
-    def state_is(name: str) -> Callable[[], bool]:
-        return lambda: heartbeat(run).get("state") == name
+    def beating(change: Callable[..., None]) -> Callable[..., None]:
+        def changed(self: Heartbeat, *given: Any) -> None:
+            change(self, *given)
+            self.beat()
+            seen.append(heartbeat(run))
 
-    running.until(lambda: (heartbeat(run).get("progress") or {}).get("done", 0) > 1, "some captions")
-    assert heartbeat(run)["state"] == "encoding"
-    assert heartbeat(run)["progress"]["done"] <= heartbeat(run)["progress"]["total"]
-    running.until(lambda: state_is("training")() and heartbeat(run)["step"] == 2, "the third step")
-    found = heartbeat(run)
-    assert (found["pid"], found["alive"], found["age"] < 5) == (running.pid, True, True)
-    running.until(state_is("reporting"), "the report")
-    assert end_of(run) == ("end", 3, "done")
-    assert (heartbeat(run)["alive"], heartbeat(run)["progress"]) == (True, None)
-    assert running.ended() == DONE
-    assert (heartbeat(run)["state"], heartbeat(run)["alive"]) == ("ended", False)
+        return changed
 
-
-def slow_encoding_step_and_report() -> None:
-    """Beats at each moment; a caption takes a while, the third step a second, and so does the report."""
-    from videotune.latent_cache.store import Store
-    from videotune.reporter import build
-    from videotune.trainer.logging import heartbeat
-
-    heartbeat.EVERY, put, write = 0.02, Store.put, build.write_report
-
-    def slowly(work: Callable[..., Any]) -> Callable[..., Any]:
-        def late(*given: Any) -> Any:
-            time.sleep(0.1)
-            return work(*given)
-
-        return late
-
-    Store.put, build.write_report = slowly(put), slowly(write)  # type: ignore[method-assign]
-    in_short_step()
+    monkeypatch.setattr(Heartbeat, "set", beating(Heartbeat.set))
+    monkeypatch.setattr(Heartbeat, "progress", beating(Heartbeat.progress))
+    assert train(overrides("steps=3", f"cache_dir={tmp_path / 'cache'}"), run) == DONE
+    states = [state for state, _ in itertools.groupby(one["state"] for one in seen)]
+    named = ["encoding", "loading", "training", "saving", "training", "exporting", "reporting", "ended"]
+    assert states[-len(named) :] == named
+    progress = [one["progress"] for one in seen if one["state"] == "encoding" and one["progress"]]
+    assert len(progress) > 1
+    assert all(one["done"] <= one["total"] for one in progress)
+    assert {one["step"] for one in seen if one["state"] == "training"} == {0, 1, 2, 3}
+    assert {one["pid"] for one in seen} == {os.getpid()}
+    assert [one["alive"] for one in seen] == [True] * (len(seen) - 1) + [False]
 
 
 def test_a_heartbeat_that_cannot_be_written_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +341,7 @@ def test_a_heartbeat_of_another_machine_is_judged_by_its_age(tmp_path: Path) -> 
 
 
 def test_requests_are_met_after_the_step_in_which_they_come(overrides: Make, tmp_path: Path) -> None:
+    """And a second process in the folder is one too many."""
     run, control = tmp_path / "run", tmp_path / "run" / "control.json"
     running = start(overrides("steps=100000", "save_every=0", "samples=1", "sample.steps=1"), run)
     running.until_step(2)
@@ -358,21 +351,11 @@ def test_requests_are_met_after_the_step_in_which_they_come(overrides: Make, tmp
     assert of_kind(run, "save")[0]["step"] == of_kind(run, "sample")[0]["step"] == step
     assert not control.exists()
     control.write_text('{"stop": tr')  # half written: left alone until it is whole
-    assert running.ended(0.3) is None
+    other = start(Overrides(), run, "--resume")
+    assert other.ended() == FAILED
+    assert "another process trains in" in other.stderr
+    assert heartbeat(run)["pid"] == running.pid, "the heartbeat stays the first one's"
     control.write_text('{"stop": true}')
     assert running.ended() == INTERRUPTED
     assert end_of(run)[2] == "stopped"
     assert complete(run) == [step, end_of(run)[1]]
-
-
-def test_two_processes_in_one_folder_are_one_too_many(overrides: Make, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    one = start(overrides("steps=100000"), run)
-    one.until_step(2)
-    pid = (life(run) or {})["pid"]
-    other = start(Overrides(), run, "--resume")
-    assert other.ended() == FAILED
-    assert "another process trains in" in other.stderr
-    assert (life(run) or {})["pid"] == pid == one.pid, "the heartbeat stays the first one's"
-    one.send(signal.SIGTERM)
-    assert one.ended() == INTERRUPTED

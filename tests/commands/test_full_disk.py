@@ -1,12 +1,20 @@
-"""A full disk is waited for: the older checkpoint is whole, no line is lost, and the run ends as if nothing had been."""
+"""A full disk is waited for, and what is printed never ends a run."""
 
 import errno
+import fcntl
 import json
 import os
+import pty
+import re
 import resource
 import shutil
 import signal
+import struct
+import subprocess
+import sys
+import termios
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +50,7 @@ from videotune.trainer import saving
 from videotune.trainer.resolve_config import Overrides
 
 pytestmark = pytest.mark.usefixtures("server")
+
 LIMITED = pytest.mark.parametrize("limited", [False, True], ids=["tmpfs", "limit"])
 
 
@@ -72,18 +81,26 @@ class Disk:
         return self.kept / "copy" / "run"
 
 
-@LIMITED
-@pytest.mark.parametrize("when", [after_the_first_save, in_the_middle_of_the_second_save])
+@pytest.mark.parametrize(
+    ("when", "limited", "saved"),
+    [
+        (after_the_first_save, False, [2]),
+        (in_the_middle_of_the_second_save, False, [2]),
+        (in_the_middle_of_the_second_save, True, [2]),
+        (before_the_export, False, [2, 4, 6]),
+    ],
+)
 def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
-    when: Callable[..., None], limited: bool, overrides: Make, finished: Finished, tmp_path: Path
+    when: Callable[..., None], limited: bool, saved: list[int], overrides: Make, finished: Finished, tmp_path: Path
 ) -> None:
     settings = ("steps=6", "save_every=2", "ema.decay=0.9")
     straight, disk = finished(*settings), Disk(tmp_path, overrides(*settings), limited, when)
     disk.paused()
-    assert complete(disk.run) == [2]
+    assert complete(disk.run) == saved
     assert equal(state(disk.run, 2), state(straight, 2)), "the older one is whole"
     assert (life(disk.run) or {})["alive"], "a process that waits is no dead one"
     assert "Checkpoints: complete are those of the steps 2" in disk.running.stderr
+    assert not list(disk.run.glob("export/*")), "nothing half written stays"
     disk.room()
     assert disk.running.ended() == DONE
     assert complete(disk.after) == [2, 4, 6]
@@ -91,7 +108,8 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
     assert [line["step"] for line in of_kind(disk.after, "save")] == [2, 4, 6]
     assert sum("no room for what step" in text for text in warnings_of(disk.after)) == 1, "once, not at each look"
     assert list((disk.after / "checkpoints").glob(".*")) == []
-    assert (disk.after / "export" / "run-step-6.safetensors").is_file()
+    name = Path("export") / "run-step-6.safetensors"
+    assert equal(load_file(disk.after / name), load_file(straight / name))
 
 
 @LIMITED
@@ -119,24 +137,6 @@ def test_a_disk_without_room_for_the_journal_loses_no_line(
     assert sum("curves for TensorBoard" in text for text in warnings_of(disk.after)) == gap
 
 
-@LIMITED
-def test_a_disk_without_room_for_the_export_is_waited_for(
-    limited: bool, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    settings = ("steps=4", "save_every=0")
-    disk = Disk(tmp_path, overrides(*settings), limited, before_the_export)
-    disk.paused()
-    assert complete(disk.run) == [4]
-    assert not list(disk.run.glob("export/*")), "nothing half written stays"
-    disk.room()
-    assert disk.running.ended() == DONE, disk.running.stderr
-    assert "Traceback" not in disk.running.stderr
-    name = Path("export") / "run-step-4.safetensors"
-    assert equal(load_file(disk.after / name), load_file(finished(*settings) / name))
-    assert of_kind(disk.after, "end")[0]["why"] == "done"
-    assert (disk.after / "report.html").is_file()
-
-
 def test_a_full_disk_before_the_run_is_an_error_that_names_the_file(overrides: Make, tmp_path: Path) -> None:
     """What a run begins with cannot be written: the file is named, and nothing waits."""
     running = start(overrides("steps=1", f"cache_dir={tmp_path / 'cache'}"), tmp_path / "run", first=no_long_files)
@@ -153,8 +153,6 @@ def no_long_files() -> None:
     ("how", "when"),
     [
         ("SIGINT", after_the_first_save),
-        ("SIGTERM", after_the_first_save),
-        ("control", after_the_first_save),
         ("control", before_the_export),
     ],
 )
@@ -268,3 +266,105 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
     assert train(overrides("steps=3", "save_every=1", "save_keep=1"), tmp_path / "run") == DONE
     assert any("step-1 cannot be taken away" in text for text in warnings_of(tmp_path / "run"))
     assert complete(tmp_path / "run") == [1, 2, 3]
+
+
+def log_on_the_disk(home: Path, kept: Path, limited: bool, when: Callable[..., Any]) -> None:
+    """Standard error is a file on the small disk, and its last page is full when the rest of the disk is."""
+
+    def pad() -> None:
+        with suppress(OSError):
+            while True:
+                os.write(2, b"\n")
+
+    small_disk.on_small_disk(home, kept, limited, lambda fill: when(lambda: (fill(), pad())))
+    os.dup2(os.open(home / "train.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+
+
+def test_a_full_disk_that_also_holds_the_log_pauses_the_run(
+    overrides: Make, finished: Finished, tmp_path: Path
+) -> None:
+    home, kept = tmp_path / "disk", tmp_path / "kept"
+    home.mkdir()
+    kept.mkdir()
+    given = (home, kept, False, small_disk.after_the_first_save)
+    running = start(overrides("steps=6", "save_every=2"), home / "run", first=log_on_the_disk, given=given)
+    disk = small_disk.seen(running.pid, home)
+    running.until((disk / small_disk.FILLER).is_file, "the full disk")
+    assert running.ended(2) is None, "it waits"
+    assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["step-2"]
+    small_disk.make_room(running.pid, home, kept)
+    assert running.ended() == DONE
+    assert_same_run(kept / "copy" / "run", finished("steps=6", "save_every=2"), 6)
+
+
+def unwritable(how: str) -> None:
+    """Standard error is a full device, a pipe without a reader, or closed."""
+    read, write = os.pipe()
+    match how:
+        case "full":
+            os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+        case "no reader":
+            os.dup2(write, 2)
+            os.close(read)
+            os.close(write)
+        case "closed":
+            os.close(2)
+
+
+@pytest.mark.parametrize("how", ["full", "no reader", "closed"])
+def test_an_unwritable_standard_error_does_not_end_a_run(how: str, overrides: Make, tmp_path: Path) -> None:
+    assert start(overrides("steps=3"), tmp_path / "run", first=unwritable, given=(how,)).ended() == DONE
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_closed_descriptors_are_not_given_to_files_of_the_run() -> None:
+    """Started by a shell with 2>&-: the next file that is opened would otherwise get what libraries print."""
+    code = "from videotune.console import echo, guard_stderr; guard_stderr(); echo('x'); "
+    code += "f = open('/dev/null'); print(f.fileno())"
+    ended = subprocess.run(
+        ["bash", "-c", f'exec "{sys.executable}" -c "{code}" 2>&-'], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == DONE
+    assert int(ended.stdout) > 2
+
+
+# ---- the bar in a terminal
+
+
+def in_a_terminal(code: str, columns: int) -> list[str]:
+    """The lines that a process draws in a terminal of so many columns, without their colours."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    more = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=follower, env=more)
+    os.close(follower)
+    drawn = b""
+    with suppress(OSError):  # the terminal's other end is closed
+        while part := os.read(leader, 1 << 16):
+            drawn += part
+    os.close(leader)
+    assert process.wait() == 0
+    return [line.strip() for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode()))]
+
+
+BAR = """
+import time
+from videotune.console import bar
+now = []
+with bar("training", lambda: "".join(now)) as progress:
+    progress.update(0, 2000)
+    progress.update(1234, 2000, ["loss 1.5840", "0.613 s a step", "LEARNING", "72.5 views a window, high"], 4321)
+    time.sleep(0.6)
+    now.append("drawing previews")
+    time.sleep(0.6)
+"""
+
+
+def test_at_80_columns_the_bar_says_what_matters_whole() -> None:
+    lines = in_a_terminal(BAR, 80)
+    assert all(len(line) <= 80 for line in lines)
+    (step,) = {line.split(" ━")[0] for line in lines if "loss" in line and "left" in line}
+    assert step.split("  ") == ["training 1234/2000", "1:12:01 left", "loss 1.5840", "0.613 s a step"]
+    assert any(line.startswith("training 1234/2000  drawing previews  loss 1.5840") for line in lines)
+    assert any("72.5 views a window, high" in line for line in in_a_terminal(BAR, 120))
+    assert any(line.startswith("training 1234/2000") for line in in_a_terminal(BAR, 30))

@@ -1,7 +1,10 @@
 """The guide's four presets and three snippets train on a tiny model of their kind; presets resume to the bit."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,64 +20,42 @@ from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Resume
 from videotune.trainer.run_spec import open_job
 
-RATES = {
-    "wan 2.2 LoRA": {"transformer": 3e-4},
-    "wan 2.2 LoRA 8GB": {"transformer": 3e-4},
-    "wan 2.2 Finetune": {"transformer": 1e-4, "text_encoder": 5e-5},
-    "wan 2.2 Embedding": {"embedding": 5e-3},
+Parts = tuple[str, ...]
+PRESETS: dict[str, tuple[dict[str, float], Parts]] = {
+    "wan 2.2 LoRA": ({"transformer": 3e-4}, ("blocks.0.attn1.to_q.lora_A",)),
+    "wan 2.2 LoRA 8GB": ({"transformer": 3e-4}, ("blocks.1.attn2.to_out.0.lora_B",)),
+    "wan 2.2 Finetune": (
+        {"transformer": 1e-4, "text_encoder": 5e-5},
+        ("blocks.0.ffn", "blocks.1.attn1", "patch_embedding", "text_encoder."),
+    ),
+    "wan 2.2 Embedding": ({"embedding": 5e-3}, ("embedding.",)),
 }
-PARTS = {
-    "wan 2.2 LoRA": ("blocks.0.attn1.to_q.lora_A",),
-    "wan 2.2 LoRA 8GB": ("blocks.1.attn2.to_out.0.lora_B",),
-    "wan 2.2 Finetune": ("blocks.0.ffn", "blocks.1.attn1", "patch_embedding", "text_encoder."),
-    "wan 2.2 Embedding": ("embedding.",),
-}
-"""What trains, by how its names begin."""
+"""The rates of each, and what trains, by how its names begin."""
 
-
-SNIPPETS = {
-    "LORA": """
-{
-    "training_method": "LORA",
-    "batch_size": 2,
-    "learning_rate": 0.0003,
-    "transformer": {
-        "train": true
-    },
-    "text_encoder": {
-        "train": false
-    }
+ON, OFF = {"train": True}, {"train": False}
+SNIPPETS: dict[str, tuple[dict[str, Any], dict[str, float], Parts]] = {
+    "LORA": (
+        {"batch_size": 2, "learning_rate": 0.0003, "transformer": ON, "text_encoder": OFF},
+        {"transformer": 0.0003},
+        ("blocks.",),
+    ),
+    "FINE_TUNE": (
+        {
+            "batch_size": 1,
+            "learning_rate": 0.0001,
+            "transformer": ON,
+            "text_encoder": {"train": True, "learning_rate": 0.00005},
+        },
+        {"transformer": 0.0001, "text_encoder": 0.00005},
+        ("blocks.", "text_encoder."),
+    ),
+    "EMBEDDING": (
+        {"batch_size": 4, "learning_rate": 0.001, "embedding_learning_rate": 0.005},
+        {"embedding": 0.005},
+        ("embedding.",),
+    ),
 }
-""",
-    "FINE_TUNE": """
-{
-    "training_method": "FINE_TUNE",
-    "batch_size": 1,
-    "learning_rate": 0.0001,
-    "transformer": {
-        "train": true
-    },
-    "text_encoder": {
-        "train": true,
-        "learning_rate": 0.00005
-    }
-}
-""",
-    "EMBEDDING": """
-{
-    "training_method": "EMBEDDING",
-    "batch_size": 4,
-    "learning_rate": 0.001,
-    "embedding_learning_rate": 0.005
-}
-""",
-}
-SNIPPET_RATES = {
-    "LORA": {"transformer": 0.0003},
-    "FINE_TUNE": {"transformer": 0.0001, "text_encoder": 0.00005},
-    "EMBEDDING": {"embedding": 0.005},
-}
-SNIPPET_PARTS = {"LORA": ("blocks.",), "FINE_TUNE": ("blocks.", "text_encoder."), "EMBEDDING": ("embedding.",)}
+"""The keys of each beside its training_method, its rates, and what trains."""
 
 
 @pytest.fixture
@@ -86,7 +67,7 @@ def preset(overrides: Make) -> Make:
     return lambda name, *sets: Overrides(name, data=plain.data, sets=(*small, *sets))
 
 
-def trained(run: Path, rates: dict[str, float], parts: tuple[str, ...]) -> None:
+def trained(run: Path, rates: dict[str, float], parts: Parts) -> None:
     """Three steps moved these parts at these rates, and one result was exported."""
     lines = steps_of(run)
     assert [line["step"] for line in lines] == [1, 2, 3]
@@ -103,26 +84,29 @@ def trained(run: Path, rates: dict[str, float], parts: tuple[str, ...]) -> None:
     assert all(file.stat().st_size > 100 for file in files)
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_of_the_guide_trains_resumes_and_exports(name: str, preset: Make, tmp_path: Path) -> None:
     """In float32, as a CPU is slow in the preset's bfloat16. One clip is shorter than a window of 8GB."""
-    whole, parted = tmp_path / "whole", tmp_path / "parted"
-    short = ("save_every=1", "train_dtype=FLOAT_32")
-    assert train(preset(f"#{name}.json", "steps=3", *short), whole, allow_skips="1") == DONE
-    assert train(preset(name, "steps=2", *short), parted, allow_skips="1") == DONE
-    assert train(Overrides(sets=("steps=3",)), parted, resume=Resume(), allow_skips="1") == DONE
+    whole = tmp_path / "whole"
+    assert (
+        train(preset(f"#{name}.json", "steps=3", "save_every=1", "train_dtype=FLOAT_32"), whole, allow_skips="1")
+        == DONE
+    )
+    parted = shutil.copytree(whole, tmp_path / "parted")
+    assert train(Overrides(), parted, resume=Resume(step=2), allow_skips="1") == DONE
     assert_same_run(whole, parted, 3)
-    trained(whole, RATES[name], PARTS[name])
+    trained(whole, *PRESETS[name])
 
 
 @pytest.mark.parametrize("method", SNIPPETS)
 def test_a_snippet_of_the_guide_trains_as_it_stands(method: str, overrides: Make, tmp_path: Path) -> None:
     config, run = tmp_path / "config.json", tmp_path / "run"
-    config.write_text(SNIPPETS[method])
+    snippet, rates, parts = SNIPPETS[method]
+    config.write_text(json.dumps({"training_method": method} | snippet))
     plain = overrides("steps=3", "save_every=1")
     sets = tuple(text for text in plain.sets if not text.startswith(("learning_rate=", "lora.")))
     assert train(replace(plain, config=config, sets=sets), run) == DONE
-    trained(run, SNIPPET_RATES[method], SNIPPET_PARTS[method])
+    trained(run, rates, parts)
     notes = of_kind(run, "start")[0]["notes"]
     new = method == "EMBEDDING"
     unused = ["learning_rate is unused: embedding_learning_rate is the new tokens' own"]
@@ -130,7 +114,7 @@ def test_a_snippet_of_the_guide_trains_as_it_stands(method: str, overrides: Make
     assert any("'<videotune>'" in note for note in notes) == new, "the default token is reported"
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_run_has_the_settings_of_its_preset(name: str, preset: Make) -> None:
     """What stands in the preset, and was not set to another value, is what the run goes by, and comes from there."""
     from videotune.config.load import flatten, read_preset

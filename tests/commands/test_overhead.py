@@ -18,15 +18,13 @@ from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.logging.speed import time_left
 from videotune.trainer.loop import train_loop
-from videotune.trainer.progress import progress_parts, seconds_left, steps_left, tokens_of_buckets
+from videotune.trainer.progress import announce, progress_parts, seconds_left, steps_left, tokens_of_buckets
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Resume
 from videotune.trainer.run_dir import begin, run_settings
 from videotune.trainer.run_spec import Job, open_job
-from videotune.trainer.setup import announce
 from videotune.trainer.trainer import Trainer, due, times
-from videotune.validation.overhead import overhead, planned, share_of_all, share_of_run
-from videotune.validation.sample_plan import sample_metrics_plan
+from videotune.validation.overhead import overhead, planned, share_of_all
 
 OFTEN = (
     "steps=5",
@@ -62,8 +60,8 @@ def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) 
 
 @pytest.mark.parametrize(
     ("family", "more"),
-    [("wan", ()), ("wan", ("ema.decay=0.5", "sample.guidance=1")), ("hunyuan_video", ("sample.guidance=6",))],
-    ids=["guided", "averaged", "guidance embedded"],
+    [("wan", ("ema.decay=0.5",)), ("hunyuan_video", ("sample.guidance=6",))],
+    ids=["guided", "guidance embedded"],
 )
 def test_the_plan_knows_how_often_and_how_many_passes(
     family: str, more: tuple[str, ...], overrides: Make, tmp_path: Path
@@ -104,22 +102,6 @@ def test_the_share_is_that_of_the_tokens(overrides: Make, tmp_path: Path) -> Non
     assert overhead_text(found()) == ""
     often = (*OFTEN[:-1], "sample_metrics.budget=1000")
     assert found(*often) == found(*often, processes=2)
-
-
-def test_probes_are_planned_up_to_their_budget(overrides: Make, tmp_path: Path) -> None:
-    """The base and three checkpoints, however large the budget; two of them for less; none where it cannot pay for two."""
-
-    def planned(budget: float) -> tuple[Any, float]:
-        settings = overrides(*OFTEN[:-1], f"sample_metrics.budget={budget}", "steps=6")
-        job = open_run(settings, tmp_path / f"{budget}").job
-        plan = sample_metrics_plan(job)
-        assert plan is not None
-        return make_plan(job)["beside"]["probes"], share_of_run(plan, job)
-
-    found, one = planned(1000)
-    assert found == {"count": 4, "samples": 8, "share": pytest.approx(4 * one, rel=0.01)}
-    assert planned(3 * one)[0] == {"count": 3, "samples": 8, "share": pytest.approx(3 * one, rel=0.01)}
-    assert planned(1.9 * one)[0] is None
 
 
 def test_the_progress_bar_has_times_seen_with_their_band(overrides: Make, tmp_path: Path) -> None:

@@ -213,15 +213,6 @@ def test_a_rollback_to_before_a_change_restores_the_config_of_then(finished: Fin
     assert [line["lr"]["transformer"] for line in steps_of(run)] == [0.01, 0.01, 0.04, 0.04]
 
 
-def test_a_rollback_to_the_beginning(finished: Finished, tmp_path: Path) -> None:
-    straight = finished("steps=3", "save_every=1")
-    run = shutil.copytree(straight, tmp_path / "run")
-    assert resume(run, step=0) == DONE
-    assert_same_run(run, straight, 3)
-    assert complete(run / "branches" / "1") == [1, 2, 3]
-    assert len(of_kind(run, "start")) == 1
-
-
 def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(finished: Finished, tmp_path: Path) -> None:
     run = shutil.copytree(finished("steps=6", "save_every=2"), tmp_path / "run")
     before = sorted(str(path) for path in run.rglob("*"))

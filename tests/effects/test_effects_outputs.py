@@ -1,6 +1,9 @@
-"""What the keys about checkpoints, readings, previews and exports do to the files of a run."""
+"""What the keys about checkpoints, previews, measured samples and exports do to the files of a run."""
 
+import itertools
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, film, lines_of, text_of, trainer_of, watched
-from tests.runs import callback, preview
+from tests.effects.effects_kit import Lab, film, lines_of, run_steps, text_of, trainer_of, watched
+from tests.runs import callback, preview, probe
+from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.files import digest
-from videotune.sampling.pipeline import draw
+from videotune.latent_cache.batches import prepare
+from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import train_loop
 from videotune.trainer.run_export import export_run
+from videotune.trainer.trainer import Trainer
 from videotune.validation.callbacks import Previews
-from videotune.validation.previews import sample_settings, usual_shape
 
 
 def steps_of(files: list[Path]) -> list[int]:
@@ -71,9 +76,7 @@ def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, t
 def test_the_prompts_that_are_named_are_sampled(lab: Lab) -> None:
     captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
     for samples, prompts in (
-        (["a cat"], ["a cat"]),
         (["a cat", "a dog", "a cow"], ["a cat", "a dog", "a cow"]),
-        (1, captions[:1]),
         (2, captions[::2]),
         (9, captions),
         (0, []),
@@ -156,50 +159,169 @@ def test_the_shift_moves_the_noise_levels_of_denoising(lab: Lab) -> None:
 
 
 @pytest.mark.effect("sample.guidance")
-def test_guidance_goes_from_the_empty_prompt_through_the_prompt(lab: Lab) -> None:
-    """One denoising step is linear in v = v_empty + g (v_prompt - v_empty); above 1 each step asks the network twice."""
-    sampled, texts = {}, text_of(lab, "a cat", "")
-    texts_by_prompt = {"a cat": texts[0], "": texts[1]}
-    for guidance in (1, 2, 4):
-        trainer = trainer_of(lab, {"sample.guidance": guidance})
-        settings = sample_settings(trainer.job.config, trainer.job.spec, usual_shape(trainer.job))
-        with watched(trainer.net) as calls:
-            (sampled[guidance],) = draw(
-                trainer.family,
-                {"transformer": trainer.net},
-                settings,
-                lambda prompt: {"text": texts_by_prompt[prompt]},
-                [("a cat", 1)],
-            )
-        assert torch.equal(torch.cat([call["text"] for call in calls]), texts[:1] if guidance == 1 else texts)
-    assert not torch.allclose(sampled[2], sampled[1])
-    torch.testing.assert_close(sampled[4] - sampled[1], 3 * (sampled[2] - sampled[1]), rtol=1e-3, atol=1e-4)
-    _, calls, _ = previews(lab, samples=["a cat"], sample__guidance=None)
-    assert len(calls) == 2, "the family's own guidance is above 1"
+def test_above_1_each_denoising_step_asks_the_network_twice_with_the_prompt_and_without(lab: Lab) -> None:
+    """How the answers are combined: tests/models/test_pipelines.py."""
+    texts, films = text_of(lab, "a cat", ""), []
+    for guidance, passes in ((1, 1), (9, 2), (None, 2)):  # the family's own is above 1
+        (film,), calls, _ = previews(lab, samples=["a cat"], sample__guidance=guidance)
+        assert torch.equal(torch.cat([call["text"] for call in calls]), texts[:passes])
+        films.append(film)
+    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(films, 2))
 
 
 @pytest.mark.effect("output_model_destination", "output_model_format")
 def test_the_lora_is_written_where_and_as_the_config_says(lab: Lab) -> None:
     roots = {"diffusers": "transformer.blocks.0.attn1.to_q.", "comfyui": "diffusion_model.blocks.0.self_attn.q."}
-
-    def written(formats: Any, destination: Path | None) -> tuple[set[str], list[Path]]:
-        """The formats by the names of the tensors in the files, and where these lie."""
-        place = None if destination is None else str(destination)
-        trainer = trainer_of(lab, {"output_model_format": formats, "output_model_destination": place, "steps": 1})
-        train_loop(trainer)
+    for formats, place in ((["diffusers"], None), (["comfyui"], None), (["diffusers", "comfyui"], lab.tmp / "other")):
+        destination = None if place is None else str(place)
+        trainer = trainer_of(lab, {"output_model_format": formats, "output_model_destination": destination})
+        run_steps(trainer, 1)
         done = export_run(trainer.run, trainer.family, trainer.parameters, 1, trainer.job.resolved)
-        lying = list((destination or trainer.run / "export").glob("*.safetensors"))
-        assert sorted(lying) == sorted(one.path for one in done)
-        found = set()
-        for path in lying:
-            keys = set(load_file(path))
-            found |= {
-                format for format, root in roots.items() if {f"{root}lora_A.weight", f"{root}lora_B.weight"} <= keys
-            }
-        return found, lying
+        assert [one.path.parent for one in done] == [place or trainer.run / "export"] * len(formats)
+        for format, one in zip(formats, done, strict=True):
+            assert f"{roots[format]}lora_B.weight" in load_file(one.path)
 
-    assert written("diffusers", None)[0] == {"diffusers"}
-    assert written("comfyui", None)[0] == {"comfyui"}
-    formats, files = written(["diffusers", "comfyui"], lab.tmp / "elsewhere")
-    assert formats == {"diffusers", "comfyui"}
-    assert {path.parent for path in files} == {lab.tmp / "elsewhere"}
+
+PROBED = {"sample_metrics.budget": 1e6, "sample_metrics.steps": 1, "sample_metrics.samples": 2}
+
+
+def measured(lab: Lab, **knobs: Any) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]], Path]:
+    """The journal's line of the base's probe, the network's calls for it, and the run folder."""
+    trainer = trainer_of(lab, PROBED | {f"sample_metrics.{key}": value for key, value in knobs.items()})
+    with watched(trainer.net) as calls:
+        probe(trainer, 0)
+    (line,) = read_journal(trainer.run)
+    assert line["kind"] == "sample_metrics", line
+    return line, calls, trainer.run
+
+
+@pytest.mark.effect("sample_metrics.budget")
+@pytest.mark.parametrize(("budget", "steps", "not_measured"), [(0, [], []), (0.05, [], [0]), (1e6, [0, 3, 4], [])])
+def test_what_the_budget_does_not_allow_is_not_measured(
+    lab: Lab, budget: float, steps: list[int], not_measured: list[int]
+) -> None:
+    trainer = trainer_of(lab, PROBED | {"sample_metrics.budget": budget, "steps": 4, "save_every": 3})
+    with watched(trainer.net) as calls:
+        train_loop(trainer)
+    lines = [line for line in read_journal(trainer.run) if line["kind"] == "sample_metrics"]
+    assert [line["step"] for line in lines if "not_measured" not in line] == steps
+    assert [line["step"] for line in lines if "not_measured" in line] == not_measured
+    assert len(calls) == 4 + 2 * len(steps)
+
+
+@pytest.mark.effect("sample_metrics.samples", "sample_metrics.steps", "sample_metrics.prompts")
+@pytest.mark.parametrize(("samples", "steps", "prompts"), [(1, 1, 2), (3, 1, 2), (1, 3, 2), (2, 1, ["a cat", "a dog"])])
+def test_the_number_of_samples_their_steps_and_their_prompts(
+    samples: int, steps: int, prompts: int | list[str], lab: Lab
+) -> None:
+    """Prompts are those that are named, or captions."""
+    line, calls, run = measured(lab, samples=samples, steps=steps, prompts=prompts)
+    captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "ac"]
+    wanted = [(captions if prompts == 2 else prompts)[place % 2] for place in range(samples)]
+    assert [sample["prompt"] for sample in line["samples"]] == wanted
+    assert len(list((run / "sample_metrics").glob("*.mp4"))) == samples
+    assert len(calls) == samples * steps
+    texts = {prompt: text_of(lab, prompt)[0] for prompt in wanted}
+    assert all(torch.equal(call["text"][0], texts[prompt]) for call, prompt in zip(calls[::steps], wanted, strict=True))
+
+
+@pytest.mark.effect("sample_metrics.encoder")
+def test_samples_are_compared_by_the_encoder_that_is_named(lab: Lab) -> None:
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+    torch.manual_seed(0)
+    CLIPVisionModel(CLIPVisionConfig(**small, intermediate_size=16)).save_pretrained(lab.tmp / "clip")
+    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    CLIPImageProcessor(**size).save_pretrained(lab.tmp / "clip")
+    own, _, _ = measured(lab, encoder=str(lab.tmp / "clip"))
+    default, _, _ = measured(lab)
+    assert default["heuristic"]
+    assert not own["heuristic"]
+    assert own["embedding"].startswith("clip_vision_model-")
+    assert [a["similarity"] for a in own["samples"]] != [b["similarity"] for b in default["samples"]]
+
+
+@pytest.fixture
+def kind(lab: Lab, tiny_bases: Callable[..., Path]) -> Callable[[str], Lab]:
+    """The lab with another kind of model, and a cache of its own."""
+    return lambda variant: replace(lab, model=tiny_bases("wan", variant), cache=lab.tmp / variant)
+
+
+@pytest.mark.effect("first_frame_probability")
+def test_the_share_has_a_clean_first_frame_at_noise_level_0(kind: Callable[[str], Lab]) -> None:
+    for share in (0.0, 1.0, None):
+        trainer = trainer_of(kind("ti2v"), {"first_frame_probability": share, "steps": 3})
+        with watched(trainer.net) as calls:
+            run_steps(trainer)
+        for step, call in enumerate(calls, 1):
+            x0 = prepare(trainer.source, step).batch.x0
+            clean = torch.equal(call["x_t"][:, :, 0], x0[:, :, 0])
+            assert clean == (share == 1.0)
+            zeros = call["t"].view(1, -1).eq(0)[0].tolist() if call["t"].ndim == 2 else [False]
+            assert zeros == ([True, False, False] if share == 1.0 else [False]), "a token a latent frame"
+
+
+@pytest.mark.effect("first_frame_probability")
+def test_an_image_model_is_conditioned_on_its_image_or_zeros(kind: Callable[[str], Lab]) -> None:
+    for share, conditioned in ((0.0, False), (1.0, True), (None, True)):
+        trainer = trainer_of(kind("i2v"), {"first_frame_probability": share, "steps": 2})
+        with watched(trainer.net) as calls:
+            run_steps(trainer)
+        mask, image = (calls[0]["x_t"][:, part] for part in (slice(4, 8), slice(8, 12)))
+        assert mask[:, :, 0].eq(float(conditioned)).all()
+        assert bool(image.any()) == conditioned
+
+
+def sees_other_frames(trainer: Trainer) -> bool:
+    """Whether what the network says of the first frame hangs on the last one."""
+    one = prepare(trainer.source, 1)
+    moved = one.batch.x0.clone()
+    moved[:, :, -1] += 1
+    with torch.no_grad():
+        said = [trainer.family.predict(trainer.net, x_t, one.t, one.batch) for x_t in (one.batch.x0, moved)]
+    assert not torch.equal(said[0][:, :, -1], said[1][:, :, -1])
+    return not torch.equal(said[0][:, :, 0], said[1][:, :, 0])
+
+
+@pytest.mark.effect("video_config.use_temporal_attention")
+def test_frames_attend_to_each_other_or_to_themselves_alone(lab: Lab) -> None:
+    losses = []
+    for on in (True, False):
+        trainer = trainer_of(lab, {"video_config.use_temporal_attention": on})
+        assert sees_other_frames(trainer) == on
+        losses.append(run_steps(trainer, 1)[0]["loss"])
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.effect("sample.use_temporal_attention", "video_config.use_temporal_attention")
+def test_previews_run_the_model_as_shipped_unless_set_otherwise(lab: Lab) -> None:
+    """However the run trains; and afterwards it trains as before."""
+    drawn: dict[tuple[bool, bool], np.ndarray] = {}
+    for trained in (True, False):
+        for sampled in (True, False):
+            knobs: dict[str, Any] = {"samples": ["a cat"], "sample.steps": 2}
+            knobs |= {"video_config.use_temporal_attention": trained, "sample.use_temporal_attention": sampled}
+            trainer = trainer_of(lab, knobs)
+            preview(trainer, 0)
+            drawn[trained, sampled] = film(next((trainer.run / "samples").glob("*.mp4"))).astype(int)
+            assert sees_other_frames(trainer) == trained
+    assert np.array_equal(drawn[True, True], drawn[False, True])
+    assert np.array_equal(drawn[True, False], drawn[False, False])
+    assert np.abs(drawn[True, True] - drawn[True, False]).max() > 0
+
+
+@pytest.mark.effect("sample.guidance_2")
+def test_the_second_expert_has_guidance_of_its_own(lab: Lab, tiny_bases: Callable[..., Path]) -> None:
+    """Its first expert alone draws the first half: with one step there is no other, and the key changes nothing."""
+    base = str(tiny_bases("wan", "t2v-a14b"))
+
+    def drawn(steps: int, guidance_2: float | None) -> np.ndarray:
+        sets = ["sample.frames=5", "sample.resolution=32x32", f"sample.steps={steps}", "sample.guidance=4"]
+        sets += [] if guidance_2 is None else [f"sample.guidance_2={guidance_2}"]
+        sampler = open_sampler(SampleOptions(("a cat",), 1, base=base, sets=tuple(sets)))
+        return render(sampler, ["a cat"], [1])[0].astype(int)
+
+    assert np.array_equal(drawn(8, None), drawn(8, 4))
+    assert np.abs(drawn(8, 1) - drawn(8, 4)).max() > 0
+    assert np.array_equal(drawn(1, 1), drawn(1, 8))

@@ -1,13 +1,31 @@
-"""What the keys about the method, the optimizer's memory, averages and checkpoints do to weights and files."""
+"""What the keys about methods, averages, checkpoints, the verdict, experts and shards do to a run."""
 
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as torch_dist
+from PIL import Image
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.effects.effects_kit import Lab, run_steps, trainer_of, weights, written
+from tests.effects.effects_kit import Lab, job_of, overrides_of, run_steps, trainer_of, weights, written
+from tests.shell import train
+from videotune.errors import VideotuneError
+from videotune.files import read_json
 from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.components import make_objective, open_models
+from videotune.trainer.denoisers import make_expert_schedule, open_pool
+from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.logging.tensorboard import FOLDER
 from videotune.trainer.loop import train_loop
 from videotune.trainer.saving import save
 
@@ -50,39 +68,6 @@ def test_a_fine_tuned_model_is_a_folder_that_diffusers_opens(lab: Lab, dtype: st
     assert WanPipeline.from_pretrained(folder).vae is not None
 
 
-@pytest.mark.effect("training_method")
-def test_masters_keep_what_bf16_would_lose(lab: Lab) -> None:
-    """Updates far below half a step of bf16 add up in float32, and the network holds the masters rounded."""
-    full = {"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16"}
-    trainer = trainer_of(lab, full | {"learning_rate": 1e-6, "optimizer.weight_decay": 0})
-    held = dict(trainer.net.named_parameters())
-    name = max((n for n, p in held.items() if p.dtype == torch.bfloat16), key=lambda n: held[n].numel())
-    before = trainer.parameters[name].detach().clone()
-    run_steps(trainer, 3)
-    change = (trainer.parameters[name] - before).abs()
-    assert 0 < change.max() < 1e-5
-    assert torch.equal(held[name], trainer.parameters[name].bfloat16())
-
-
-@pytest.mark.effect("optimizer.name")
-def test_moments_of_large_weights_take_a_byte_instead_of_four(lab: Lab) -> None:
-    """And the weights go nearly the same way: each Adam step moves them by about the rate."""
-    finals, bytes_kept = {}, {}
-    for name in ("ADAMW", "ADAMW_8BIT"):
-        knobs = {"optimizer": name, "lora.rank": 256, "learning_rate": 1e-3, "steps": 3}
-        trainer = trainer_of(lab, knobs)
-        run_steps(trainer)
-        save(trainer, 3)
-        state = stored(trainer.run, "optimizer")
-        moments = [value for key, value in state.items() if value.numel() >= 4096]
-        assert {value.dtype for value in moments} == {torch.float32 if name == "ADAMW" else torch.uint8}
-        bytes_kept[name] = sum(value.numel() * value.element_size() for value in moments)
-        finals[name] = torch.cat([value.flatten() for key, value in weights(trainer).items() if "lora_B" in key])
-    assert bytes_kept["ADAMW"] == 4 * bytes_kept["ADAMW_8BIT"] > 0
-    gap = (finals["ADAMW"] - finals["ADAMW_8BIT"]).norm() / finals["ADAMW"].norm()
-    assert 0 < gap < 0.2
-
-
 @pytest.mark.effect("ema.decay")
 @pytest.mark.parametrize("decay", [0.2, 0.9])
 def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float) -> None:
@@ -109,32 +94,13 @@ def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float
     assert torch.equal(stored(trainer.run, "ema")[name], trainer.result[name])
 
 
-@pytest.mark.effect("ema.decay")
-def test_by_default_no_average_is_kept(lab: Lab) -> None:
-    trainer = trainer_of(lab, {"steps": 1})
-    train_loop(trainer)
-    assert not complete_checkpoints(trainer.run)[-1].has_ema
-    assert trainer.averages == {}
-    assert set(trainer.result) == set(trainer.parameters)
-
-
 @pytest.mark.effect("init_from")
 def test_a_run_begins_with_the_weights_that_it_is_given(lab: Lab) -> None:
-    first = trainer_of(lab, {"learning_rate": 0.05, "lora.alpha": 6, "steps": 2})
+    first = trainer_of(lab, {"learning_rate": 0.05, "steps": 2})
     run_steps(first)
-    file = written(first, 2)
-    plain = weights(trainer_of(lab))
+    begun, plain = (weights(trainer_of(lab, {"init_from": one})) for one in (str(written(first, 2)), None))
+    assert all(torch.equal(begun[name], value) for name, value in weights(first).items())
     assert not any(value.any() for name, value in plain.items() if "lora_B" in name)
-    for rank, alpha in ((2, 2), (4, 1)):
-        begun = weights(trainer_of(lab, {"init_from": str(file), "lora.rank": rank, "lora.alpha": alpha}))
-        for name in begun:
-            if name.endswith("lora_A.weight"):
-                path = name.removesuffix(".lora_A.weight")
-                ours, theirs = (
-                    scale * (w[f"{path}.lora_B.weight"].double() @ w[f"{path}.lora_A.weight"].double())
-                    for scale, w in ((alpha / rank, begun), (3, weights(first)))
-                )
-                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
 CHECKPOINTS: list[tuple[dict[str, float], list[int]]] = [
@@ -159,3 +125,211 @@ def test_which_checkpoints_and_backups_stay(lab: Lab, knobs: dict[str, float], s
     assert (
         sorted(int(path.name.removeprefix("step-")) for path in (trainer.run / "checkpoints").glob("step-*")) == steps
     )
+
+
+HELD = (1.0, 0.8, 0.6, 0.5, 0.6, 0.7, 0.8, 0.9)
+TRAIN = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+"""Readings before the first step and after each: held-out clips turn at the third. tests/field has a run that does so."""
+
+
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The validation losses are planted, after each step the next."""
+
+    def planted(validation: Any, family: Any, nets: Any, objective: Any, batch_of: Any) -> dict[str, Any]:
+        lora = [value for name, value in nets.net.named_parameters() if "lora_B" in name]
+        step = planted.seen.setdefault(float(lora[0].detach().double().abs().sum()), len(planted.seen))  # type: ignore[attr-defined]
+
+        def part(value: float, hard: tuple[float, ...]) -> dict[str, Any]:
+            clips = {f"{n:012x}": [value * h] * 9 for n, h in enumerate(hard)}
+            return {"mean": value, "by_quantile": [value] * 9, "windows": len(hard), "clips": clips}
+
+        return {"held_out": part(HELD[step], (0.9, 1.0, 1.1)), "train": part(TRAIN[step], (1.0, 1.0))}
+
+    planted.seen = {}  # type: ignore[attr-defined]
+    monkeypatch.setattr("videotune.validation.callbacks.read_validation", planted)
+
+
+def run_of(lab: Lab, **knobs: Any) -> list[dict[str, Any]]:
+    """The journal of a whole run."""
+    train(overrides_of(lab, knobs), lab.tmp / "run")
+    return read_journal(lab.tmp / "run")
+
+
+@pytest.mark.effect("early_stopping")
+@pytest.mark.parametrize(("readings", "last"), [(None, 7), (1, 5), (2, 6)])
+def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
+    lab: Lab, copying: None, readings: int | None, last: int
+) -> None:
+    """A rise is believed at its second reading, after step 5."""
+    lines = run_of(lab, steps=7, validate_every=1, early_stopping=readings)
+    run, end = lab.tmp / "run", lines[-1]
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, last + 1))
+    assert (end["kind"], end["why"]) == ("end", "done" if readings is None else "early")
+    verdicts = [(line["step"], line["verdict"]) for line in lines if line["kind"] == "verdict"]
+    words = [None, None, "LEARNING", "LEARNING", "PLATEAU", "OVERFITTING", "OVERFITTING", "OVERFITTING"]
+    assert verdicts == list(enumerate(words[: last + 1])), "one line a validation"
+    (exported,) = read_json(run / "exports.json")
+    if readings is None:  # nothing was saved but the end
+        assert end["take"]["step"] == 7
+        assert "no checkpoint of step 3" in end["take"]["why"]
+        assert "step-7." in exported["path"]
+        return
+    assert end["take"] == {"step": 3, "why": "held-out clips were best there"}
+    assert "step-3." in exported["path"]
+    best, end = (run / "checkpoints" / f"step-{step}" / "weights.safetensors" for step in (3, last))
+    name, value = next((name, value) for name, value in load_file(best).items() if "lora_B" in name)
+    assert torch.equal(load_file(run / exported["path"])[f"transformer.{name}"], value)
+    assert not torch.equal(load_file(end)[name], value)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ({}, "validate_every is 0, and only readings can say when to stop"),
+        ({"validate_every": 2}, "fewer than two clips are held out"),
+    ],
+)
+def test_early_stopping_that_cannot_come_is_reported(lab: Lab, knobs: dict[str, Any], why: str) -> None:
+    for patience in (2, None):
+        notes = job_of(lab, knobs | {"early_stopping": patience}).notes
+        unused = [note for note in notes if note.startswith("early_stopping is unused")]
+        assert [why in note for note in unused] == [True] * (patience is not None)
+
+
+UP = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)
+
+
+@pytest.mark.parametrize(
+    ("held", "train", "step", "why"),
+    [(HELD, HELD, 3, "held-out clips were best there"), (UP, TRAIN, 1, "best under the base model itself")],
+    ids=["flies apart", "base was best"],
+)
+def test_the_recommended_checkpoint(
+    held: tuple[float, ...], train: tuple[float, ...], step: int, why: str,
+    lab: Lab, copying: None, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Where training clips get worse as well it is no copying, but the last state is not the one to take."""
+    monkeypatch.setattr(sys.modules[__name__], "HELD", held)
+    monkeypatch.setattr(sys.modules[__name__], "TRAIN", train)
+    end = run_of(lab, steps=7, validate_every=1, save_every=1)[-1]
+    assert end["take"]["step"] == step
+    assert why in end["take"]["why"]
+
+
+@pytest.mark.effect("tensorboard")
+def test_tensorboard_has_curves_validation_and_previews(lab: Lab) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    knobs = {"steps": 3, "validate_every": 3, "sample_after": 3, "samples": ["a cat"], "sample.frames": 5}
+    for wanted in (False, True):
+        shutil.rmtree(lab.tmp / "run", ignore_errors=True)
+        lines = run_of(lab, tensorboard=wanted, **knobs)
+        folder = lab.tmp / "run" / FOLDER
+        assert folder.exists() == wanted
+    board = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
+    board.Reload()
+    tags = board.Tags()
+    steps = {line["step"]: line for line in lines if line["kind"] == "step"}
+    for tag, key in (("train/loss", "loss"), ("train/mse", "mse"), ("train/grad_norm", "grad_norm")):
+        found = {event.step: event.value for event in board.Scalars(tag)}
+        assert found == {step: pytest.approx(line[key]) for step, line in steps.items()}
+    assert {"validation/train", "views/max_window", "seconds/forward", "lr/transformer"} <= set(tags["scalars"])
+    assert any(tag.startswith("mse_by_t/") for tag in tags["scalars"])
+    (preview,) = tags["images"]
+    assert preview == "a cat (seed 42)"
+    assert [event.step for event in board.Images(preview)] == [0, 3]
+    assert board.Images(preview)[0].encoded_image_string.startswith(b"GIF89a")
+    gif: Any = Image.open(BytesIO(board.Images(preview)[0].encoded_image_string))
+    assert gif.n_frames == 5
+    assert [tag for tag in tags["tensors"] if tag.startswith("verdict")], "no validation possible, said in words"
+
+
+@pytest.mark.effect("tensorboard")
+def test_a_missing_tensorboard_is_an_error_before_any_work(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(VideotuneError, match=r"videotune\[tensorboard\]"):
+        trainer_of(lab, {"tensorboard": True})
+
+
+@pytest.fixture
+def pair(lab: Lab, tiny_bases: Callable[..., Path]) -> Lab:
+    """The lab over a model with two experts."""
+    return replace(lab, model=tiny_bases("wan", "t2v-a14b"))
+
+
+def dealt(pair: Lab, **knobs: Any) -> str:
+    """H or L for each step."""
+    lines = run_steps(trainer_of(pair, {"steps": 8, "expert_period": 1, "expert_share": 0.5} | knobs))
+    return "".join(str(line["expert"])[0] for line in lines)
+
+
+@pytest.mark.effect("expert_period")
+def test_so_many_steps_in_a_row_are_one_expert_s(pair: Lab) -> None:
+    assert dealt(pair, expert_period=1) == "hlhlhlhl"
+    assert dealt(pair, expert_period=3) == "hhhlllhh"
+
+
+@pytest.mark.effect("expert_share")
+def test_the_high_expert_has_its_share_of_the_steps(pair: Lab) -> None:
+    assert dealt(pair, expert_share=0.25) == "lhlllhll"
+    assert dealt(pair, expert_share=0.75) == "hhlhhhlh"
+
+
+@pytest.mark.effect("experts")
+def test_the_experts_that_are_named_train(pair: Lab) -> None:
+    for word, moved in (("both", {"high", "low"}), ("high", {"high"}), ("low", {"low"})):
+        share = {"expert_share": 0.5} if word == "both" else {}
+        trainer = trainer_of(pair, {"experts": word, "expert_period": 1, "steps": 2} | share)
+        before = weights(trainer)
+        run_steps(trainer)
+        changed = {
+            name.split(".")[0] for name, value in weights(trainer).items() if not torch.equal(value, before[name])
+        }
+        assert changed == moved == {name.split(".")[0] for name in before}
+
+
+@pytest.mark.effect("learning_rate_low")
+def test_the_low_expert_s_first_update_has_its_own_rate(pair: Lab) -> None:
+    """AdamW's first step moves each weight of B by the rate."""
+    reach = {}
+    for rate in (None, 0.003):
+        knobs = {"learning_rate": 0.001, "learning_rate_low": rate, "expert_share": 0.5, "expert_period": 1, "steps": 2}
+        trainer = trainer_of(pair, knobs)
+        run_steps(trainer)
+        ends = {name: value for name, value in weights(trainer).items() if "lora_B" in name}
+        for expert in ("high", "low"):
+            reach[expert, rate] = max(float(v.abs().max()) for name, v in ends.items() if name.startswith(expert))
+    assert reach["high", None] == reach["high", 0.003] == pytest.approx(0.001, rel=1e-2)
+    assert reach["low", None] == pytest.approx(0.001, rel=1e-2)
+    assert reach["low", 0.003] == pytest.approx(0.003, rel=1e-2)
+
+
+@pytest.fixture
+def one_of_two() -> Iterator[DistributedContext]:
+    """This process as the first of two, of which the other one is not there: nothing is sent."""
+    torch_dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield DistributedContext(0, 2)
+    torch_dist.destroy_process_group()
+
+
+@pytest.mark.effect("sharding")
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
+def test_sharding_leaves_a_process_its_part_of_the_weights(
+    method: str, lab: Lab, one_of_two: DistributedContext
+) -> None:
+    held, trained = {}, {}
+    for value in ("OFF", "FULL"):
+        job = job_of(lab, {"sharding": value, "training_method": method})
+        family = open_models(job.spec, job.base, job.config)
+        expert_schedule = make_expert_schedule(job.spec, job.config, make_objective(job.spec, job.config))
+        pool = open_pool(family, job.config, expert_schedule, 4, 1, one_of_two)
+        weights = [p.detach() for name, p in pool.net.named_parameters() if "lora" not in name]
+        held[value] = sum((w.to_local() if isinstance(w, DTensor) else w).numel() for w in weights)
+        trained[value] = sum(p.numel() for p in pool.trainable.parameters.values())
+        assert all(type(p.data) is torch.Tensor for p in pool.trainable.parameters.values())
+    assert 0.5 * held["OFF"] <= held["FULL"] <= 0.55 * held["OFF"]
+    if method == "LORA":
+        assert trained["FULL"] == trained["OFF"], "the adapter each process has whole"
+    else:
+        assert trained == held

@@ -1,15 +1,38 @@
 """What the keys about updates, precision and memory do to gradients, weights and activations."""
 
+import itertools
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch._subclasses import FakeTensorMode
 
-from tests.effects.effects_kit import Lab, gradients, in_cache, moved, run_steps, trainer_of, watched, weights
+from tests.effects.effects_kit import (
+    Lab,
+    gradients,
+    in_cache,
+    job_of,
+    lines_of,
+    moved,
+    overrides_of,
+    run_steps,
+    trainer_of,
+    watched,
+    weights,
+)
+from tests.failing_forward import failing_forward
+from tests.shell import train
 from videotune.diffusion.loss import denoising_loss
+from videotune.errors import DONE, DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import prepare
+from videotune.trainer import loop
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.optimizers import optimizer_state
+from videotune.trainer.saving import save
 from videotune.trainer.trainer import Trainer
 
 Weights = dict[str, torch.Tensor]
@@ -47,34 +70,17 @@ def test_weights_after_three_steps_are_those_of_adamw_with_the_config_s_numbers(
     start = weights(trainer)
     with gradients(trainer) as given:
         run_steps(trainer, 3)
-
-    def expected(**other: float) -> Weights:
-        named = {key.rsplit(".", 1)[-1]: value for key, value in knobs.items() if key != "optimizer"} | other
-        rate = named.get("learning_rate", 0.01)
-        return adamw(start, given, rate, *(named.get(k, d) for k, d in (("beta1", 0.9), ("beta2", 0.99))), decay(named))
-
-    def decay(named: dict[str, float]) -> float:
-        return named.get("weight_decay", 0.01)
-
-    for name, wanted in expected().items():
+    numbers = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01}
+    numbers |= {key.rsplit(".", 1)[-1]: value for key, value in knobs.items() if key != "optimizer"}
+    for name, wanted in adamw(start, given, *numbers.values()).items():
         torch.testing.assert_close(trainer.parameters[name].double(), wanted, rtol=1e-4, atol=1e-6)
-    for other in ({"beta1": 0.7}, {"beta2": 0.7}, {"weight_decay": 0.5}, {"learning_rate": 0.02}):
-        wrong = expected(**other)
-        gap = max((trainer.parameters[name].double() - wrong[name]).abs().max().item() for name in wrong)
-        assert gap > 1e-4, f"the weights do not tell {other} apart"
 
 
 @pytest.mark.effect("optimizer.weight_decay")
 def test_the_optimizer_s_name_alone_leaves_the_preset_s_decay(lab: Lab) -> None:
-    """The toy preset says weight_decay 0: A stays where it is while it has no gradient."""
+    """The toy preset says weight_decay 0."""
     for optimizer, decay in (("ADAMW", 0.0), ({"name": "ADAMW", "weight_decay": 0.5}, 0.5)):
-        knobs = {"optimizer": optimizer, "learning_rate": 0.1, "warmup_steps": 0, "resolution": "32x32"}
-        trainer = trainer_of(lab, knobs | {"batch_size": 1, "sample_after": 0}, preset="toy")
-        start = weights(trainer)
-        run_steps(trainer, 1)
-        for name, value in weights(trainer).items():
-            if "lora_A" in name:
-                torch.testing.assert_close(value, start[name] * (1 - 0.1 * decay))
+        assert job_of(lab, {"optimizer": optimizer}, preset="toy").config.optimizer.weight_decay == decay
 
 
 HALF_WAVE = [(1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)]
@@ -97,18 +103,15 @@ SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
 @pytest.mark.effect("learning_rate_scheduler", "learning_rate_cycles", "learning_rate_power", "warmup_steps")
 @pytest.mark.parametrize(("knobs", "factors"), SCHEDULES, ids=str)
 def test_the_rate_of_each_step_is_that_of_the_schedule(lab: Lab, knobs: dict[str, Any], factors: list[float]) -> None:
-    """Without decay each Adam step moves the weights by the rate times a direction that the gradients alone decide."""
-    trainer = trainer_of(lab, {"learning_rate": 0.01, "optimizer.weight_decay": 0.0} | knobs)
-    seen = [weights(trainer)]
-    trainer.pool.trainable.optimizer.register_step_post_hook(lambda *_: seen.append(weights(trainer)))
-    with gradients(trainer) as given:
-        run_steps(trainer, 4)
-    zero = {name: torch.zeros_like(value) for name, value in seen[0].items()}
-    reach = [zero] + [adamw(zero, given[:k], 1.0, 0.9, 0.99, 0.0) for k in range(1, 5)]
-    for k, factor in enumerate(factors):
-        one = moved(reach[k], reach[k + 1], "lora_B")
-        rate = (moved(seen[k], seen[k + 1], "lora_B").double() @ one / (one @ one)).item()
-        assert rate == pytest.approx(0.01 * factor, rel=1e-3)
+    """As the optimizer has it, and as the journal says it."""
+    trainer = trainer_of(lab, {"learning_rate": 0.01} | knobs)
+    rates: list[float] = []
+    optimizer = trainer.pool.trainable.optimizer
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    lines = run_steps(trainer, 4)
+    assert (
+        rates == [line["lr"]["transformer"] for line in lines] == pytest.approx([0.01 * factor for factor in factors])
+    )
 
 
 @pytest.mark.effect("max_grad_norm")
@@ -186,3 +189,218 @@ def kept_by_the_graph(trainer: Trainer) -> int:
             trainer.family, trainer.net, trainer.source.objective, prepared.batch, prepared.t, prepared.noise
         )
     return sum(saved.values())
+
+
+FULL = {"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16"}
+EVERY = ("ADAMW", "ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON")
+
+
+@pytest.mark.effect("optimizer.name")
+def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(lab: Lab) -> None:
+    ways, kept = {}, {}
+    for name in EVERY:
+        trainer = trainer_of(
+            lab, {"optimizer": name, "steps": 2} | ({"learning_rate": 1e-3} if name != "PRODIGY" else {})
+        )
+        before = weights(trainer)
+        run_steps(trainer)
+        ways[name] = moved(before, weights(trainer), "lora_B")
+        (trainable,) = trainer.pool.trainables.values()
+        kept[name] = {key.rpartition(".")[2] for key in optimizer_state(trainable.optimizer, trainable.parameters)}
+        assert ways[name].abs().max() > 0
+    for one, other in itertools.combinations(EVERY, 2):
+        alike = other == f"{one}_8BIT"  # an adapter of rank 2 is too small for 8 bits
+        assert alike or not torch.allclose(ways[one], ways[other], rtol=0.01)
+    assert kept["LION"] == {"step#", "state1"}
+    assert kept["MUON"] == {"momentum_buffer"}
+    assert {"exp_avg_sq_row", "exp_avg_sq_col"} < kept["ADAFACTOR"]
+    assert {"p0", "s", "@d~", "@k#"} < kept["PRODIGY"]
+
+
+@pytest.mark.effect("optimizer.name", "learning_rate")
+def test_prodigy_multiplies_the_rate_that_it_finds(lab: Lab) -> None:
+    updates = {}
+    for rate in (None, 1.0, 2.0):
+        trainer = trainer_of(lab, {"optimizer": "PRODIGY", "learning_rate": rate, "steps": 1})
+        before = weights(trainer)
+        (line,) = run_steps(trainer)
+        updates[rate] = moved(before, weights(trainer), "lora_B"), line["lr"]["transformer"]
+    assert updates[None][1] == 1.0
+    assert torch.equal(updates[None][0], updates[1.0][0])
+    torch.testing.assert_close(updates[2.0][0], 2 * updates[1.0][0], rtol=1e-4, atol=0)
+
+
+@pytest.mark.effect("optimizer.masters")
+def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_arrive(lab: Lab) -> None:
+    """Both ways the mean of many small updates is the same; what is kept for each weight is 4 bytes less."""
+    change, kept = {}, {}
+    for masters in ("FLOAT_32", "STOCHASTIC_ROUNDING"):
+        knobs = {"optimizer.masters": masters, "optimizer.weight_decay": 0, "learning_rate": 2e-5, "steps": 3}
+        trainer = trainer_of(lab, FULL | knobs)
+        net = dict(trainer.net.named_parameters())
+        name = max((n for n, p in net.items() if p.dtype == torch.bfloat16), key=lambda n: net[n].numel())
+        before = net[name].detach().clone().float()
+        run_steps(trainer)
+        own = trainer.parameters[name]
+        change[masters] = (own.detach().float() - before).abs().mean().item()
+        kept[masters] = sum(p.numel() * p.element_size() for p in trainer.parameters.values())
+        assert own.dtype == (torch.float32 if masters == "FLOAT_32" else torch.bfloat16)
+        assert (own is net[name]) is (masters != "FLOAT_32")
+        save(trainer, 3)
+        (saved,) = complete_checkpoints(trainer.run)
+        assert saved.load("weights")[name].dtype == own.dtype
+    assert kept["STOCHASTIC_ROUNDING"] < 0.7 * kept["FLOAT_32"]
+    assert change["STOCHASTIC_ROUNDING"] == pytest.approx(change["FLOAT_32"], rel=0.3)
+
+
+@pytest.mark.effect("optimizer.step_in_backward")
+@pytest.mark.parametrize("masters", ["float32 weights", "FLOAT_32", "STOCHASTIC_ROUNDING"])
+def test_updates_within_backward_keep_few_gradients_and_are_the_same(lab: Lab, masters: str) -> None:
+    """Without clipping: bit for bit the same weights, and at its peak a small part of the gradients' bytes."""
+    peaks, ends = {}, {}
+    for within in (False, True):
+        knobs = {"optimizer.step_in_backward": within, "max_grad_norm": 1e9, "learning_rate": 1e-3, "steps": 2}
+        knobs |= {"training_method": "FINE_TUNE"}
+        if masters != "float32 weights":
+            knobs |= FULL | {"optimizer.masters": masters}
+        trainer = trainer_of(lab, knobs | {"ema": 0.5})
+        net, alive = dict(trainer.net.named_parameters()), []
+        both = {id(p): p for p in (*net.values(), *trainer.parameters.values())}.values()
+
+        def count(_: torch.Tensor, both: object = both, alive: list[int] = alive) -> None:
+            held = [p.grad for p in both if p.grad is not None]  # type: ignore[attr-defined]
+            alive.append(sum(grad.numel() * grad.element_size() for grad in held))
+
+        for parameter in net.values():
+            parameter.register_post_accumulate_grad_hook(count)
+        lines = run_steps(trainer)
+        assert all(line["grad_norm"] > 0 and "skipped" not in line for line in lines)
+        peaks[within], ends[within] = max(alive), weights(trainer)
+    assert peaks[True] < 0.3 * peaks[False]
+    assert all(torch.equal(value, ends[True][name]) for name, value in ends[False].items())
+
+
+@pytest.mark.effect("optimizer.step_in_backward", "max_grad_norm")
+def test_within_backward_the_norm_of_each_tensor_is_what_is_clipped(lab: Lab) -> None:
+    """LION takes the sign, so clipping shows in the moment: at most the limit times 1 - beta2 for each tensor."""
+    for limit in (1e-5, 1e9):
+        knobs = {"optimizer.name": "LION", "optimizer.step_in_backward": True, "max_grad_norm": limit, "steps": 1}
+        trainer = trainer_of(lab, knobs)
+        run_steps(trainer)
+        (trainable,) = trainer.pool.trainables.values()
+        state = optimizer_state(trainable.optimizer, trainable.parameters)
+        norms = [value.norm().item() for key, value in state.items() if key.endswith("state1") and value.any()]
+        clipped = [norm for norm in norms if norm == pytest.approx(1e-5 * 0.01, rel=1e-2)]
+        assert len(clipped) == (len(norms) if limit == 1e-5 else 0)
+        assert len(norms) > 4
+
+
+@pytest.mark.effect("ema.device")
+def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
+    """Here both are the CPU, so that a weight of a CUDA device is only pretended; the values are measured in earnest."""
+    found = {}
+    for where in ("device", "host"):
+        trainer = trainer_of(lab, {"ema": {"decay": 0.5, "device": where}, "steps": 3})
+        run_steps(trainer)
+        found[where] = {name: value.clone() for name, value in trainer.averages.items()}
+        (trainable,) = trainer.pool.trainables.values()
+        with FakeTensorMode():
+            pretended = torch.empty(3, device="cuda")
+            assert trainable.ema is not None
+            assert trainable.ema._own(pretended).device.type == ("cuda" if where == "device" else "cpu")
+    assert all(torch.equal(value, found["host"][name]) for name, value in found["device"].items())
+
+
+@pytest.mark.effect("layer_offload_fraction")
+def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(lab: Lab) -> None:
+    """The tiny model has two blocks. A slot of the ring stays for each of those that are streamed, two at most."""
+    away, loads, losses, after = {}, {}, {}, {}
+    for fraction in (0.0, 0.5, 1.0):
+        trainer = trainer_of(lab, {"layer_offload_fraction": fraction, "learning_rate": 0.01})
+        lines = run_steps(trainer, 2)
+        losses[fraction], after[fraction] = [line["loss"] for line in lines], weights(trainer)
+        own = [p for name, p in trainer.net.named_parameters() if "lora_" not in name]
+        away[fraction] = sum(p.numel() * 4 for p in own) - sum(p.untyped_storage().nbytes() for p in own)
+        streams = trainer.pool.streams
+        loads[fraction] = 0 if streams is None else streams.buffers.loads
+    block = sum(p.numel() * 4 for name, p in trainer.net.blocks[0].named_parameters() if "lora_" not in name)
+    assert away[0.0] == 0
+    assert away[0.5] == pytest.approx(block, rel=0.02)
+    assert away[1.0] == pytest.approx(2 * block, rel=0.02)
+    assert loads == {0.0: 0, 0.5: 1, 1.0: 2}
+    assert losses[0.5] == losses[1.0] == losses[0.0]
+    for name, value in after[0.0].items():
+        assert torch.equal(after[0.5][name], value)
+        assert torch.equal(after[1.0][name], value)
+
+
+@pytest.mark.effect("micro_batch_size")
+@pytest.mark.parametrize(("size", "passes"), [(None, [4, 4]), (9, [4, 4]), (3, [3, 3, 2]), (1, [1] * 8)])
+def test_a_batch_goes_through_in_parts_and_the_step_is_the_same(lab: Lab, size: int | None, passes: list[int]) -> None:
+    """Two batches of four a step, of which a part takes its samples one after the other."""
+    knobs = {"batch_size": 4, "gradient_accumulation_steps": 2}
+    whole, split = trainer_of(lab, knobs), trainer_of(lab, knobs | {"micro_batch_size": size})
+    with gradients(whole) as one:
+        before = run_steps(whole, 1)
+    with gradients(split) as other, watched(split.net) as calls:
+        after = run_steps(split, 1)
+    assert [len(call["x_t"]) for call in calls] == passes
+    assert after[0]["window_ids"] == before[0]["window_ids"]
+    assert after[0]["loss"] == pytest.approx(before[0]["loss"], rel=1e-5)
+    for name, gradient in one[0].items():
+        torch.testing.assert_close(other[0][name], gradient, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.effect("deterministic")
+def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = loop.step_records
+    asked: list[bool] = []
+    unsafe = False
+
+    def with_hook(trainer: Trainer) -> Any:
+        def hook(module: Any, given: Any) -> None:
+            asked.append(torch.are_deterministic_algorithms_enabled())
+            if unsafe:  # of the few operations that have no deterministic kernel on a CPU
+                torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+
+        trainer.net.register_forward_pre_hook(hook)
+        return make(trainer)
+
+    monkeypatch.setattr(loop, "step_records", with_hook)
+
+    def go(run: str, **more: Any) -> int:
+        return train(overrides_of(lab, {"steps": 2, **more}), tmp_path / run)
+
+    assert go("plain") == DONE
+    assert asked == [False, False]
+    assert go("same", deterministic=True) == DONE
+    assert asked == [False, False, True, True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    unsafe = True
+    assert go("unsafe") == DONE
+    with pytest.raises(VideotuneError, match="deterministic: an operation of this model cannot promise the same bits"):
+        go("refused", deterministic=True)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.effect("out_of_memory")
+def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def weights(run: str) -> dict[str, torch.Tensor]:
+        return load_file(tmp_path / run / "checkpoints" / "step-4" / "weights.safetensors")
+
+    assert train(overrides_of(lab), tmp_path / "straight") == DONE
+    with failing_forward(3), pytest.raises(DoesNotFit, match="out of memory in step 3"):
+        train(overrides_of(lab, {"out_of_memory": "stop"}), tmp_path / "stopped")
+    with failing_forward(3):
+        assert train(overrides_of(lab, {"out_of_memory": "retry"}), tmp_path / "again") == DONE
+    assert "Trying once more with gradient_checkpointing=ON" in capsys.readouterr().err
+    straight, again = weights("straight"), weights("again")
+    assert all(torch.equal(again[name], value) for name, value in straight.items())
+    assert any("out of memory in step 3" in line["text"] for line in lines_of(tmp_path / "again", "warning"))
+    (resumed,) = lines_of(tmp_path / "again", "resume")
+    assert resumed["from_step"] == 2
+    assert resumed["changes"] == ["gradient_checkpointing: 'OFF' -> 'ON'"]

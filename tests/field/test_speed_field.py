@@ -13,9 +13,8 @@ import pytest
 from tests.runs import open_run, prepare
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import train_loop
-from videotune.trainer.progress import WAITS
+from videotune.trainer.progress import WAITS, announce
 from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.setup import announce
 
 
 def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:

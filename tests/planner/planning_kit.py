@@ -13,7 +13,6 @@ from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.planner.fake_run import FakeRun
-from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.step import Clock, StepSettings, train_step
 from videotune.types import ClipShape
 
@@ -46,12 +45,13 @@ def held_by_a_real_step(real: Any, config: Config, shape: ClipShape, samples: in
     held = add_lora(net, real.spec, config.lora, 0) if lora else dict(net.requires_grad_(True).named_parameters())
     checkpoint_blocks(net, checkpointing)
     net.train()
-    trainable, prepared, settings = like.trainable(held), like.prepared(shape, samples), StepSettings(1, 1.0, None)
+    trainable, prepared = like.trainable(held), like.prepared(shape, samples)
+    settings = StepSettings(real, like.objective, 1, 1.0)
     batch = prepared.batch
     assert batch is not None
 
     def step() -> None:
-        train_step(real, net, trainable, like.objective, prepared, settings, clock, DistributedContext())
+        train_step(settings, net, trainable, prepared, clock)
 
     step()
     states = [t for state in trainable.optimizer.state.values() for t in state.values()]

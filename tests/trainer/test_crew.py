@@ -116,18 +116,6 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: 
     assert read_journal(run)[-1]["why"] == "interrupted"
 
 
-def test_each_window_is_shown_once_a_pass(words: Overrides, tmp_path: Path) -> None:
-    """Two buckets of five windows and one, steps of two samples: over N steps each is drawn twice, however many run it."""
-    run = tmp_path / "run"
-    quiet = ("batch_size=1", *QUIET, "steps=6")
-    process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet))
-    told, _ = process.communicate(timeout=240)
-    assert process.returncode == DONE, told
-    shown = Counter(name for line in steps_of(run) for name in line["window_ids"])
-    assert len(shown) == 6
-    assert set(shown.values()) == {2}
-
-
 def test_an_error_of_the_first_process_ends_them_all(words: Overrides, tmp_path: Path) -> None:
     process = launch("torchrun", 2, "--out", str(tmp_path / "run"), *overrides_from(words, "sample.frames=6"))
     told, _ = process.communicate(timeout=180)

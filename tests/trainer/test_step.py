@@ -1,6 +1,5 @@
-"""The step: any split is the same step, what is not finite is not applied, the rate is the field's."""
+"""The step: any split is the same step, the rate is the field's, updates in bf16 and during backward."""
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,10 +25,10 @@ from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import StepBatch
-from videotune.memory.checkpointing import checkpoint_blocks
-from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.optimizers import RateSettings, make_optimizer, optimizer_state, rate
+from videotune.trainer.ema import Ema
+from videotune.trainer.optimizers import RateSettings, clip, make_optimizer, optimizer_state, rate
 from videotune.trainer.step import Clock, StepRecord, StepSettings, Trainable, by_t, train_step
+from videotune.trainer.updates import InBackward, owners_of, round_by_chance, update_each_rounded, update_rounded
 from videotune.types import Batch, Condition
 
 Open = Callable[..., Any]
@@ -70,10 +69,8 @@ class Setup:
         self, prepared: StepBatch, parts: int = 1, clip: float = 1.0, seed: int | None = None, most: int | None = None
     ) -> StepRecord:
         trainable = Trainable(self.parameters, self.optimizer, {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)})
-        settings = StepSettings(parts, clip, seed, most)
-        return train_step(
-            self.family, self.net, trainable, self.objective, prepared, settings, Clock(CPU), DistributedContext()
-        )
+        settings = StepSettings(self.family, self.objective, parts, clip, seed, most)
+        return train_step(settings, self.net, trainable, prepared, Clock(CPU))
 
     def gradient(
         self, prepared: StepBatch, parts: int = 1, seed: int | None = None, most: int | None = None
@@ -143,16 +140,6 @@ def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> 
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("prior", [(), (0, 2)])
-def test_checkpointing_is_the_same_step(prior: tuple[int, ...], tiny_family: Open) -> None:
-    plain, checkpointed = Setup(tiny_family("wan")), Setup(tiny_family("wan"))
-    checkpoint_blocks(checkpointed.net, "ON")
-    for step in (1, 2):
-        prepared = plain.prepared(step, prior=prior)
-        assert plain.step(prepared).read()["loss"] == checkpointed.step(prepared).read()["loss"]
-    assert torch.equal(plain.weights(), checkpointed.weights())
-
-
 def test_before_the_first_step_a_prior_sample_costs_nothing(tiny_family: Open) -> None:
     """B is 0, so the model is the base: exactly, where all are prior; beside others, to rounding."""
     setup = Setup(tiny_family("wan"), fresh=True, dropout=0.5)
@@ -211,48 +198,6 @@ def test_the_adapter_off_is_the_base_and_then_all_is_as_before(interrupted: bool
         assert not torch.equal(said, family.predict(base, one.batch.x0, one.t, one.batch)), "it is on again"
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_step_that_is_not_finite_is_not_applied(bad: float, tiny_family: Open) -> None:
-    setup = Setup(tiny_family("wan"))
-    setup.step(setup.prepared(1))
-    weights, state = setup.weights(), optimizer_state(setup.optimizer, setup.parameters)
-    state = {key: value.clone() for key, value in state.items()}
-    poisoned = setup.prepared(2)
-    poisoned.batch.x0[1, 0, 0, 0, 0] = bad
-    line = setup.step(poisoned).read()
-    assert line["skipped"] is True
-    assert torch.equal(setup.weights(), weights)
-    after = optimizer_state(setup.optimizer, setup.parameters)
-    assert all(torch.equal(value, after[key]) for key, value in state.items())
-    line = setup.step(setup.prepared(3)).read()
-    assert "skipped" not in line
-    assert not torch.equal(setup.weights(), weights)
-
-
-def test_the_gradient_is_clipped_once_for_the_whole_step(tiny_family: Open) -> None:
-    """AdamW's first moments after one step are (1 - beta1) × the clipped gradient, so their norm tells."""
-    for parts in (1, 4):
-        setup = Setup(tiny_family("wan"))
-        line = setup.step(setup.prepared(1), parts, clip=1e-3).read()
-        assert set(line["seconds"]) == {"forward", "backward", "optimizer"}
-        assert min(line["seconds"].values()) > 0
-        assert line["grad_norm"] > 1e-3, "the norm in the journal is the one before clipping"
-        moments = optimizer_state(setup.optimizer, setup.parameters)
-        total = math.sqrt(sum(float(v.square().sum()) for k, v in moments.items() if k.endswith("exp_avg")))
-        assert total == pytest.approx(0.1 * 1e-3, rel=1e-3)
-
-
-def test_draws_in_the_network_belong_to_the_step(tiny_family: Open) -> None:
-    """Adapter dropout: the same step gives the same loss whatever was drawn before; another step another."""
-    first, again = Setup(tiny_family("wan"), dropout=0.5), Setup(tiny_family("wan"), dropout=0.5)
-    prepared = first.prepared(1)
-    one = first.step(prepared, seed=5).read()["loss"]
-    torch.rand(1000)
-    assert again.step(prepared, seed=5).read()["loss"] == one
-    other = Setup(tiny_family("wan"), dropout=0.5)
-    assert other.step(prepared, seed=6).read()["loss"] != one
-
-
 @pytest.mark.parametrize(
     ("scheduler", "make"),
     [
@@ -282,9 +227,118 @@ def test_losses_are_told_by_noise_level() -> None:
     assert bands == [2.0, None, None, None, 5.0, None, None, None, 7.0]
 
 
-def test_a_micro_batch_takes_so_many_samples_at_most() -> None:
-    """Buckets differ in the samples of a step: videos among images take fewer of them."""
-    sizes = {
-        (samples, most): StepSettings(2, 1.0, None, most).size(samples) for samples in (8, 4) for most in (None, 3)
+GOOD = torch.tensor(True)
+
+
+def test_rounding_by_chance_is_right_on_average() -> None:
+    """Of numbers a share s of bf16's step above a neighbour, s go up; the mean of all is the number."""
+    for share in (0.0, 0.1, 0.5, 0.9):
+        for low in (1.0, -1.0, 2.0**-15, -300.0):
+            step = torch.nextafter(torch.tensor(low).bfloat16(), torch.tensor(low * 2).bfloat16()).float().item() - low
+            x = torch.full((40_000,), low + share * step)
+            y = round_by_chance(x, 0, "a").float()
+            assert set(y.tolist()) <= {low, low + step}
+            up = (y != low).float().mean().item()
+            assert up == pytest.approx(share, abs=4 * (share * (1 - share) / 40_000) ** 0.5 + 1e-4)
+
+
+def test_rounding_by_chance_keeps_what_bf16_holds_and_what_is_not_finite() -> None:
+    exact = torch.randn(5000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal(round_by_chance(exact.float(), 1, "a"), exact)
+    odd = torch.tensor([float("inf"), float("-inf"), 0.0, -0.0])
+    assert torch.equal(round_by_chance(odd, 1, "a").float(), odd)
+    assert round_by_chance(torch.tensor([float("nan")]), 1, "a").isnan().all()
+
+
+def test_a_rounded_step_that_is_not_good_changes_nothing() -> None:
+    weight = nn.Parameter(torch.randn(50, 50, dtype=torch.bfloat16))
+    optimizer = make_optimizer({"w": [weight]}, Optimizer(), apart=True)
+    before, place = weight.detach().clone(), weight.data_ptr()
+    weight.grad = torch.full_like(weight, float("nan"))
+    update_each_rounded(optimizer, {"w": weight}, torch.tensor(False), 0, 1, {})
+    assert torch.equal(weight, before)
+    assert weight.data_ptr() == place, "the network still holds the same memory"
+    assert weight.grad is None
+
+
+def test_the_norm_of_bf16_gradients_is_summed_in_float32() -> None:
+    weight = nn.Parameter(torch.zeros(100_003, dtype=torch.bfloat16))
+    weight.grad = torch.ones_like(weight)
+    assert clip([weight], 1e9).item() == pytest.approx(100_003**0.5, rel=1e-6)
+    clip([weight], 1.0)
+    assert weight.grad.float().norm().item() == pytest.approx(1.0, rel=1e-2)
+
+
+def test_averages_of_bf16_weights_are_float32_and_come_back_exactly() -> None:
+    weight = nn.Parameter(torch.randn(20, 20).bfloat16())
+    ema = Ema({"w": weight}, 0.99)
+    weight.data += 1
+    ema.update(1)
+    before, own = ema.values["w"].clone(), weight.detach().clone()
+    assert before.dtype == torch.float32
+    assert not torch.equal(before.bfloat16().float(), before)
+    with ema.in_place():
+        assert torch.equal(weight, before.bfloat16())
+    assert torch.equal(ema.values["w"], before)
+    assert torch.equal(weight, own)
+
+
+@pytest.mark.cuda
+def test_averages_on_the_host_take_no_device_memory() -> None:
+    weight = nn.Parameter(torch.randn(1 << 22, device="cuda"))
+    before = torch.cuda.memory_allocated()
+    ema = Ema({"w": weight}, 0.9, host=True)
+    assert torch.cuda.memory_allocated() == before
+    weight.data += 1
+    ema.update(1, torch.tensor(True, device="cuda"))
+    own = weight.detach().clone()
+    with ema.in_place():
+        assert torch.equal(weight.cpu(), ema.values["w"]) is False, "they have changed places"
+    assert torch.equal(weight, own)
+
+
+@pytest.mark.parametrize("name", ["ADAMW", "LION", "ADAFACTOR", "MUON", "ADAMW_8BIT"])
+def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(name: str) -> None:
+    """300 updates of 1e-4 on weights of 1, whose bf16 step is 1/128: nearest stays, by chance the mean arrives."""
+    weights = {dtype: nn.Parameter(torch.ones(80, 80, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)}
+    optimizers = {
+        dtype: make_optimizer({"w": [weight]}, Optimizer(name=name, weight_decay=0.0), apart=True)
+        for dtype, weight in weights.items()
     }
-    assert sizes == {(8, None): 4, (8, 3): 3, (4, None): 2, (4, 3): 2}
+    generator = torch.Generator().manual_seed(0)
+    for step in range(300):
+        gradient = torch.randn(80, 80, generator=generator) * 0.1 + 1
+        for dtype, weight in weights.items():
+            for group in optimizers[dtype].param_groups:
+                group["lr"] = 1e-4 if name != "MUON" else 1e-3
+            weight.grad, before = gradient.to(dtype), weight.detach().float()
+            update_rounded(owners_of(optimizers[dtype])[id(weight)], weight, GOOD, 0, step, "w")
+        if step == 0:
+            one = before - weights[torch.float32].detach()
+            assert torch.equal((before - one).bfloat16().float(), before) or name == "MUON", "nearest loses the update"
+    exact, rounded = (1 - weight.detach().float().mean().item() for weight in weights.values())
+    assert exact > 4e-3
+    assert rounded == pytest.approx(exact, rel=0.05)
+    kept = optimizer_state(optimizers[torch.bfloat16], {"w": weights[torch.bfloat16]})
+    assert torch.bfloat16 not in {value.dtype for value in kept.values()}, "moments are float32 (or 8 bits)"
+
+
+def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alone() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+    parameters = dict(net.named_parameters())
+    optimizer = make_optimizer({"all": list(net.parameters())}, Optimizer(), apart=True)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    updates = InBackward(1e9).attach(parameters, optimizer)
+    before = {name: value.detach().clone() for name, value in parameters.items()}
+    parameters["2.weight"].register_hook(lambda gradient: gradient * float("inf"))
+    loss = net(torch.randn(4, 32)).square().mean()
+    updates.begin(1)
+    updates.loss(loss)
+    loss.backward()
+    assert not updates.norm().isfinite()
+    assert {name for name, value in parameters.items() if not torch.equal(value, before[name])} == {*before} - {
+        "2.weight"
+    }
+    assert all(value.isfinite().all() for value in parameters.values())

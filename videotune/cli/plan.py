@@ -45,7 +45,7 @@ def plan(
     """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
     words = with_clips(words, folder)
     if timesteps:
-        found = commands.noise_levels.noise_levels(words)
+        found = commands.plan.noise_levels(words)
         if as_json:
             print(json.dumps(found, indent=2, ensure_ascii=False))
         else:

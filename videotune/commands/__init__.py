@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from videotune.commands import demo as demo
     from videotune.commands import doctor as doctor
     from videotune.commands import export as export
-    from videotune.commands import noise_levels as noise_levels
     from videotune.commands import plan as plan
     from videotune.commands import report as report
     from videotune.commands import sample as sample

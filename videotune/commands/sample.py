@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
@@ -26,12 +26,13 @@ from videotune.errors import VideotuneError
 from videotune.exporter.embedding import read_embedding
 from videotune.exporter.lora import read_file
 from videotune.latent_cache.encode import to_model
+from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer.checkpoint import pick
 from videotune.trainer.components import open_models
-from videotune.trainer.denoisers import attach
+from videotune.trainer.denoisers import DenoiserPool, attach
 from videotune.trainer.experts import of_expert, prefix, trained
 from videotune.trainer.resolve_config import absolute_paths
 from videotune.trainer.run_dir import run_settings
@@ -59,16 +60,16 @@ class SampleOptions:
     videos begin with, one for all prompts or one each.
     """
 
-    prompts: tuple[str, ...]
+    prompts: Sequence[str]
     seed: int | None = None
     run: Path | None = None
     step: int | None = None
     base: str | None = None
-    loras: tuple[Path, ...] = ()
+    loras: Sequence[Path] = ()
     strength: float = 1.0
-    sets: tuple[str, ...] = ()
-    images: tuple[Path, ...] = ()
-    embeddings: tuple[Path, ...] = ()
+    sets: Sequence[str] = ()
+    images: Sequence[Path] = ()
+    embeddings: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -83,29 +84,7 @@ class Sampler:
     settings: SampleSettings
     step: int
     seed: int
-    teach: Callable[[], Callable[[str], str]] = lambda: str
-
-
-class OneAtATime(Mapping[str, "nn.Module"]):
-    """The experts by name, of which one is in memory: the one that was looked up last."""
-
-    def __init__(self, spec: ModelSpec, load: Callable[[str], nn.Module]) -> None:
-        self._names, self._load = [expert.name for expert in spec.experts], load
-        self._held: dict[str, nn.Module] = {}
-
-    def __getitem__(self, name: str) -> nn.Module:
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._held:
-            self._held.clear()  # before another one is loaded
-            self._held[name] = self._load(name)
-        return self._held[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    teach: Callable[[], Callable[[str], str]]
 
 
 def sample(
@@ -123,27 +102,15 @@ def sample(
     sets: Sequence[str] = (),
 ) -> list[Path]:
     """Write one mp4 a prompt into ``out``; the arguments are those of ``SampleOptions``."""
-    words = SampleOptions(
-        tuple(prompts),
-        seed,
-        None if run is None else Path(run),
-        step,
-        base,
-        tuple(loras),
-        strength,
-        tuple(sets),
-        tuple(images),
-        tuple(embeddings),
-    )
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    folder = None if run is None else Path(run)
+    words = SampleOptions(prompts, seed, folder, step, base, loras, strength, sets, images, embeddings)
+    Path(out).mkdir(parents=True, exist_ok=True)
     sampler = open_sampler(words)
-    seeds = [sampler.seed + i for i in range(len(words.prompts))]
+    seeds = [sampler.seed + i for i in range(len(prompts))]
     paths = []
-    for prompt, one, video in zip(
-        words.prompts, seeds, render(sampler, words.prompts, seeds, words.images), strict=True
-    ):
-        paths.append(out / f"{adapter_name(words)}{named_by(file_name(sampler.step, prompt, one), prompt)}")
+    for prompt, one, video in zip(prompts, seeds, render(sampler, prompts, seeds, images), strict=True):
+        name = named_by(file_name(sampler.step, prompt, one), prompt)
+        paths.append(Path(out) / f"{adapter_name(words)}{name}")
         write_video(paths[-1], video, sampler.settings.shape.fps)
     return paths
 
@@ -163,55 +130,42 @@ def open_sampler(words: SampleOptions) -> Sampler:
     files = by_expert(words.loras, spec)
     shape = sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec))
     seed = config.sample.seed if words.seed is None else words.seed
-    family, step = open_models(spec, base, config), 0
-    adapt: Callable[[str, nn.Module], None]
-    teach: Callable[[], Callable[[str], str]]
-    if words.run is not None and words.step == 0:
-
-        def adapt(name: str, net: nn.Module) -> None:
-            pass
-
-        def teach() -> Callable[[str], str]:
-            return str
-    elif words.run is not None:
-        checkpoint = pick(words.run, words.step)
-        step, weights = checkpoint.step, checkpoint.load("ema" if checkpoint.has_ema else "weights")
-        if words.strength != 1.0 and config.training_method != "LORA":
-            raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")
-
-        def adapt(name: str, net: nn.Module) -> None:
-            if config.transformer.train and name in trained(spec, config):
-                own = of_expert(weights, prefix(spec, name))
-                own = by_part(family, own)[0] if config.text_in_step else own
-                load_weights(attach(net, spec, config), own, str(words.run))
-
-        def teach() -> Callable[[str], str]:
-            begin = prefix(spec, trained(spec, config)[0]) if config.transformer.train else ""
-            return put_text(family, config, of_expert(weights, begin), str(words.run))
-    else:
-
-        def adapt(name: str, net: nn.Module) -> None:
-            if name in files:
-                read_file(family, net, files[name], ADAPTER)
-
-        found = [read_embedding(family, path) for path in words.embeddings]
-        for path, (token, _) in zip(words.embeddings, found, strict=True):
-            echo(f"{path.name} is called {token} in prompts")
-
-        def teach() -> Callable[[str], str]:
-            return put_files(family, found)
+    family = open_models(spec, base, config)
+    checkpoint = None if words.run is None or words.step == 0 else pick(words.run, words.step)
+    weights = checkpoint.load("ema" if checkpoint.has_ema else "weights") if checkpoint else {}
+    learnt = trained(spec, config) if checkpoint and config.transformer.train else ()
+    if checkpoint and words.strength != 1.0 and config.training_method != "LORA":
+        raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")
+    tokens = [read_embedding(family, path) for path in words.embeddings]
+    for path, (token, _) in zip(words.embeddings, tokens, strict=True):
+        echo(f"{path.name} is called {token} in prompts")
 
     def load(name: str) -> nn.Module:
         net = family.denoiser(name)
-        adapt(name, net)
-        if words.strength != 1.0 and (name in files or (words.run and name in trained(spec, config))):
-            refuse_strength(net)
+        if name in learnt:
+            own = of_expert(weights, prefix(spec, name))
+            own = by_part(family, own)[0] if config.text_in_step else own
+            load_weights(attach(net, spec, config), own, str(words.run))
+        elif name in files:
+            read_file(family, net, files[name], ADAPTER)
+        if words.strength != 1.0 and (name in files or name in learnt):
+            if (kind := kind_of(lora_parameters(net))) in NOT_BY_DEGREES:
+                raise VideotuneError(
+                    f"--strength: {kind} acts wholly or not at all; leave it out, or draw with --base alone"
+                )
             net.set_adapters([ADAPTER], [words.strength])  # type: ignore[operator]
         return net
 
-    nets = OneAtATime(spec, load)
-    _ = nets[spec.experts[0].name]  # a file that does not fit is told before the text encoder runs
-    return Sampler(family, nets, shape, step, seed, teach)
+    def teach() -> Callable[[str], str]:
+        if checkpoint is None:
+            return put_files(family, tokens)
+        begin = prefix(spec, learnt[0]) if learnt else ""
+        return put_text(family, config, of_expert(weights, begin), str(words.run))
+
+    names = [expert.name for expert in spec.experts]
+    nets = DenoiserPool(ExpertSchedule(tuple(names)), names, load)
+    _ = nets[names[0]]  # a file that does not fit is told before the text encoder runs
+    return Sampler(family, nets, shape, checkpoint.step if checkpoint else 0, seed, teach)
 
 
 def refuse(words: SampleOptions) -> None:
@@ -236,13 +190,6 @@ def refuse(words: SampleOptions) -> None:
     for path in words.loras:
         if not path.is_file():
             raise VideotuneError(f"no such LoRA file: {path}")
-
-
-def refuse_strength(net: nn.Module) -> None:
-    """VideotuneError for an adapter that acts wholly or not at all."""
-    kind = kind_of(lora_parameters(net))
-    if kind in NOT_BY_DEGREES:
-        raise VideotuneError(f"--strength: {kind} acts wholly or not at all; leave it out, or draw with --base alone")
 
 
 def refuse_images(words: SampleOptions, spec: ModelSpec) -> None:

@@ -20,6 +20,7 @@ from videotune.trainer.deterministic import same_bits
 from videotune.trainer.distributed import DistributedContext, join
 from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
 from videotune.trainer.loop import NoBatch, NotFinite, train_loop
+from videotune.trainer.progress import announce
 from videotune.trainer.resolve_config import ConfigSource, Layers, Overrides, overrides
 from videotune.trainer.resume import Opened, Resume, open_run, restore
 from videotune.trainer.run_dir import hangup_is_termination, only_process, signals
@@ -32,7 +33,7 @@ from videotune.trainer.saving import (
     save_what_is_good,
     with_disk_retry,
 )
-from videotune.trainer.setup import announce, prepare
+from videotune.trainer.setup import prepare
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
 from videotune.validation.callbacks import callbacks_of
@@ -127,17 +128,7 @@ def work(
     heartbeat: Heartbeat,
 ) -> TrainResult:
     """What each process of the run does, from loading to the report."""
-    trainer = prepare(
-        opened.job,
-        run,
-        plan,
-        callbacks_of(opened.job),
-        resume=resume is not None,
-        dist=dist,
-        heartbeat=heartbeat,
-        first=1 + (opened.checkpoint.step if opened.checkpoint else 0),
-        history=opened.history,
-    )
+    trainer = prepare(opened, run, plan, callbacks_of(opened.job), resume is not None, dist, heartbeat)
     if dist.is_main:
         copy_pictures(opened.job, run)
     try:

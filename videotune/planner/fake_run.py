@@ -19,7 +19,6 @@ from videotune.models.pipelines import in_tiles
 from videotune.planner.measure import PIECE, Depths, Ledger, Parts, Reading, deep, fake_mode, to_fake
 from videotune.trainer.components import DTYPES, make_objective
 from videotune.trainer.denoisers import attach, make_trainable
-from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.experts import trained
 from videotune.trainer.optimizers import parts_of
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
@@ -122,9 +121,9 @@ class FakeRun:
             hooks = [
                 p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients")) for p in own.values()
             ]
-            settings = StepSettings(1, self.config.max_grad_norm, None)
+            settings = StepSettings(self.family, self.objective, 1, self.config.max_grad_norm)
             clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(PHASES[phase]))
-            train_step(self.family, net.net, trainable, self.objective, prepared, settings, clock, DistributedContext())
+            train_step(settings, net.net, trainable, prepared, clock)
         for hook in hooks:
             hook.remove()
 

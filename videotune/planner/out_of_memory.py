@@ -5,8 +5,8 @@ from videotune.config.rules import cannot_wait
 from videotune.config.schema import Config
 from videotune.errors import DoesNotFit
 from videotune.trainer.saving import rescue_message, save_what_is_good
-from videotune.trainer.setup import Trainer
 from videotune.trainer.step import OutOfMemory
+from videotune.trainer.trainer import Trainer
 
 
 class DeviceFull(DoesNotFit):

@@ -84,12 +84,38 @@ def fill_cache(
     own: CacheItems | None = None,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """``fill_once``; where the device has no room for the text encoder, once more with its blocks streamed from the host.
+    """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds.
 
-    Raises DoesNotFit where there is none then either, or none for the autoencoder.
+    Where the device has no room for the text encoder, once more with its blocks streamed from the host. Raises DoesNotFit
+    where there is none then either, or none for the autoencoder.
     """
+
+    def fill_once() -> None:
+        seed, threads, begun = job.config.seed, job.config.dataloader_threads, time.monotonic()
+        todo = lacks(job, family, store, reads) if own is None else own
+        if todo:
+
+            def report_progress(what: str, done: int, total: int) -> None:
+                progress.update(done, total, what)
+                if on_progress is not None:
+                    on_progress(what, done, total)
+
+            with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
+                waited = fill(family, store, todo, job.library.media, seed, workers, report_progress, own is not None)
+            if own is None:
+                what, took = f"{len(todo.captions)} captions and {len(todo.samples)} windows", time.monotonic() - begun
+                wait = f"; {waited / took:.0%} of it waiting for frames: more dataloader_threads would help"
+                slow = took > 5 and waited > 0.2 * took
+                echo(f"encoded {what} into {store.folder} in {clock(took)}{wait if slow else ''}")
+        if own is None:
+            for note in store.notes:
+                echo(f"note: {note}")
+            echo_truncated(
+                job, cut_captions(store, CacheKeys.of(family, seed), [text for text in reads.captions if text])
+            )
+
     try:
-        fill_once(job, family, store, reads, own, on_progress)
+        fill_once()
     except (MemoryError, RuntimeError) as error:
         if not of_memory(error):
             raise
@@ -98,7 +124,7 @@ def fill_cache(
         family.free("vae")
         family.stream_text = echo
         try:
-            fill_once(job, family, store, reads, own, on_progress)
+            fill_once()
         except (MemoryError, RuntimeError) as again:
             if not of_memory(again):
                 raise
@@ -113,37 +139,6 @@ def fill_cache(
 def lacks(job: Job, family: Family, store: Store, reads: CacheItems) -> CacheItems:
     """What the cache does not have of what a run reads."""
     return missing(store, CacheKeys.of(family, job.config.seed), reads, fits_of(family, job.shapes[0]))
-
-
-def fill_once(
-    job: Job,
-    family: Family,
-    store: Store,
-    reads: CacheItems,
-    own: CacheItems | None,
-    on_progress: OnProgress | None,
-) -> None:
-    """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds."""
-    seed, threads, begun = job.config.seed, job.config.dataloader_threads, time.monotonic()
-    todo = lacks(job, family, store, reads) if own is None else own
-    if todo:
-
-        def report_progress(what: str, done: int, total: int) -> None:
-            progress.update(done, total, what)
-            if on_progress is not None:
-                on_progress(what, done, total)
-
-        with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
-            waited = fill(family, store, todo, job.library.media, seed, workers, report_progress, own is not None)
-        if own is None:
-            what, took = f"{len(todo.captions)} captions and {len(todo.samples)} windows", time.monotonic() - begun
-            wait = f"; {waited / took:.0%} of it waiting for frames: more dataloader_threads would help"
-            slow = took > 5 and waited > 0.2 * took
-            echo(f"encoded {what} into {store.folder} in {clock(took)}{wait if slow else ''}")
-    if own is None:
-        for note in store.notes:
-            echo(f"note: {note}")
-        echo_truncated(job, cut_captions(store, CacheKeys.of(family, seed), [text for text in reads.captions if text]))
 
 
 def echo_truncated(job: Job, cut: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ which each begins. What is not cut stands in one file alone.
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,6 @@ from videotune.memory.sharding import Shard
 from videotune.records import FileEntry, read_record
 
 MARKER = "COMPLETE"
-
-PARTS = ("weights", "optimizer", "ema")
-"""A file of tensors each: what trains, the optimizer's moments, and the average of the weights where one is kept."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +101,9 @@ class Checkpoint:
         return any(name in self.files for name in ("ema.safetensors", "ema.index.json"))
 
 
+FOLDER = re.compile(r"step-(0|[1-9]\d*)")
+
+
 def folder_of(run: Path, step: int) -> Path:
     """Where the checkpoint of a step lies."""
     return run / "checkpoints" / f"step-{step}"
@@ -169,20 +169,23 @@ def remove(folder: Path) -> None:
 
 def complete_checkpoints(run: Path) -> list[Checkpoint]:
     """The checkpoints of a run whose marker is there, with every file at the length that it lists; oldest first."""
-    found = (read_checkpoint(folder) for folder in (run / "checkpoints").glob("step-*"))
-    return sorted((one for one in found if isinstance(one, Checkpoint)), key=lambda checkpoint: checkpoint.step)
+    return [one for _, one in sorted(read_all(run).items()) if isinstance(one, Checkpoint)]
 
 
 def incomplete_checkpoints(run: Path) -> dict[int, str]:
     """For each checkpoint's folder that is not complete, by step, what is wrong with it."""
-    found = {folder: read_checkpoint(folder) for folder in (run / "checkpoints").glob("step-*")}
-    steps = {folder: re.fullmatch(r"step-(\d+)", folder.name) for folder in found}
-    return {int(steps[f][1]): why for f, why in found.items() if isinstance(why, str) and steps[f]}  # type: ignore[index]
+    return {step: why for step, why in sorted(read_all(run).items()) if isinstance(why, str)}
+
+
+def read_all(run: Path) -> dict[int, Checkpoint | str]:
+    """Each checkpoint of a run, or what is wrong with it, by step."""
+    names = ((folder, FOLDER.fullmatch(folder.name)) for folder in (run / "checkpoints").glob("step-*"))
+    return {int(name[1]): read_checkpoint(folder) for folder, name in names if name}
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | str:
     """The checkpoint in a folder, or what is wrong with it."""
-    name = re.fullmatch(r"step-(\d+)", folder.name)
+    name = FOLDER.fullmatch(folder.name)
     if not name:
         return "its name is no step's"
     try:
@@ -202,21 +205,28 @@ def read_checkpoint(folder: Path) -> Checkpoint | str:
     return Checkpoint(marker["step"], folder, marker["kind"], marker["files"])
 
 
-def last_checkpoint(run: Path) -> Checkpoint:
-    """The newest checkpoint.
+def newest_checkpoint(run: Path, saved: Iterable[int] = (), option: str = "--step") -> Checkpoint | None:
+    """The newest checkpoint; None where there is none. ``saved``: the steps at which the journal says that one was written.
 
-    Raises VideotuneError where there is none, or where it was damaged after it was complete.
+    Raises VideotuneError where a newer one was damaged or lost since: an older one in its place would lose steps in silence.
     """
-    found = complete_checkpoints(run)
-    if not found:
-        raise VideotuneError(f"{run} has no complete checkpoint{why_not(run)}")
-    step, wrong = max(incomplete_checkpoints(run).items(), default=(0, ""))
-    if step > found[-1].step and (folder_of(run, step) / MARKER).is_file():
+    found, damaged = complete_checkpoints(run), incomplete_checkpoints(run)
+    last = found[-1].step if found else 0
+    newest = max((*saved, *(step for step in damaged if (folder_of(run, step) / MARKER).is_file())), default=0)
+    if newest > last:
+        wrong = damaged.get(newest, "its folder is missing")
+        other = f"Use one of them: {option} {last}" if found else "Go back to the beginning: --from 0"
         raise VideotuneError(
-            f"the newest checkpoint of {run}, step {step}, is not whole: {wrong}; {listed(run)}. "
-            f"Take one of them: --step {found[-1].step}"
+            f"the newest checkpoint of {run}, step {newest}, is not whole: {wrong}; {listed(run)}. {other}"
         )
-    return found[-1]
+    return found[-1] if found else None
+
+
+def last_checkpoint(run: Path) -> Checkpoint:
+    """``newest_checkpoint``; VideotuneError also where there is none."""
+    if complete_checkpoints(run) and (found := newest_checkpoint(run)):
+        return found
+    raise VideotuneError(f"{run} has no complete checkpoint{why_not(run)}")
 
 
 def pick(run: Path, step: int | None) -> Checkpoint:
@@ -240,7 +250,7 @@ def listed(run: Path) -> str:
 
 def why_not(run: Path) -> str:
     """What is wrong with the checkpoints that are not complete, in words."""
-    return "".join(f"\n  step {step}: {why}" for step, why in sorted(incomplete_checkpoints(run).items()))
+    return "".join(f"\n  step {step}: {why}" for step, why in incomplete_checkpoints(run).items())
 
 
 def sweep(run: Path) -> None:

@@ -14,7 +14,7 @@ from videotune.errors import VideotuneError
 from videotune.files import hash_file, is_disk_full, sync_file, sync_folder, system_errors, write_json
 from videotune.memory.sharding import Shard
 from videotune.records import FileEntry
-from videotune.trainer.checkpoint import MARKER, PARTS, Checkpoint, folder_of, read_checkpoint, remove
+from videotune.trainer.checkpoint import MARKER, Checkpoint, folder_of, read_checkpoint, remove
 from videotune.trainer.distributed import DistributedContext
 
 T = TypeVar("T")
@@ -34,13 +34,13 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write ``checkpoints/step-N`` so that at every moment it is either complete or not there.
 
-    ``parts`` name what PARTS lists; ``rows``: of each of several processes the rows that it has and writes, the main one all
-    that is not cut. A complete checkpoint of this step is this state already, and only becomes a save where it was a backup.
+    ``parts``: "weights", "optimizer" and, where one is kept, "ema"; ``rows``: of each of several processes the rows that it
+    has and writes, the main one all that is not cut. A complete checkpoint of this step is this state already, and only
+    becomes a save where it was a backup.
 
     Raises VideotuneError where a number is NaN or infinite, or the processes have no run folder in common; OSError where the
     disk is full or broken. Whatever goes wrong with one process is raised by each.
     """
-    assert set(parts) <= set(PARTS), sorted(parts)
     dist, folder = dist or DistributedContext(), folder_of(run, step)
     aside = folder.with_name(f".{folder.name}.part")
     _on_each(dist, lambda: refuse_broken(step, parts))

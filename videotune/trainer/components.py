@@ -63,15 +63,8 @@ def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Fami
 
 def make_objective(spec: ModelSpec, config: Config) -> Objective:
     """The loss that the config and the family name."""
-    weight = config.video_config.temporal_consistency_weight
-    return objective(
-        spec.path,
-        spec.path_constants,
-        make_timesteps(spec, config),
-        config.loss_weighting,
-        weight,
-        config.loss_weighting_gamma,
-    )
+    weighting = config.loss_weighting, config.video_config.temporal_consistency_weight, config.loss_weighting_gamma
+    return objective(spec.path, spec.path_constants, make_timesteps(spec, config), *weighting)
 
 
 def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:

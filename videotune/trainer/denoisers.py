@@ -130,8 +130,10 @@ def open_pool(
         from_host = bool(config.layer_offload_fraction) or mesh is not None
         net = family.denoiser(name, device=torch.device("cpu") if from_host else None)
         first = not pool.trainables and not fresh
-        if first:
-            echo_quantized(net, family.weights.transformer)
+        if first and (kept := family.weights.transformer) is not None:
+            part = share_of(net)
+            small, plain = f"{part.packed / part.numbers:.0%} of the denoiser's weights", size(part.plain)
+            echo(f"{small} are kept in {kept}: {size(part.bytes)} in place of {plain}")
         family.isolate_frames(net, not config.video_config.use_temporal_attention)
         held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in expert_schedule.names else {}
         trainable, home = pool.trainables.get(name), homes.get(name)
@@ -169,16 +171,6 @@ def open_pool(
         made = make_trainable(fresh.pop(name), text, family, config, name, expert_schedule, steps)
         pool.trainables[name] = replace(made, shards=pool.shards.get(name))
     return pool
-
-
-def echo_quantized(net: nn.Module, kept: str | None) -> None:
-    """Say how much of a network is kept in fewer bits."""
-    if kept is not None:
-        share = share_of(net)
-        echo(
-            f"{share.packed / share.numbers:.0%} of the denoiser's weights are kept in {kept}: {size(share.bytes)} in place "
-            f"of {size(share.plain)}"
-        )
 
 
 def arrange_blocks(

@@ -44,8 +44,7 @@ def init_from(source: Path, family: Family, pool: DenoiserPool, config: Config) 
 def _begin_one(source: Path, family: Family, name: str, trainable: Trainable, config: Config) -> str:
     begin = prefix(family.spec, name)
     if config.training_method == "LORA":
-        found = adapter_of_checkpoint(source, begin) if source.is_dir() else adapter_of_file(source, family)
-        told = put_adapter(source, found, trainable.parameters, config.lora)
+        told = put_adapter(source, read_adapter(source, family, begin), trainable.parameters, config.lora)
     elif config.training_method == "EMBEDDING":
         told = put_rows(source, family, trainable.parameters)
     elif source.is_dir():
@@ -152,24 +151,18 @@ def checkpoint_in(source: Path) -> Checkpoint:
     return checkpoint
 
 
-def adapter_of_checkpoint(source: Path, begin: str = "") -> Adapter:
-    """The adapter in a run's checkpoint, of names that ``begin`` so; its alpha may be another than ours.
+def read_adapter(source: Path, family: Family, begin: str) -> Adapter:
+    """The adapter in a run's checkpoint, of names that ``begin`` so, or in a LoRA file of any program.
 
-    Raises VideotuneError where it holds none.
+    Its alpha may be another than ours. Raises VideotuneError where the source is missing, or no LoRA of this family.
     """
-    checkpoint = checkpoint_in(source)
-    scale, weights = checkpoint.state().get("lora_scale"), of_expert(checkpoint.load("weights"), begin)
-    if scale is None or kind_of(weights) is None:
-        raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
-    parts = by_module(weights)
-    return parts, dict.fromkeys(parts, float(scale))
-
-
-def adapter_of_file(source: Path, family: Family) -> Adapter:
-    """The adapter in a LoRA file of any program, or in one of our own exports of another kind.
-
-    Raises VideotuneError where the file is missing, or no LoRA of this family.
-    """
+    if source.is_dir():
+        checkpoint = checkpoint_in(source)
+        scale, weights = checkpoint.state().get("lora_scale"), of_expert(checkpoint.load("weights"), begin)
+        if scale is None or kind_of(weights) is None:
+            raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
+        parts = by_module(weights)
+        return parts, dict.fromkeys(parts, float(scale))
     if not source.is_file():
         raise VideotuneError(f"init_from: no such file or folder: {source}")
     try:

@@ -6,7 +6,7 @@ from time import perf_counter
 from videotune.console import bar
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, stream
-from videotune.trainer.progress import status_of, write_step
+from videotune.trainer.progress import STATUS, write_step
 from videotune.trainer.run_dir import poll_control
 from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
 from videotune.trainer.trainer import Trainer
@@ -34,7 +34,7 @@ def train_loop(trainer: Trainer) -> str:
     if dist.all_agree(trainer.signals.stop)[0]:
         return "interrupted"
     records, late = step_records(trainer), None
-    with bar("training", lambda: status_of(trainer.heartbeat.state)) as progress:
+    with bar("training", lambda: STATUS.get(trainer.heartbeat.state, "")) as progress:
         trainer.heartbeat.set("training", trainer.first - 1)
         while True:
             try:
@@ -96,12 +96,15 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
     """
     job, config, pool = trainer.job, trainer.job.config, trainer.pool
     settings = StepSettings(
+        trainer.family,
+        trainer.source.objective,
         config.gradient_accumulation_steps * job.processes,
         config.max_grad_norm,
         config.seed if config.lora.dropout else None,
         config.micro_batch_size,
+        trainer.dist,
     )
-    device, objective = next(trainer.net.parameters()).device, trainer.source.objective
+    device = next(trainer.net.parameters()).device
     only, before = pool.trainable if len(pool) == 1 else None, None
     ahead = batches(trainer)
     while True:
@@ -119,7 +122,7 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
             before = trainable.expert
         if not net.training:  # a callback was here; setting it walks every module
             net.train()
-        yield train_step(trainer.family, net, trainable, objective, batch, settings, clock, trainer.dist, own_step)
+        yield train_step(settings, net, trainable, batch, clock, own_step)
 
 
 def batches(trainer: Trainer) -> Iterator[StepBatch]:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
-from videotune.errors import VideotuneError
 
 
 @dataclass(frozen=True)
@@ -39,20 +38,14 @@ def rate(settings: RateSettings, step: int) -> float:
     if done < settings.warmup_steps:
         return settings.learning_rate * (done + 1) / (settings.warmup_steps + 1)
     share = (done - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
-    match settings.scheduler:
-        case "CONSTANT":
-            factor = 1.0
-        case "LINEAR":
-            factor = 1 - share
-        case "COSINE":
-            factor = 0.5 * (1 + math.cos(math.pi * share))
-        case "COSINE_RESTARTS":
-            factor = 0.5 * (1 + math.cos(math.pi * (share * settings.cycles % 1.0)))
-        case "POLYNOMIAL":
-            factor = (1 - share) ** settings.power
-        case other:
-            raise ValueError(f"learning_rate_scheduler: {other!r}")
-    return settings.learning_rate * factor
+    factors = {
+        "CONSTANT": 1.0,
+        "LINEAR": 1 - share,
+        "COSINE": 0.5 * (1 + math.cos(math.pi * share)),
+        "COSINE_RESTARTS": 0.5 * (1 + math.cos(math.pi * (share * settings.cycles % 1.0))),
+        "POLYNOMIAL": max(0.0, 1 - share) ** settings.power,
+    }
+    return settings.learning_rate * factors[settings.scheduler]
 
 
 class Several:
@@ -86,17 +79,14 @@ def make_optimizer(
     """One parameter group a name, for the optimizer that the settings name (``config/optimizers.py``).
 
     ``apart``: every parameter gets an optimizer of its own, so that it can be updated alone. Raises VideotuneError where the
-    device, or ``apart``, is not for this optimizer.
+    device is not for this optimizer.
     """
     build = OPTIMIZERS[settings.name].build
     rows: list[dict[str, Any]] = [{"params": list(parameters), "name": name} for name, parameters in groups.items()]
-    if not apart:
-        parts = build(rows, settings)
-        return parts[0] if len(parts) == 1 else Several(parts)
-    if settings.name == "PRODIGY":
-        raise VideotuneError("optimizer: PRODIGY finds one rate from all gradients: it cannot step tensor by tensor")
-    single = [{"params": [parameter], "name": row["name"]} for row in rows for parameter in row["params"]]
-    return Several(part for row in single for part in build([row], settings))
+    if apart:
+        return Several(p for row in rows for one in row["params"] for p in build([row | {"params": [one]}], settings))
+    parts = build(rows, settings)
+    return parts[0] if len(parts) == 1 else Several(parts)
 
 
 def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
@@ -105,17 +95,14 @@ def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
     A fused kernel looks on the device. For the others, and for parameters on the host beside a device, the host has to wait
     for the answer, once a step.
     """
-    parts = parts_of(optimizer)
-    hosts = [
-        part
-        for part in parts
-        if good.is_cuda and any(not p.is_cuda for group in part.param_groups for p in group["params"])
-    ]
-    on_device = [part for part in parts if part.defaults.get("fused") and part not in hosts]
-    waiting = [part for part in parts if part not in on_device]
-    for part in on_device:
-        part.found_inf = (~good).float()  # type: ignore[attr-defined]
-        part.step()
+    waiting = []
+    for part in parts_of(optimizer):
+        on_host = good.is_cuda and any(not p.is_cuda for group in part.param_groups for p in group["params"])
+        if part.defaults.get("fused") and not on_host:
+            part.found_inf = (~good).float()  # type: ignore[attr-defined]
+            part.step()
+        else:
+            waiting.append(part)
     if waiting and bool(good):
         for part in waiting:
             part.step()
@@ -179,12 +166,6 @@ def _flat(name: str, value: Any) -> dict[str, Tensor]:
     if isinstance(value, float):
         return {f"{name}~": torch.tensor(value, dtype=torch.float64)}
     raise ValueError(f"optimizer state {name} is a {type(value).__name__}: it cannot be kept exactly")
-
-
-def without_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) -> list[str]:
-    """The parameters that no update has reached yet, and which therefore have no state."""
-    reached = {id(parameter) for part in parts_of(optimizer) for parameter, kept in part.state.items() if kept}
-    return [name for name, parameter in names.items() if id(parameter) not in reached]
 
 
 def load_optimizer_state(

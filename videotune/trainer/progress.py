@@ -1,13 +1,20 @@
-"""What a step writes into the journal and the progress bar: its record, its clips, the time left."""
+"""What a run writes into the journal and the progress bar: its beginning, each step with its clips, the time left."""
 
 from collections.abc import Mapping
+from math import isfinite, prod
 from typing import Any
 
+from videotune.adapters.kinds import split
+from videotune.console import echo
+from videotune.data.dataset import totals
 from videotune.latent_cache.sampler import bucket_of, turns
+from videotune.trainer.denoisers import shares
 from videotune.trainer.logging.speed import time_left
+from videotune.trainer.logging.tensorboard import TensorBoardWriter
+from videotune.trainer.run_dir import versions
 from videotune.trainer.run_spec import Job
 from videotune.trainer.saving import flush_or_wait
-from videotune.trainer.step import StepRecord, finite
+from videotune.trainer.step import StepRecord
 from videotune.trainer.trainer import Trainer
 
 WAITS = "the steps wait for data"
@@ -23,9 +30,59 @@ STATUS = {
 """What the bar says, in the place of the time left, of the heartbeat's states."""
 
 
-def status_of(state: str) -> str:
-    """The bar's words for a state of the heartbeat; empty while steps run."""
-    return STATUS.get(state, "")
+def announce(trainer: Trainer, changes: list[str] | None) -> None:
+    """Write the first line of this process into the journal and print the run in a sentence.
+
+    ``changes``: what a resume changes; None: this is no resume.
+    """
+    if trainer.job.config.tensorboard:
+        trainer.tracker = TensorBoardWriter(
+            trainer.run, trainer.first, lambda text: trainer.journal.warn(trainer.heartbeat.step, text)
+        )
+        trainer.journal.followers.append(trainer.tracker.tell)
+    job, rows = trainer.job, trainer.rows
+    count = sum(p.numel() for name, p in trainer.parameters.items() if name not in rows)
+    count += sum(prod(own.whole) for own in rows.values())
+    if changes is not None:
+        more = {"processes": trainer.dist.size} if trainer.dist.size > 1 else {}
+        trainer.journal.event(
+            "resume",
+            from_step=trainer.first - 1,
+            versions=versions(),
+            **({"changes": changes} if changes else {}),
+            **more,
+        )
+    if not trainer.journal.history.of_kind("start"):
+        trainer.journal.event(
+            "start",
+            steps=job.steps,
+            effective_batch=job.effective_batch,
+            device=str(next(trainer.net.parameters()).device),
+            versions=versions(),
+            clips=totals(job.library),
+            windows=len(job.library.windows),
+            buckets=[
+                {"shape": str(shape), "windows": len(bucket), "tokens": job.spec.tokens(shape)}
+                for shape, bucket in zip(job.shapes, job.buckets, strict=True)
+            ],
+            trainable_parameters=count,
+            notes=list(job.notes),
+        )
+    if len(trainer.pool.expert_schedule.names) > 1:
+        dealt = ", ".join(f"{name} {share:.0%}" for name, share in shares(trainer.pool.expert_schedule).items())
+        echo(f"experts: {dealt} of the steps, {trainer.pool.expert_schedule.period} in a row")
+    if trainer.first > job.steps:
+        echo(f"all {job.steps} steps are done already: exporting again")
+        return
+    if job.config.deterministic:
+        echo(
+            "deterministic: kernels that give the same bits every time; what a step takes with them stands in the journal"
+        )
+    device, several = next(trainer.net.parameters()).device, trainer.dist.size
+    where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
+    where += ", which share its weights out" if trainer.together else ""
+    modules = {(split(name) or (name.rpartition(".")[0],))[0] for name in {*trainer.parameters, *rows}}
+    echo(f"training {count:,} parameters in {len(modules)} modules on {where}, into {trainer.run}")
 
 
 def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
@@ -34,7 +91,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     trainer.journal.write(line)
     if line.get("skipped"):
         trainer.skipped_in_a_row += 1
-        parts = trainer.job.config.optimizer.step_in_backward and finite(record.values[0].item())
+        parts = trainer.job.config.optimizer.step_in_backward and isfinite(record.values[0].item())
         what = "but for the tensors whose gradient was finite " if parts else ""
         text = f"loss or gradient not finite, step not applied: {what}{clips_of(trainer, record.broken())}"
         trainer.journal.event("warning", step=record.step, text=text)

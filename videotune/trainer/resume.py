@@ -17,12 +17,9 @@ from videotune.files import digest, write_bytes, write_json
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.trainer.checkpoint import (
-    MARKER,
     Checkpoint,
-    complete_checkpoints,
-    folder_of,
-    incomplete_checkpoints,
     listed,
+    newest_checkpoint,
     pick,
     sweep,
     why_not,
@@ -70,7 +67,6 @@ class Opened:
     job: Job
     checkpoint: Checkpoint | None = None
     changes: tuple[str, ...] = ()
-    rewrite: bool = False
     history: History | None = None
 
 
@@ -115,10 +111,11 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, proce
                 "Put it back as it was, start a new run, or go on with it by name: --allow-data-change"
             )
         what = told_change(facts["check"], job)
-        job = replace(job, past=Past(step, seen(history, step)))
+        views = Counter(name for line in history.read_steps(step) for name in line["window_ids"])
+        job = replace(job, past=Past(step, dict(views)))
         told.append(f"data: {what}")
         echo(f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own")
-    return Opened(job, checkpoint, tuple(told), rewrite=bool(told), history=history)
+    return Opened(job, checkpoint, tuple(told), history)
 
 
 def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
@@ -221,7 +218,10 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
     Raises VideotuneError that lists the complete ones where the one asked for, or the newest that was ever saved, is missing
     or incomplete: going back further would lose steps in silence; and where the journal does not reach it.
     """
-    found = newest_or(run, step, history)
+    if step is None:
+        found = newest_checkpoint(run, (line["step"] for line in history.of_kind("save")), "--from")
+    else:
+        found = pick(run, step) if step else None
     if found is not None and history.newest < found.step:
         raise VideotuneError(
             f"{run / 'journal.jsonl'} says nothing of the steps from {history.newest + 1} to {found.step}, which are saved. "
@@ -230,65 +230,32 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
     return found
 
 
-def newest_or(run: Path, step: int | None, history: History) -> Checkpoint | None:
-    """The checkpoint of a step, or the newest one, as ``checkpoint_of`` says."""
-    if step is not None:
-        return None if step == 0 else pick(run, step)
-    found, damaged = complete_checkpoints(run), incomplete_checkpoints(run)
-    saved = [line["step"] for line in history.of_kind("save")]
-    saved += [number for number in damaged if (folder_of(run, number) / MARKER).is_file()]
-    last = found[-1].step if found else 0
-    if saved and max(saved) > last:
-        wrong = damaged.get(max(saved), "its folder is missing")
-        other = f"Go on from one of them: --from {last}" if found else "Go back to the beginning: --from 0"
-        raise VideotuneError(
-            f"the newest checkpoint of {run}, step {max(saved)}, is not whole: {wrong}; {listed(run)}. {other}"
-        )
-    return found[-1] if found else None
-
-
-def seen(history: History, step: int) -> dict[str, int]:
-    """Views of each window until a step, counted in the journal."""
-    return dict(Counter(name for line in history.read_steps(step) for name in line["window_ids"]))
-
-
 def told_change(account: Path, job: Job) -> str:
     """What has changed in the data since an account of it (a check.json) was written, in words."""
     was = {clip["id"]: clip for clip in read_record(account, "check")["clips"] if clip["used"] or clip["held_out"]}
-    now = {clip.id: clip for clip in job.library.clips}
-    places, both = {clip["path"] for clip in was.values()}, sorted(set(now) & set(was), key=lambda name: now[name].path)
-    added = sorted(now[name].path for name in set(now) - set(was))
-    gone = sorted(was[name]["path"] for name in set(was) - set(now))
-    other = [path for path in added if path in places]
-    said = [
-        _some([path for path in added if path not in other], "added"),
-        _some([path for path in gone if path not in other], "removed"),
-        _some(other, "with other bytes under the same name"),
-        _some([now[name].path for name in both if _name(now[name].path) != _name(was[name]["path"])], "renamed"),
-        _some(
-            [now[name].path for name in both if list(now[name].captions) != was[name].get("captions")],
-            "with another caption",
-        ),
-        _some(
-            [now[name].path for name in both if now[name].held_out and was[name]["used"]],
-            "trained on before, now held out: the validation loss is no longer blind to them",
-        ),
-        _some(
-            [now[name].path for name in both if not now[name].held_out and was[name]["held_out"]], "no longer held out"
-        ),
-    ]
-    return "; ".join(text for text in said if text) or "clips, their windows or how they are shown differ"
-
-
-def _name(path: str) -> str:
-    return Path(path).name
-
-
-def _some(paths: Sequence[str], what: str) -> str:
-    if not paths:
-        return ""
-    clips = "1 clip" if len(paths) == 1 else f"{len(paths)} clips"
-    return f"{clips} {what} ({', '.join(_name(path) for path in paths[:3])}{', …' if len(paths) > 3 else ''})"
+    now = {clip.id: clip for clip in sorted(job.library.clips, key=lambda clip: clip.path)}
+    both = [(clip, was[name]) for name, clip in now.items() if name in was]
+    added, places = (
+        [clip.path for name, clip in now.items() if name not in was],
+        {clip["path"] for clip in was.values()},
+    )
+    gone = sorted(clip["path"] for name, clip in was.items() if name not in now)
+    changes = {
+        "added": [path for path in added if path not in places],
+        "removed": [path for path in gone if path not in added],
+        "with other bytes under the same name": [path for path in added if path in places],
+        "renamed": [clip.path for clip, old in both if Path(clip.path).name != Path(old["path"]).name],
+        "with another caption": [clip.path for clip, old in both if list(clip.captions) != old.get("captions")],
+        "trained on before, now held out: the validation loss is no longer blind to them": [
+            clip.path for clip, old in both if clip.held_out and old["used"]
+        ],
+        "no longer held out": [clip.path for clip, old in both if not clip.held_out and old["held_out"]],
+    }
+    said = []
+    for what, paths in changes.items():
+        names = ", ".join(Path(path).name for path in paths[:3]) + (", …" if len(paths) > 3 else "")
+        said += [f"{'1 clip' if len(paths) == 1 else f'{len(paths)} clips'} {what} ({names})"] if paths else []
+    return "; ".join(said) or "clips, their windows or how they are shown differ"
 
 
 def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
@@ -310,7 +277,7 @@ def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
             echo(f"what came after step {step} is kept in {kept}")
     done = trainer.journal.history.last
     trainer.journal.cut(step)
-    if opened.rewrite:
+    if opened.changes:
         _write_anew(trainer)
     lost = 0 if branch else max(0, done - step)
     again = f"; {lost} step{'s' * (lost != 1)} after it, not saved, will be trained again" if lost else ""
@@ -335,8 +302,7 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
             load_weights(trainable.parameters, of_expert(weights, begin), where)
             if trainable.masters:
                 trainable.masters.spread()
-            none = [key.removeprefix(begin) for key in without.get("without_state", ()) if key.startswith(begin)]
-            none = [key for key in none if key in trainable.parameters]
+            none = [key for key in trainable.parameters if f"{begin}{key}" in without.get("without_state", ())]
             load_optimizer_state(trainable.optimizer, trainable.parameters, of_expert(moments, begin), none)
             if trainable.ema:
                 trainable.ema.load(of_expert(averages, begin))

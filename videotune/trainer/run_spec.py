@@ -81,17 +81,16 @@ class Job:
 
     def views_at(self, step: int) -> float:
         """How often a training window has been shown on average, repeats counted."""
-        return self._views_before + (step - self.past.step) * self._views_a_step
+        before, each = self._views
+        return before + (step - self.past.step) * each
 
     @cached_property
-    def _views_before(self) -> float:
-        return sum(self.past.views.get(window.id, 0) for window in self.training_windows) / len(self.training_windows)
-
-    @cached_property
-    def _views_a_step(self) -> float:
-        repeats = {clip.id: clip.repeats for clip in self.library.clips}
-        entries = sum(repeats[window.clip_id] for window in self.training_windows)
-        return entries / len(self.training_windows) / float(steps_per_epoch(self.schedule))
+    def _views(self) -> tuple[float, float]:
+        """Views of a training window until the data last changed, and in a step since, on average."""
+        windows, repeats = self.training_windows, {clip.id: clip.repeats for clip in self.library.clips}
+        before = sum(self.past.views.get(window.id, 0) for window in windows)
+        entries = sum(repeats[window.clip_id] for window in windows)
+        return before / len(windows), entries / len(windows) / float(steps_per_epoch(self.schedule))
 
     @cached_property
     def training_windows(self) -> tuple[Window, ...]:
@@ -113,12 +112,7 @@ class Job:
 
 
 def open_job(
-    resolved: Resolved,
-    spec: ModelSpec,
-    base: BasePlace | None,
-    *,
-    to_look: bool = False,
-    processes: int = 1,
+    resolved: Resolved, spec: ModelSpec, base: BasePlace | None, *, to_look: bool = False, processes: int = 1
 ) -> Job:
     """Scan the data and lay out the schedule of a run that begins in so many processes.
 
@@ -144,11 +138,7 @@ def open_job(
     library, told = holding_the_token(library, config)
     shaped = buckets(library)
     schedule, notes = make_schedule(config, shaped, library, processes)
-    notes += [
-        *sizes_as_read(resolved),
-        *unused_keys(resolved, library, spec.image_noise),
-        *told,
-    ]
+    notes += [*sizes_as_read(resolved), *unused_keys(resolved, library, spec.image_noise), *told]
     named = resolved.origins.get("micro_batch_size") != "plan"
     if named and config.micro_batch_size is not None and config.micro_batch_size > config.batch_size:
         notes.append(f"micro_batch_size {config.micro_batch_size} is unused: batch_size is {config.batch_size}")
@@ -158,19 +148,9 @@ def open_job(
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_per_epoch(schedule))
     notes += [arithmetic] if arithmetic else []
     notes += epoch_notes(library, shaped, schedule, steps)
-    return Job(
-        resolved=resolved,
-        spec=spec,
-        base=base,
-        library=library,
-        shapes=tuple(shaped),
-        buckets=tuple(tuple(bucket) for bucket in shaped.values()),
-        schedule=schedule,
-        steps=steps,
-        cache=cache,
-        notes=(*library.notes, *notes),
-        processes=processes,
-    )
+    shapes, groups = tuple(shaped), tuple(tuple(bucket) for bucket in shaped.values())
+    said = (*library.notes, *notes)
+    return Job(resolved, spec, base, library, shapes, groups, schedule, steps, cache, said, processes)
 
 
 def _asked(config: Config, datasets: list[Dataset], spec: ModelSpec, to_look: bool) -> Config:

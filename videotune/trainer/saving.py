@@ -22,12 +22,12 @@ from videotune.trainer.checkpoint import (
     sweep,
 )
 from videotune.trainer.checkpoint_writer import save_checkpoint
-from videotune.trainer.optimizers import optimizer_state, without_state
+from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.run_dir import poll_control
 from videotune.trainer.trainer import Callback, Trainer, times
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -72,15 +72,11 @@ class Saving(Callback):
 def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
     """What a checkpoint holds of the training, by part."""
     moments: dict[str, Tensor] = {}
-    for name, trainable in trainer.pool.trainables.items():
-        moments |= optimizer_state(trainable.optimizer, _named(trainer, name))
+    for expert, trainable in trainer.pool.trainables.items():
+        named = {trainer.prefix(expert) + key: parameter for key, parameter in trainable.parameters.items()}
+        moments |= optimizer_state(trainable.optimizer, named)
     parts: dict[str, Mapping[str, Tensor]] = {"weights": trainer.parameters, "optimizer": moments}
     return parts | ({"ema": trainer.averages} if trainer.averages else {})
-
-
-def _named(trainer: Trainer, expert: str) -> dict[str, nn.Parameter]:
-    """An expert's parameters by the names that checkpoints know."""
-    return {trainer.prefix(expert) + key: p for key, p in trainer.pool.trainables[expert].parameters.items()}
 
 
 def save(trainer: Trainer, step: int, kind: str = "save") -> None:
@@ -96,11 +92,8 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
         return
     trainer.heartbeat.set("saving", step)
     begun, parts = time.perf_counter(), parts_of(trainer)
-    without = [
-        key
-        for name, trainable in trainer.pool.trainables.items()
-        for key in without_state(trainable.optimizer, _named(trainer, name))
-    ]
+    reached = {key.rpartition(".")[0] for key in parts["optimizer"]}
+    without = [name for name in trainer.parameters if name not in reached]
     state = {
         "seed": trainer.job.config.seed,
         "effective_batch": trainer.job.effective_batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,14 +59,13 @@ class StepRecord:
             "seconds": self.clock.read(),
         }
         line |= {"expert": self.expert} if self.expert else {}
-        return line if finite(loss) and finite(grad_norm) else line | {"skipped": True}
+        return line if math.isfinite(loss) and math.isfinite(grad_norm) else line | {"skipped": True}
 
     def broken(self) -> tuple[str, ...]:
         """The windows whose own error is not finite; all of them where the gradient alone is not."""
         mse = self.values.tolist()[2:]
-        return tuple(name for name, value in zip(self.window_ids, mse, strict=True) if not finite(value)) or (
-            self.window_ids
-        )
+        broken = tuple(name for name, value in zip(self.window_ids, mse, strict=True) if not math.isfinite(value))
+        return broken or self.window_ids
 
 
 class Clock:
@@ -99,11 +98,6 @@ class Clock:
         return out
 
 
-def finite(value: float) -> bool:
-    """Neither NaN nor infinite."""
-    return value == value and abs(value) != float("inf")
-
-
 def by_t(t: Sequence[float], mse: Sequence[float], bands: int = 9) -> list[float | None]:
     """Mean mse of the samples whose t fell into each ninth of [0, 1]; None where none did."""
     sums = [[0.0, 0] for _ in range(bands)]
@@ -116,16 +110,20 @@ def by_t(t: Sequence[float], mse: Sequence[float], bands: int = 9) -> list[float
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Micro-batches of a whole step, the norm to clip to, and the seed of draws inside the network (None: it makes none).
+    """What is the same in every step of a run.
 
-    A count and no size, since buckets differ in the samples of a step; ``micro_batch_size`` samples (None: any number) are
-    the most that one of them takes.
+    Micro-batches of a whole step, the norm to clip to, and the seed of draws inside the network (None: it makes none). A
+    count and no size, since buckets differ in the samples of a step; ``micro_batch_size`` samples (None: any number) are the
+    most that one of them takes.
     """
 
+    family: Family
+    objective: Objective
     micro_batches: int
     max_grad_norm: float
-    network_seed: int | None
+    network_seed: int | None = None
     micro_batch_size: int | None = None
+    dist: DistributedContext = field(default_factory=DistributedContext)
 
     def size(self, samples: int) -> int:
         """How many samples a micro-batch takes, of a step that takes so many in all."""
@@ -165,14 +163,11 @@ class OutOfMemory(RuntimeError):
 
 
 def train_step(
-    family: Family,
+    settings: StepSettings,
     net: nn.Module,
     trainable: Trainable,
-    objective: Objective,
     prepared: StepBatch,
-    settings: StepSettings,
     clock: Clock,
-    dist: DistributedContext,
     own_step: int | None = None,
 ) -> StepRecord:
     """One update of ``net``. ``own_step``: the number of the step among the expert's own (None: it has them all).
@@ -182,21 +177,19 @@ def train_step(
     Prior-preservation samples first run through the network without its adapter. A non-finite gradient leaves weights,
     optimizer and average as they were. Raises OutOfMemory.
     """
-    optimizer, updates = trainable.optimizer, trainable.in_backward
+    optimizer, updates, samples = trainable.optimizer, trainable.in_backward, len(prepared.window_ids)
     own = prepared.step if own_step is None else own_step
     lr = {group["name"]: rate(trainable.rates[group["name"]], own) for group in optimizer.param_groups}
-    values = torch.zeros(2 + len(prepared.window_ids), device=next(net.parameters()).device)
+    values = torch.zeros(2 + samples, device=next(net.parameters()).device)
     intact = updates is None
     for group in optimizer.param_groups:
         group["lr"] = lr[group["name"]]
     try:
         if updates is not None:
-            assert settings.size(len(prepared.window_ids)) >= len(prepared.window_ids), (
-                "its gradients cannot be summed up"
-            )
+            assert settings.size(samples) >= samples, "its gradients cannot be summed up"
             updates.begin(own)
-        accumulate(family, net, trainable, objective, prepared, settings, clock, values, dist.size)
-        norm = _gradient_norm(trainable, settings.max_grad_norm, values, dist) if updates is None else updates.norm()
+        accumulate(settings, net, trainable, prepared, clock, values)
+        norm = _gradient_norm(trainable, settings, values) if updates is None else updates.norm()
         values[1] = norm
         good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
         if updates is None:
@@ -208,7 +201,7 @@ def train_step(
         if not of_memory(error):
             raise
         optimizer.zero_grad(set_to_none=True)
-        tokens = 0 if prepared.batch is None else _tokens(family, prepared.batch)
+        tokens = 0 if prepared.batch is None else _tokens(settings.family, prepared.batch)
         raise OutOfMemory(prepared.step, prepared.window_ids, tokens, intact) from error
     optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
@@ -218,8 +211,9 @@ def train_step(
     )
 
 
-def _gradient_norm(trainable: Trainable, most: float, values: Tensor, dist: DistributedContext) -> Tensor:
-    """The norm () of the whole gradient, which is summed over processes, as ``values`` is, and clipped to ``most``."""
+def _gradient_norm(trainable: Trainable, settings: StepSettings, values: Tensor) -> Tensor:
+    """The norm () of the whole gradient, which is summed over processes, as ``values`` is, and clipped."""
+    most, dist = settings.max_grad_norm, settings.dist
     parameters, shards, cut = list(trainable.parameters.values()), trainable.shards, list[nn.Parameter]()
     if shards is not None:
         shards.collect()
@@ -294,22 +288,15 @@ def passes(prepared: StepBatch, size: int, processes: int = 1) -> list[MicroBatc
 
 
 def accumulate(
-    family: Family,
-    net: nn.Module,
-    trainable: Trainable,
-    objective: Objective,
-    prepared: StepBatch,
-    settings: StepSettings,
-    clock: Clock,
-    values: Tensor,
-    processes: int = 1,
+    settings: StepSettings, net: nn.Module, trainable: Trainable, prepared: StepBatch, clock: Clock, values: Tensor
 ) -> None:
     """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets.
 
-    Of a sharded network all ``processes`` gather the weights from each other, so all go through it equally often.
+    Of a sharded network all processes gather the weights from each other, so all go through it equally often.
     """
+    family, objective = settings.family, settings.objective
     device, total, text = values.device, len(prepared.window_ids), trainable.text
-    together = processes if trainable.shards is not None else 1
+    together = settings.dist.size if trainable.shards is not None else 1
     for one in passes(prepared, settings.size(total), together):
         t, noise, target = _to(one.t, device), _to(one.noise, device), None
         batch = condition(family, text, one.batch.map(lambda x: _to(x, device)))

@@ -23,7 +23,7 @@ class History:
     """What a run's journal says, in little memory: some 90 bytes a step, and every other line.
 
     ``events``: the lines that are no step's, in order; of a ``views`` line the step alone. ``steps``: what the others say.
-    ``lines``: how many lines there are in all; ``newest``: the largest step that a line names; ``last``: that of the last
+    ``newest``: the largest step that a line names; ``last``: that of the last
     step's line.
     """
 
@@ -37,7 +37,7 @@ class History:
 
     def _load(self) -> None:
         self.events: list[Mapping[str, Any]] = []
-        self.lines = self.newest = self.last = 0
+        self.newest = self.last = 0
         self.steps = Steps(self._aside)
         self._size, self._torn = 0, False
         for _, line in self._read():
@@ -67,7 +67,6 @@ class History:
     def add(self, line: Mapping[str, Any]) -> None:
         """Take in the next line."""
         step = line.get("step", 0)
-        self.lines += 1
         if step > self.newest:
             self.newest = step
         if line["kind"] == "step":
@@ -86,11 +85,6 @@ class History:
         return [line for line in self.events if line["kind"] == kind]
 
     @property
-    def seconds(self) -> float:
-        """What all steps took together."""
-        return sum(self.steps.seconds.values())
-
-    @property
     def skipped_at_the_end(self) -> int:
         """How many of the last steps were not applied."""
         step = self.last
@@ -102,18 +96,15 @@ class History:
         """The lines of the steps up to one, read from the file once more."""
         return (line for _, line in self._read() if line["kind"] == "step" and line["step"] <= until)
 
-    def cut(self, step: int) -> int:
-        """Take out of the file what happened after ``step``, so that a resumed run has each step once; how many lines went.
+    def cut(self, step: int) -> None:
+        """Take out of the file what happened after ``step``, so that a resumed run has each step once.
 
         A line that names no step stays. Only before this process writes lines of its own.
         """
         ended = any(line["kind"] == "end" for line in self.events)
-        if self._path is None or not (self.newest > step or ended or self._torn):
-            return 0
-        before = self.lines
-        write_whole(self._path, lambda aside: self._write_kept(aside, step))
-        self._load()
-        return before - self.lines
+        if self._path is not None and (self.newest > step or ended or self._torn):
+            write_whole(self._path, lambda aside: self._write_kept(aside, step))
+            self._load()
 
     def _write_kept(self, aside: Path, step: int) -> None:
         with aside.open("wb") as file:
@@ -150,14 +141,12 @@ class Journal:
         """Lines that the disk has not taken yet."""
         return len(self._waiting)
 
-    def cut(self, step: int) -> int:
+    def cut(self, step: int) -> None:
         """``History.cut``; what is written next follows what is left."""
-        if self._file is None:
-            return 0
-        gone = self.history.cut(step)
-        self._file.close()
-        self._file = Path(self._file.name).open("ab", buffering=0)  # noqa: SIM115  (closed by close)
-        return gone
+        if self._file is not None:
+            self.history.cut(step)
+            self._file.close()
+            self._file = Path(self._file.name).open("ab", buffering=0)  # noqa: SIM115  (closed by close)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line. NaN and infinity are written as null, since JSON has no word for them."""

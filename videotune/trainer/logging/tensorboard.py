@@ -13,6 +13,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
+from videotune.data.video_writer import read_video
 from videotune.errors import VideotuneError
 from videotune.files import append_whole
 
@@ -63,10 +66,11 @@ class TensorBoardWriter:
         """A line of the journal; kinds that TensorBoard has no place for are left out."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
         if line["kind"] == "verdict":
-            values.append(text_value("verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"))
+            values.append(text_pb("verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}").value[0])
         if line["kind"] == "sample":
             values.append(gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"]))
         if values:
@@ -118,32 +122,14 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     return {tag: float(value) for tag, value in found.items() if value is not None and abs(value) < float("inf")}
 
 
-def text_value(tag: str, words: str) -> Any:
-    """Words in markdown as TensorBoard's text page shows them."""
-    from tensorboard.plugins.text.summary_v2 import text_pb
-
-    return text_pb(tag, words).value[0]
-
-
 def gif_value(tag: str, path: Path) -> Any:
     """A video file as an animated GIF, which TensorBoard's image page plays."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    frames, seconds = film(path)
-    content = io.BytesIO()
-    frames[0].save(
-        content, "GIF", save_all=True, append_images=frames[1:], duration=max(20, round(1000 * seconds)), loop=0
-    )
-    width, height = frames[0].size
+    frames, rate = read_video(path, 1 << 12)
+    pictures, content = [Image.fromarray(frame) for frame in frames], io.BytesIO()
+    duration = max(20, round(1000 / rate))
+    pictures[0].save(content, "GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0)
+    width, height = pictures[0].size
     image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content.getvalue())
     return Summary.Value(tag=tag, image=image)
-
-
-def film(path: Path) -> tuple[list[Any], float]:
-    """A video's frames as pictures, and the seconds from one to the next."""
-    import av
-
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        rate = float(stream.average_rate or 16)
-        return [frame.to_image() for frame in container.decode(stream)], 1 / rate

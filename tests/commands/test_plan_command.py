@@ -1,7 +1,11 @@
-"""Memory settings left open are chosen before a run begins, recorded, kept by a resume, and chosen anew when asked."""
+"""What is planned and chosen before a run: memory settings, noise levels, published models without a network."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from tests.clips import noise, write_dataset
 from tests.commands.moments import nth
 from tests.commands.safety_kit import Finished, Make, assert_same_run, equal, of_kind, resume, state
 from tests.failing_forward import OUT_OF_MEMORY
 from tests.shell import plan, train
+from videotune.cli.plan import ROWS, curve
+from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.console import size
+from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.planner import fit as fitting
@@ -232,3 +240,82 @@ def test_a_plan_that_needs_more_than_the_disk_has_ends_with_2(
     assert plan(overrides("steps=1000000000", "save_every=1")) == SKIPPED
     assert "too much" in capsys.readouterr().out
     assert plan(overrides("steps=1000000000", "save_every=1", "save_keep=2")) == DONE
+
+
+def test_bands_density_and_validation_levels_are_those_of_the_distribution() -> None:
+    settings = Overrides(family="wan", sets=("timestep_distribution=BETA", "timestep_alpha=3", "timestep_shift=2"))
+    facts = noise_levels(settings)
+    (one,) = facts["distributions"]
+    ts = Timesteps("BETA", 2.0, alpha=3.0)
+    drawn = ts.draw((torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000)
+    counted = drawn.mul(9).long().clamp(max=8).bincount(minlength=9) / len(drawn)
+    assert one["bands"] == pytest.approx(counted.tolist(), abs=1e-3)
+    assert sum(one["density"]) / COLUMNS == pytest.approx(1, abs=1e-3)
+    assert facts["validation"] == pytest.approx(ts.quantiles(9).tolist(), abs=1e-4)
+
+
+def test_of_two_experts_each_has_its_share(
+    tiny_bases: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """37 % at shift 5 for the one above 0.875."""
+    base = tiny_bases("wan", "t2v-a14b")
+    plan(
+        Overrides(sets=(f"base_model_name={base}", "timestep_distribution=LOGIT_NORMAL", "timestep_shift=5")),
+        timesteps=True,
+    )
+    out = capsys.readouterr().out
+    assert "noise levels: LOGIT_NORMAL, shift 5" in out
+    assert "experts: high 36.8%, low 63.2%" in out
+
+
+def test_a_shift_by_resolution_has_a_curve_for_each_bucket() -> None:
+    resolved, spec, _ = resolve_config(Overrides(family="wan"))
+    spec = replace(spec, shift_by_tokens=(100, 0.5, 1000, 1.5))
+    facts = levels(spec, resolved.config, {"5x32x32": (100, 0.25), "9x64x64": (1000, 0.75)})
+    small, large = facts["distributions"]
+    assert (small["bucket"], small["share_of_steps"], small["shift"]) == ("5x32x32", 0.25, 1.6487)
+    assert large["shift"] == 4.4817
+    assert large["bands"][8] > small["bands"][8]
+
+
+def test_the_curve_is_as_high_as_the_density() -> None:
+    lines = curve([0.0, 1.0, 2.0])
+    assert len(lines) == ROWS
+    assert [sum(line[i] == "█" for line in lines) for i in range(3)] == [0, ROWS // 2, ROWS]
+
+
+def offline(tmp_path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process that may not ask the Hub, and whose cache of it is empty."""
+    return subprocess.run(
+        [sys.executable, "-m", "videotune", *settings],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def clips(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "clips", {"a.mp4": noise(40, 96, 160, seed=1)}, {}, fps=16)
+
+
+def test_check_and_plan_answer_for_a_preset(tmp_path: Path, clips: Path) -> None:
+    """What a published model needs of a card: tests/planner/test_presets_fit.py."""
+    settings = (str(clips), "--preset", "wan 2.1 1.3B LoRA 16GB")
+    for words in (("check",), ("plan", "--timesteps")):
+        done = offline(tmp_path, words[0], *settings, *words[1:])
+        assert done.returncode == 0, done.stderr
+        assert "come with videotune" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("train", "--preset", "wan 2.1 1.3B LoRA 16GB", "--out", "run"), "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"),
+        (("plan", "--base", "somebody/other"), "somebody/other"),
+    ],
+)
+def test_a_model_that_is_not_here_is_named(words: tuple[str, ...], named: str, tmp_path: Path, clips: Path) -> None:
+    done = offline(tmp_path, words[0], *(("--data",) if words[0] == "train" else ()), str(clips), *words[1:])
+    assert done.returncode == 1
+    assert named in done.stderr
+    assert not (tmp_path / "run").exists()
