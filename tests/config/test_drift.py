@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from videotune.config.drift import Change, class_of, drift, of_class
+from videotune.config.drift import Change, class_of, drift
 from videotune.config.load import merge
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
@@ -89,21 +89,9 @@ def test_another_split_of_a_step_is_safe_and_another_size_fatal(batch: int, accu
         assert all(f"would have {batch * accumulation} samples instead of 4" in change.why for change in changes)
 
 
-def test_changes_are_told_with_both_values_and_the_reason() -> None:
-    assert str(changed("learning_rate", 0.5)) == "learning_rate: 0.0001 -> 0.5"
-    assert str(changed("base_model_name", "/x")) == "base_model_name: None -> '/x' (the same bytes in another place)"
-
-
 def test_changed_datasets_are_told_key_by_key_and_dataset_by_dataset() -> None:
     two = whole({"datasets": [{"path": "/a"}, {"path": "/b", "repeats": 2}]})
     (change,) = drift(two, whole({"datasets": [{"path": "/a", "trigger": "x"}, {"path": "/c", "repeats": 2}]}))
     assert str(change) == "datasets.0.trigger: None -> 'x'; datasets.1.path: '/b' -> '/c'"
     (change,) = drift(two, whole({"datasets": [{"path": "/a"}]}))
     assert str(change) == "datasets.1: '/b' -> None"
-
-
-def test_several_changes_are_sorted_out_by_class() -> None:
-    changes = drift(whole(), whole({"save_every": 7, "learning_rate": 0.5, "seed": 3, "steps": 9}))
-    assert [change.key for change in of_class(changes, "safe")] == ["steps", "save_every"]
-    assert [change.key for change in of_class(changes, "override")] == ["learning_rate"]
-    assert [change.key for change in of_class(changes, "fatal")] == ["seed"]

@@ -3,11 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -216,29 +211,6 @@ def test_an_interrupted_scan_keeps_what_it_has(
     assert names(index) == {"a.mp4", "b.mp4"}
     mark(index)
     assert codecs(scan(folder, index, workers)) == {"a.mp4": "marked", "c.mp4": "h264"}
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_scan_killed_outright_leaves_a_whole_index(made: Path, tmp_path: Path, workers: Workers) -> None:
-    (tmp_path / "set").mkdir()
-    for i in range(60):
-        (tmp_path / "set" / f"{i:02d}.mp4").write_bytes((made / "good0.mp4").read_bytes() + bytes([i]) * 9)
-    code = f"""
-        from pathlib import Path
-        from videotune.data import media_index
-        media_index.SAVE_EVERY = 0
-        folder = Path({str(tmp_path / "set")!r})
-        media_index.MediaIndex(folder.parent / "index.json").examine(sorted(folder.iterdir()), [folder], 10.0)
-    """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-    end = time.monotonic() + 20
-    while not (tmp_path / "index.json").exists() and time.monotonic() < end:
-        time.sleep(0.005)
-    process.kill()
-    assert process.wait() in (-signal.SIGKILL, 0)
-    assert 1 <= len(read(tmp_path / "index.json")["files"]) <= 60
-    known = scan(tmp_path / "set", tmp_path / "index.json", workers)
-    assert len({clip_id for clip_id, info, _ in known.values() if isinstance(info, MediaInfo)}) == 60
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")

@@ -13,7 +13,7 @@ from tests.data_kit import with_config
 from tests.runs import fill as fill_cache
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import Source, prepare
-from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing, tensors_of
+from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.trainer.components import make_objective, make_source, plain_batch
@@ -177,17 +177,3 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     items, few = CacheItems((), tuple((bucket[0], variant) for variant in (PLAIN, 0, 1))), Store(tmp_path / "few")
     assert len(missing(few, source.keys, items).samples) == len(entries_of(source.keys, items)) == 3
     assert len(missing(few, replace(source.keys, image_noise=False), items).samples) == 1
-
-
-@pytest.mark.parametrize("wide", [False, True])
-def test_an_entry_is_read_as_it_was_encoded(wide: bool, make: Make) -> None:
-    _, _, source = make("t2v")
-    window, mean, extra = source.buckets[0][0], torch.rand(1, 2), torch.rand(3)
-    moments = Moments(mean, mean + 1 if wide else None, {"image": extra})
-    source.store.put("latents", source.names[window, 0], tensors_of(moments), {})
-    again = source._moments(window, 0)
-    assert torch.equal(again.mean, mean)
-    assert (again.logvar is None) == (not wide)
-    assert torch.equal(again.extras["image"], extra)
-    with pytest.raises(AssertionError, match="named as the moments"):
-        tensors_of(Moments(mean, None, {"mean": extra}))

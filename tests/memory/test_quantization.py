@@ -119,26 +119,6 @@ def test_bytes_of_a_number() -> None:
     assert bytes_a_number("BFLOAT_16") == 2
 
 
-@pytest.mark.parametrize("kind", [*ROUNDED, "BFLOAT_16"])
-def test_a_layer_is_a_linear_with_its_rounded_numbers_and_keeps_bytes_for_backward(kind: str) -> None:
-    linear = nn.Linear(48, 256)
-    layer = QuantizedLinear(linear, kind, torch.float32)
-    layer.set_weight(linear.weight, CPU)
-    plain = nn.Linear(48, 256)
-    plain.weight.data, plain.bias.data = layer.dequantize(), linear.bias.data
-    out, gradients = [], []
-    for one in (layer, plain):
-        x = torch.randn(2, 5, 48, generator=torch.Generator().manual_seed(4)).requires_grad_()
-        out.append(one(x))
-        out[-1].square().sum().backward()
-        gradients.append(x.grad)
-    assert torch.equal(*out)
-    assert torch.equal(*gradients)
-    assert torch.equal(layer.bias.grad, plain.bias.grad)
-    assert bool(layer.weight.isnan().all()), "who wants its numbers finds out"
-    assert layer.weight.shape == plain.weight.shape
-
-
 def test_what_the_backward_pass_keeps_is_packed() -> None:
     linear = nn.Linear(256, 256, bias=False)
     layer, kept = QuantizedLinear(linear, "FLOAT_8", torch.float32), []

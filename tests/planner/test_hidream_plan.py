@@ -8,16 +8,10 @@ import pytest
 import torch
 
 from tests.planner.planning_kit import bytes_of, held_by_a_real_step
-from videotune.config.load import preset_names, preset_reasons, read_preset
-from videotune.config.resolve import resolve
 from videotune.config.schema import Config
-from videotune.models.hidream import HiDream
 from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
-from videotune.planner.fit import OPEN
 from videotune.types import ClipShape
-
-OURS = [name for name in preset_names() if name.startswith("hidream")]
 
 
 @pytest.mark.parametrize(("targets", "method"), [("attention", "LORA"), ("attention", "FINE_TUNE")])
@@ -36,19 +30,3 @@ def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: Callable[..
     encoders = [part.encoder for part in family.text_parts().values()]
     assert parts["text encoder"] == pytest.approx(sum(bytes_of(net) for net in encoders), rel=1e-3)
     assert [len(one) for one in blocks] == [1, 1, 2, 2]  # the tiny T5's one block is a list of two layers itself
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_presets_ask_for_what_the_model_takes(name: str) -> None:
-    from videotune.data.buckets import parse_resolution
-
-    preset = read_preset(name)
-    config = resolve({}, preset, HiDream.spec).config
-    parse_resolution(preset["resolution"], HiDream.spec.rules)
-    assert (config.lora.targets, config.timestep_shift, config.training_method) == ("attention", 3.0, "LORA")
-    assert not set(OPEN) & set(preset), "memory is left to the plan"
-    assert "docs/hidream.md" in preset_reasons(name)["base_model_name"]
-
-
-def test_there_are_presets() -> None:
-    assert len(OURS) == 4

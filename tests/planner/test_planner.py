@@ -1,13 +1,11 @@
 """Which settings fit: arithmetic on readings, on small made facts and on a real model's."""
 
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
-from videotune.files import write_json
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.models.base_model import published, spec_for
 from videotune.planner.cards import USUAL, card, cards
@@ -30,7 +28,7 @@ from videotune.planner.memory import (
     sharded,
     smallest,
 )
-from videotune.planner.memory_plan import PlanInputs, _remembered, read_step_spec
+from videotune.planner.memory_plan import PlanInputs, read_step_spec
 from videotune.types import BasePlace, ClipShape
 
 MB = 10**6
@@ -216,11 +214,6 @@ def test_every_card_of_the_table_is_found_by_its_own_name() -> None:
     assert [card(one.name) for one in cards()] == list(cards())
     assert all(10e12 < one.flops < 1e16 and one.link > 1e9 for one in cards())
     assert not card("T4").timed, "without bfloat16 units no time is calculated"
-
-
-def test_facts_are_kept_as_they_are(tmp_path: Path) -> None:
-    write_json(tmp_path / "plan.json", asdict(facts()))
-    assert _remembered(tmp_path / "plan.json") == facts()
 
 
 @pytest.mark.long
