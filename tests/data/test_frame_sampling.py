@@ -15,7 +15,6 @@ from videotune.data.frame_sampling import (
     planned_frames,
     sample_frames,
     sample_window,
-    smallest_window,
     snap_frames,
     without_randomness,
 )
@@ -70,20 +69,6 @@ def test_a_changed_count_is_reported_and_strict_forbids_it() -> None:
         sampled(info_of(34, 16), temporal_compression_ratio=6)
     with pytest.raises(VideotuneError, match="stretch"):
         planned_frames(VideoConfig(stretch=True, frame_sample_strategy="keyframe"), rules())
-
-
-def test_smallest_window() -> None:
-    for of, video, least in [
-        (rules(), {}, 5),
-        (rules(8, 1), {}, 9),
-        (rules(0, 49), {}, 49),
-        (rules(0, 1), {}, 1),
-        (rules(), {"frames": 1}, 1),
-        (rules(), {"min_frames": 7}, 9),
-    ]:
-        assert smallest_window(VideoConfig.model_validate(video), of) == least
-    with pytest.raises(VideotuneError, match="min_frames is 20, above the 17"):
-        smallest_window(VideoConfig(min_frames=20), rules())
 
 
 def test_a_short_clip_takes_the_largest_window_that_it_fills_or_none() -> None:
