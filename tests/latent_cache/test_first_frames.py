@@ -109,7 +109,7 @@ def test_of_a_still_nothing_is_given(make: Make) -> None:
     assert batch.weight.eq(1).all()
 
 
-def test_the_ruler_is_told_what_most_samples_are(make: Make) -> None:
+def test_validation_is_conditioned_as_most_samples_are(make: Make) -> None:
     for variant in ("i2v", "ti2v"):
         _, _, source = make(variant)
         for share, tells in ((0.0, False), (0.4, False), (0.6, True), (1.0, True)):

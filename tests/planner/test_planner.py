@@ -188,20 +188,7 @@ def test_a_card_is_known_by_every_word_of_its_name(asked: str, name: str, gigaby
 
 
 def test_a_name_that_is_no_card_or_several_is_refused() -> None:
-    for asked in (
-        "",
-        " ",
-        "rtx",
-        "4",
-        "h",
-        "nvidia",
-        "voodoo",
-        "rtx 4090 ti",
-        "rtx 4060 ti",
-        "a100",
-        "rtx 6000",
-        "4 0",
-    ):
+    for asked in ("", "rtx", "4", "nvidia", "voodoo", "rtx 4090 ti", "rtx 4060 ti", "a100", "rtx 6000", "4 0"):
         with pytest.raises(VideotuneError):
             card(asked)
 
