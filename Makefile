@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-core test-slow test-long lint golden bench clean
+.PHONY: demo test test-core test-slow test-long lint docs golden bench clean
 
 demo: $(VENV)/.base
 	$(BIN)/videotune demo --out demo
@@ -32,6 +32,10 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	@$(BIN)/python scripts/house.py || echo "some figures are beyond their bounds"
 
+# the pages of docs/ as a site in site/
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 golden: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/trainer/test_golden.py --bit-for-bit
 
@@ -56,4 +60,4 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml requirements-dev.txt
 	touch $@ $(VENV)/.base
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) demo build site *.egg-info

@@ -1,4 +1,4 @@
-"""The reference of options is what its script prints, and names every key."""
+"""The pages that programs write (options, commands, families, error texts) are current, and name every key."""
 
 import re
 import subprocess
@@ -16,6 +16,23 @@ def test_the_page_is_what_its_script_prints() -> None:
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, check=True, cwd=ROOT)
     printed = ran.stdout.decode("utf-8").replace("\r\n", "\n")
     assert PAGE.read_text(encoding="utf-8") == printed, "run: python scripts/write_options.py > docs/options.md"
+
+
+def test_the_page_of_commands_is_what_typer_prints() -> None:
+    typer = [sys.executable, "-m", "typer", "videotune.cli.main", "utils", "docs", "--name", "videotune"]
+    ran = subprocess.run([*typer, "--title", "Commands"], capture_output=True, text=True, check=True, cwd=ROOT)
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert page.strip() == ran.stdout.strip(), (
+        f"run: {' '.join(['python', *typer[1:], '--title Commands > docs/commands.md'])}"
+    )
+
+
+def test_error_texts_are_those_of_the_snapshot(tmp_path: Path) -> None:
+    """The one place that holds wording; other tests hold classes, codes and the keys that an error names."""
+    written = ROOT / "tests" / "docs" / "messages.txt"
+    script = ROOT / "scripts" / "write_messages.py"
+    ran = subprocess.run([sys.executable, script, tmp_path / "now.txt"], capture_output=True, text=True, check=True)
+    assert written.read_text(encoding="utf-8") == (tmp_path / "now.txt").read_text(encoding="utf-8"), ran.stdout
 
 
 def test_every_key_has_a_row_with_a_meaning() -> None:
