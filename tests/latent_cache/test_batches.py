@@ -15,7 +15,7 @@ import torch
 
 from tests.clips import write_clip
 from tests.data_kit import config_of, with_config
-from tests.runs import fill as fill_cache
+from tests.latent_cache.conftest import Make
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import probe
@@ -25,27 +25,14 @@ from videotune.latent_cache.batches import Source, StepBatch, prepare, quiet_poo
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import Schedule, picks
 from videotune.latent_cache.store import Store
-from videotune.trainer.components import make_objective, make_source
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
 from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window
 
 Open = Callable[..., Any]
 
 
 @pytest.fixture
-def source(small_clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Open, tmp_path: Path) -> Source:
-    sets = (
-        f"base_model_name={tiny_bases('wan')}",
-        f"cache_dir={tmp_path}",
-        "resolution=32x32",
-        "batch_size=3",
-        "seed=5",
-    )
-    job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
-    family, store = tiny_family("wan"), Store(tmp_path)
-    fill_cache(job, family, store)
-    return make_source(job, family, store, make_objective(job.spec, job.config))
+def source(make: Make) -> Source:
+    return make("t2v", "batch_size=3")[2]
 
 
 def same(a: StepBatch, b: StepBatch) -> bool:
@@ -214,23 +201,10 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
     assert numbers == Counter([number_of(shown) for shown in asked] + [number_of(sample_window(windows[1], 0, 0))] * 10)
 
 
-def test_encoding_in_the_loop_gives_what_the_cache_holds(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Open, tmp_path: Path
-) -> None:
+def test_encoding_in_the_loop_gives_what_the_cache_holds(make: Make) -> None:
     """Real clips, cropped at random: view v in the loop is variant v of the cache, bit for bit."""
-    sets = (
-        f"base_model_name={tiny_bases('wan')}",
-        f"cache_dir={tmp_path}",
-        "resolution=16x32",
-        "resize=random",
-        "video_config.variants=2",
-        "video_config.frames=5",
-        "video_config.windows=head",
-    )
-    job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
-    family, store = tiny_family("wan"), Store(tmp_path)
-    fill_cache(job, family, store)
-    cached = make_source(job, family, store, make_objective(job.spec, job.config))
+    video = ("video_config.variants=2", "video_config.frames=5", "video_config.windows=head")
+    _, _, cached = make("t2v", "resolution=16x32", "resize=random", *video)
     in_the_loop = with_config(cached, {"variants": 0})
     first = [source.sample(source.buckets[0][0], 0).mean for source in (cached, in_the_loop)]
     second = [source.sample(source.buckets[0][0], source.variant(0, 0, 1)).mean for source in (cached, in_the_loop)]

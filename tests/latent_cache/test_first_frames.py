@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.data_kit import with_config
+from tests.latent_cache.conftest import Make
 from tests.runs import fill as fill_cache
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import Source, prepare
@@ -17,30 +18,9 @@ from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of,
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.trainer.components import make_objective, make_source, plain_batch
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import Job, open_job
 from videotune.types import PLAIN, Moments, Window
 
 Open = Callable[..., Any]
-Make = Callable[..., tuple[Job, Any, Source]]
-
-
-@pytest.fixture
-def make(small_clips: Path, tiny_bases: Callable[..., Path], tiny_family: Open, tmp_path: Path) -> Make:
-    """A job on a kind of Wan, its family, and its filled source."""
-
-    def get(variant: str, *sets: str) -> tuple[Job, Any, Source]:
-        words = (f"base_model_name={tiny_bases('wan', variant)}", f"cache_dir={tmp_path}", "resolution=32x32")
-        job = open_job(
-            *resolve_config(
-                Overrides(data=str(small_clips), sets=(*words, "batch_size=4", "seed=5", "dataloader_threads=0", *sets))
-            )
-        )
-        family, store = tiny_family("wan", variant=variant), Store(tmp_path)
-        fill_cache(job, family, store)
-        return job, family, make_source(job, family, store, make_objective(job.spec, job.config))
-
-    return get
 
 
 def told(source: Source, steps: int) -> list[bool]:
