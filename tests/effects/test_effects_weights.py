@@ -9,7 +9,7 @@ import torch
 from tests.effects.effects_kit import Lab, run_steps, trainer_of, watched
 from videotune.config.drift import class_of
 from videotune.config.fields import ROUNDED
-from videotune.memory.quantization import QuantizedLinear, share_of
+from videotune.memory.quantization import QuantizedLinear
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.trainer import Trainer
 
@@ -36,7 +36,7 @@ def packed(net: torch.nn.Module) -> set[str]:
 
 
 def bytes_of(trainer: Trainer) -> int:
-    return share_of(trainer.net).bytes
+    return sum(parameter.nbytes for parameter in trainer.net.parameters())
 
 
 def first_text(lab: Lab, knobs: dict[str, Any]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from tests.offload_kit import deepen, resident_bytes
 from tests.planner.planning_kit import bytes_of, held_by_a_real_step
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
-from videotune.memory.weight_streaming import OffloadSettings, stream_blocks
+from videotune.memory.weight_streaming import stream_blocks
 from videotune.models.base_model import published
 from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
@@ -161,9 +161,7 @@ def test_streamed_weights_leave_what_the_plan_says(
     family = find("wan")(folder, torch.device("cpu"), torch.float32, seen.family.weights)
     net = family.denoiser()
     held = add_lora(net, family.spec, seen.config.lora, 0)
-    streams = stream_blocks(
-        net, family.spec.blocks, torch.device("cpu"), OffloadSettings(fraction), list(held.values())
-    )
+    streams = stream_blocks(net, family.spec.blocks, torch.device("cpu"), fraction, resident=list(held.values()))
     assert streams.buffers is not None
     gaps = sum(slot.flat.numel() for slot in streams.buffers.slots) - planned["ring"]
     assert 0 <= gaps < 256 * len(streams.buffers.slots) * len(streams.buffers.tensors[0]), (

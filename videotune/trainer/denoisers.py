@@ -17,9 +17,9 @@ from videotune.errors import VideotuneError
 from videotune.latent_cache.expert_schedule import ExpertSchedule, exact
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.host_weights import HostWeights
-from videotune.memory.quantization import share_of
+from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
-from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.memory.weight_streaming import Streams, stream_blocks
 from videotune.trainer.components import device_and_dtype, dtype_name
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.ema import Ema
@@ -174,11 +174,7 @@ def open_pool(
 def echo_quantized(net: nn.Module, kept: str | None) -> None:
     """Say how much of a network is kept in fewer bits."""
     if kept is not None:
-        share = share_of(net)
-        echo(
-            f"{share.packed / share.numbers:.0%} of the denoiser's weights are kept in {kept}: {size(share.bytes)} in place "
-            f"of {size(share.plain)}"
-        )
+        echo(packed_note(net, "the denoiser", kept))
 
 
 def arrange_blocks(
@@ -199,7 +195,7 @@ def arrange_blocks(
         return None
     device = device_and_dtype(config)[0]
     resident = () if config.training_method == "FINE_TUNE" else tuple(held.values())
-    streams = stream_blocks(net, spec.blocks, device, OffloadSettings(fraction, mode), resident, home, echo)
+    streams = stream_blocks(net, spec.blocks, device, fraction, mode, resident, home, echo)
     if first and streams.host_weights is not None:
         echo(
             f"{len(streams.streamed)} blocks are streamed from host memory ({size(streams.host_weights.size)}); "
