@@ -31,7 +31,7 @@ def test_the_verdict_was_right_as_often_as_is_said() -> None:
     assert summary["levels"]["by_the_plain_mean"] == 0
     for words in (
         f"called in {right[0]} of 20",
-        f"within one reading of it in {right[1]} of 20",
+        f"within one validation of it in {right[1]} of 20",
         f"both in {right[2]}",
         "in 0 of 20",
         f"called in {summary['levels']['overfitting']} of {len(levels)}",
