@@ -11,7 +11,6 @@ import pytest
 from tests.clips import noise, write_clip
 from tests.scenery import pan, scenery, shots
 from videotune.data.content_scan import ContentScan, scan_content
-from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import probe
 
 
@@ -148,17 +147,6 @@ def test_damage_late_in_a_file_is_told_and_condemns_nothing(tmp_path: Path) -> N
     assert found.damaged_at is not None
     assert 2 < found.damaged_at < 4
     assert scan_content(probe(path), 1.0).damaged_at is None
-
-
-def test_a_clip_without_a_frame_to_decode_is_a_problem(tmp_path: Path) -> None:
-    path = write_clip(tmp_path / "a.mp4", shots([1], 12), options={"bf": "0"})
-    info = probe(path)
-    content = bytearray(path.read_bytes())
-    at = content.index(b"mdat") + 4
-    content[at : at + 4000] = bytes(4000)
-    path.write_bytes(content)
-    with pytest.raises(ClipProblem, match="frame 0"):
-        scan_content(info, 10.0)
 
 
 def test_a_rotated_file_has_the_signatures_of_an_upright_one(tmp_path: Path) -> None:
