@@ -29,6 +29,7 @@ def rehearsed(out: Path, *words: str) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.mark.long
 def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     found = rehearsed(out, "memory", "streaming", "published", "equal", "sync", "quantised")

@@ -152,7 +152,7 @@ def dealt(todo: CacheItems, part: int, of: int) -> CacheItems:
     return CacheItems(todo.captions[part::of], tuple(own))
 
 
-def _pixels(pairs: Sequence[tuple[Window, int]]) -> int:
+def _pixels(pairs: Iterable[tuple[Window, int]]) -> int:
     return sum(window.shape.frames * window.shape.height * window.shape.width for window, _ in pairs)
 
 
@@ -344,6 +344,4 @@ def _frames_of(group: Sequence[Take], clip: MediaInfo, future: Future[Any] | Non
 
 
 def _frame_bytes(group: Sequence[Take]) -> int:
-    return sum(
-        3 * sample.window.shape.frames * sample.window.shape.height * sample.window.shape.width for sample in group
-    )
+    return 3 * _pixels((sample.window, sample.variant) for sample in group)
