@@ -124,6 +124,11 @@ def smallest_window(video: VideoConfig, rules: VideoRules) -> int:
     return valid_at_least(video.min_frames, rules) or rules.frame_rest
 
 
+def frames_in(seconds: float, fps: float, keep: int = 1) -> int:
+    """How many frames so many seconds fill at ``fps``, every ``keep``-th of them."""
+    return (math.floor(seconds * fps + 1e-6) - 1) // keep + 1
+
+
 @dataclass(frozen=True)
 class FrameSampling:
     """The windows of one clip.
@@ -216,8 +221,7 @@ class _Sampler:
         )
 
     def _frames_in(self, seconds: float) -> int:
-        """How many frames so many seconds fill at the base rate, every ``keep``-th of them."""
-        return (math.floor(seconds * self.base + 1e-6) - 1) // self.keep + 1
+        return frames_in(seconds, self.base, self.keep)
 
     def _seconds(self, frames: int) -> float:
         """How much of the clip so many frames need: to the end of the last one at the base rate."""
