@@ -24,6 +24,9 @@ from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.types import PLAIN, Batch, Clip, Condition, ModelSpec, Moments, Window
 
+BLOCK = 64
+"""Steps whose windows, captions and noise levels are drawn together."""
+
 
 @dataclass(frozen=True)
 class StepBatch:
@@ -71,6 +74,7 @@ class Source:
     encode: Callable[[Window, int], Moments] | None = None
     expert_schedule: ExpertSchedule | None = None
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+    _blocks: dict[int, list[StepDraws]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def timesteps_of(self, step: int) -> Timesteps:
         """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
@@ -159,6 +163,41 @@ class Source:
         own = dict(self.store.get("latents", key))
         return Moments(own.pop("mean"), own.pop("logvar", None), own)
 
+    def step_draws(self, step: int) -> StepDraws:
+        """What is drawn for a step; a block of steps is drawn together, and the latest blocks are kept."""
+        number, place = divmod(step - 1, BLOCK)
+        block = self._blocks.get(number)
+        if block is None:
+            steps = range(number * BLOCK + 1, (number + 1) * BLOCK + 1)
+            block = self._blocks[number] = [draws_of(self, each) for each in steps]
+            for old in list(self._blocks)[:-3]:
+                self._blocks.pop(old, None)
+        return block[place]
+
+
+@dataclass(frozen=True)
+class StepDraws:
+    """What is drawn for a step but noise: each sample's window, variant and caption, whether it is conditioned on its first
+    frame, and t (B,).
+    """
+
+    samples: tuple[tuple[Window, int], ...]
+    captions: tuple[str, ...]
+    first_frame: tuple[bool, ...]
+    t: Tensor
+
+
+def draws_of(source: Source, step: int) -> StepDraws:
+    """The draws of step ``step`` (from 1). Each belongs to (seed, purpose, step, index of the sample)."""
+    seed = source.keys.seed
+    bucket, places = picks(source.schedule, step)
+    samples = tuple((source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places)
+    captions = tuple(_caption(source, window, step, i) for i, (window, _) in enumerate(samples))
+    t = source.timesteps_of(step).draw(uniforms(seed, step, len(samples), source.config.timestep_stratified))
+    share = source.config.first_frame_probability or 0.0
+    first_frame = tuple(draws(seed, "first frame", step, i).random() < share for i in range(len(samples)))
+    return StepDraws(samples, captions, first_frame, t)
+
 
 def assemble(
     source: Source,
@@ -237,12 +276,8 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
 
     ``part`` (i, n) as in ``share_of``; ``spares``: where it is empty, another's sample is there, to run along with.
     """
-    config, seed = source.config, source.keys.seed
-    bucket, places = picks(source.schedule, step)
-    samples = [(source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places]
-    windows = [window for window, _ in samples]
-    captions = tuple(_caption(source, window, step, i) for i, window in enumerate(windows))
-    t = source.timesteps_of(step).draw(uniforms(seed, step, len(windows), config.timestep_stratified))
+    seed, drawn = source.keys.seed, source.step_draws(step)
+    windows, captions = [window for window, _ in drawn.samples], drawn.captions
     prior = tuple(i for i, window in enumerate(windows) if source.clips[window.clip_id].prior)
     lo, hi = share_of(part, len(windows))
     spare = spares and lo == hi
@@ -251,14 +286,12 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
         hi = lo + 1
     batch, noise = None, torch.empty(0)
     if lo < hi:
-        encoded = [source.sample(*samples[i], step, i) for i in range(lo, hi)]
-        share = config.first_frame_probability or 0.0
-        first_frame = [draws(seed, "first frame", step, i).random() < share for i in range(lo, hi)]
-        batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, first_frame)
+        encoded = [source.sample(*drawn.samples[i], step, i) for i in range(lo, hi)]
+        batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, drawn.first_frame[lo:hi])
         shape = tuple(batch.x0.shape[1:])
         made = [draws(seed, "noise", step, i).standard_normal(shape, "float32") for i in range(lo, hi)]
         batch, noise = _with_dropped_frames(source, batch, step, lo), torch.stack([*map(torch.from_numpy, made)])
-    return StepBatch(step, tuple(w.id for w in windows), captions, t, lo, batch, noise, prior, spare)
+    return StepBatch(step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare)
 
 
 def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
