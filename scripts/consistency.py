@@ -91,7 +91,7 @@ def sampled(
     family: Family, nets: Mapping[str, torch.nn.Module], settings: SampleSettings, states: Mapping[str, Any]
 ) -> list[np.ndarray]:
     """What the prompts give: float frames (T, H, W, 3) in 0 to 255."""
-    latents = draw(family, nets, settings, states.__getitem__, PROMPTS, NOISES, batch=len(PROMPTS))
+    latents = draw(family, nets, settings, states.__getitem__, list(zip(PROMPTS, NOISES, strict=True)))
     return [to_grey_levels(family.decode(one)) for one in latents]
 
 

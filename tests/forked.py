@@ -19,7 +19,7 @@ IMPORTED = (
     *("videotune.cli.main", "videotune.models.wan", "videotune.reporter.build"),
     *("videotune.trainer.init_from", "videotune.commands.train"),
 )
-"""Modules that every process of a run imports. The server says nothing of one that it cannot find: test_forked.py does."""
+"""Modules that every process of a run imports. The server says nothing of one that it cannot find."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(list(IMPORTED))

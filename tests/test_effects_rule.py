@@ -85,10 +85,3 @@ def test_every_effect_test_asserts_something() -> None:
 def test_every_key_is_described() -> None:
     silent = [name for name, field in leaves().items() if not (field.description or "").strip()]
     assert not silent, f"no description: {', '.join(silent)}"
-
-
-def test_values_of_an_annotation() -> None:
-    assert values(Literal["a"]) == {"a"}
-    assert values(Literal["a", "b"] | None) == {"a", "b", None}
-    assert values(int) is None
-    assert values(int | None) is None

@@ -1,13 +1,13 @@
 """What is installed is what was tested: pins, hashes and bounds say the same."""
 
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from scripts import write_lock
 
 ROOT = Path(__file__).parents[1]
 AGAIN = "the lock is old: python scripts/write_lock.py"
@@ -18,23 +18,14 @@ def pins(name: str) -> dict[str, str]:
     return {canonicalize_name(package): version for package, version in found}
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_lock", ROOT / "scripts" / "write_lock.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_locks_hold_what_is_needed_in_the_pinned_versions() -> None:
-    writer, constraints = script(), pins("constraints.txt")
+    constraints = pins("constraints.txt")
     for name, extras in (("requirements.txt", ()), ("requirements-dev.txt", ("dev",))):
         locked = pins(name)
-        wanted = {"setuptools"} | writer.needed("videotune", extras)
-        assert set(locked) - set(writer.ELSEWHERE) == wanted - set(writer.ELSEWHERE), AGAIN
+        wanted = {"setuptools"} | write_lock.needed("videotune", extras)
+        assert set(locked) - set(write_lock.ELSEWHERE) == wanted - set(write_lock.ELSEWHERE), AGAIN
         assert {package: version for package, version in locked.items() if constraints.get(package) != version} in (
-            {}, writer.ELSEWHERE,
+            {}, write_lock.ELSEWHERE,
         ), AGAIN  # fmt: skip
         assert "torch" not in locked
 

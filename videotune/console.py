@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from videotune.errors import printable
-from videotune.files import size_text as size  # noqa: F401  (what is said of bytes)
+from videotune.files import size_text as size  # noqa: F401  (sizes in words)
 
 QUIET_SECONDS = 20.0
 """Without a terminal, a progress line at most so often."""
@@ -121,10 +121,10 @@ class Bar:
             left = (now - self._begun) / max(1, done - self._first) * (total - done)
         parts = [text] if isinstance(text, str) else list(text)
         if self._progress is not None:
-            told = clock(left) if seconds_left is not None or done > self._first else "-:--"
+            remaining = clock(left) if seconds_left is not None or done > self._first else "-:--"
             if self._task is None:
                 self._task = self._progress.add_task(self._title, total=total, parts=parts, left="")
-            self._progress.update(self._task, completed=done, total=total, parts=parts, left=f"{told} left")
+            self._progress.update(self._task, completed=done, total=total, parts=parts, left=f"{remaining} left")
             return
         if now - self._said >= QUIET_SECONDS or (done == total and now - self._begun > 2):
             self._said = now
@@ -169,9 +169,9 @@ def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
 
     columns = (Line(Column(no_wrap=True)), BarColumn(None, table_column=Column(ratio=1)))  # the bar has what is left
     with Progress(*columns, console=console, refresh_per_second=4, expand=True) as progress:
-        shown = Bar(title, progress)
-        yield shown
-        shown.close()
+        made = Bar(title, progress)
+        yield made
+        made.close()
 
 
 def clock(seconds: float) -> str:

@@ -20,11 +20,11 @@ from tests.commands.safety_kit import (
     resume,
     steps_of,
 )
+from tests.exporter.export_kit import read_back
 from tests.runs import open_run, prepare
 from tests.shell import export, train
 from videotune.adapters.lora import updates
 from videotune.errors import DONE, VideotuneError
-from videotune.exporter.lora import read_back
 from videotune.files import read_json
 from videotune.trainer.checkpoint_writer import entry_of
 from videotune.trainer.components import open_models

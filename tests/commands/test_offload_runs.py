@@ -37,9 +37,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The latents of every preview, in order: the encoder of the files themselves does not give the same bits twice."""
     seen: list[torch.Tensor] = []
 
-    def keep(family: Any, latents: list[torch.Tensor]) -> Any:
+    def keep(family: Any, latents: list[torch.Tensor], tiled: bool) -> Any:
         seen.extend(latents)
-        return decode(family, latents)
+        return decode(family, latents, tiled)
 
     decode = decoding.decode
     monkeypatch.setattr(decoding, "decode", keep)

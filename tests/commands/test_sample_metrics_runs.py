@@ -149,7 +149,7 @@ def test_what_is_sampled_and_its_share_of_the_run(overrides: Make) -> None:
     captions = {caption for clip in job.library.clips for caption in clip.captions}
     assert len(plan.prompts) == 2
     assert set(plan.prompts) <= captions
-    assert plan.drawn == [(0, 42), (1, 42), (0, 43), (1, 43), (0, 44), (1, 44)]
+    assert plan.pairs == [(0, 42), (1, 42), (0, 43), (1, 43), (0, 44), (1, 44)]
     assert share_of_run(plan, job_of("steps=200")) == pytest.approx(share_of_run(plan, job) / 2)
     tokens = job.spec.tokens(plan.settings.shape)
     windows = [job.spec.tokens(window.shape) for window in job.training_windows]
@@ -162,7 +162,7 @@ def test_first_frames_of_samples_are_those_of_clips(overrides: Make) -> None:
     job = open_job(*resolve_config(overrides("sample_metrics.budget=0.05", base=("wan", "i2v"))))
     plan = sample_metrics_plan(job)
     assert plan is not None
-    assert len(plan.told) == len(plan.prompts) == 2
-    assert all(str(window.shape) == str(plan.settings.shape) for window in plan.told)
+    assert len(plan.first) == len(plan.prompts) == 2
+    assert all(str(window.shape) == str(plan.settings.shape) for window in plan.first)
     captions = {clip.id: clip.captions for clip in job.library.clips}
-    assert all(prompt in captions[window.clip_id] for prompt, window in zip(plan.prompts, plan.told, strict=True))
+    assert all(prompt in captions[window.clip_id] for prompt, window in zip(plan.prompts, plan.first, strict=True))

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.effects.effects_kit import Lab, job_of, run_steps, trainer_of, watched, written
+from tests.exporter.export_kit import read_back
 from tests.runs import measure
 from videotune.errors import VideotuneError
-from videotune.exporter.lora import read_back
 from videotune.models.registry import names
 from videotune.models.wan import Wan
 from videotune.trainer.resolve_config import Overrides, resolve_config

@@ -169,8 +169,7 @@ def test_guidance_goes_from_the_empty_prompt_through_the_prompt(lab: Lab) -> Non
                 {"transformer": trainer.net},
                 settings,
                 lambda prompt: {"text": texts_by_prompt[prompt]},
-                ["a cat"],
-                [1],
+                [("a cat", 1)],
             )
         assert torch.equal(torch.cat([call["text"] for call in calls]), texts[:1] if guidance == 1 else texts)
     assert not torch.allclose(sampled[2], sampled[1])

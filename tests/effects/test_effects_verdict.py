@@ -62,7 +62,7 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
     (exported,) = read_json(run / "exports.json")
     if readings is None:  # nothing was saved but the end
         assert end["take"]["step"] == 7
-        assert "best at step 3" in end["take"]["why"]
+        assert "no checkpoint of step 3" in end["take"]["why"]
         assert "step-7." in exported["path"]
         return
     assert end["take"] == {"step": 3, "why": "held-out clips were best there"}

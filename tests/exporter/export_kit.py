@@ -1,11 +1,13 @@
 """Adapters of every kind with drawn numbers, and what a network does with them."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
+from videotune.exporter.lora import read_effects
 
 State = dict[str, torch.nn.Parameter]
 
@@ -30,3 +32,8 @@ def acts(net: Any) -> torch.Tensor:
     given = {"hidden_states": x.to(net.dtype), "encoder_hidden_states": text.to(net.dtype)}
     with torch.no_grad():
         return net(**given, timestep=torch.tensor([500.0]), return_dict=False)[0]
+
+
+def read_back(family: Any, path: Path) -> dict[str, torch.Tensor]:
+    """What each module's adapter does as the file's reader applies it: of LoRA ΔW."""
+    return {name: calculate() for name, calculate in read_effects(family, path)[0].items()}

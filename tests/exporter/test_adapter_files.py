@@ -1,8 +1,6 @@
 """LoRA files of other programs: read exactly, alpha included, or refused with a sentence; never read wrongly."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -264,19 +262,6 @@ def test_cogvideox_in_comfyuis_names(tiny_family: Open, tmp_path: Path) -> None:
     assert {key.split(".lora")[0] for key in keys} == {"q", "k", "v", "attn_out", "ff_proj", "ff_out"}
     assert done.max_error == 0.0
     assert "videotune" in done.reader
-
-
-def test_the_command_line_draws_nothing_with_a_file_that_changes_nothing(
-    tiny_bases: Callable[..., Path], tmp_path: Path
-) -> None:
-    path = tmp_path / "junk.safetensors"
-    save_file({"foo": torch.ones(2)}, path)
-    words = ["--base", str(tiny_bases("wan")), "--lora", str(path), "--prompt", "a cat", "--out", str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-m", "videotune", "sample", *words], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "foo" in done.stderr
-    assert "kohya" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_weights_of_8_bits_are_read(tiny_family: Open, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.exporter.export_kit import acts, scale, trained
 from videotune.adapters.effect import new_weight, updates
@@ -17,8 +17,8 @@ from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter import lora
-from videotune.exporter.formats import CONFIG, baked, formats_of, head_of
-from videotune.exporter.lora import export_lora, read_back, read_lora, read_parts
+from videotune.exporter.formats import CONFIG, baked, formats_of
+from videotune.exporter.lora import export_lora, read_lora
 from videotune.exporter.verify import digest_of
 
 Open = Callable[..., Any]
@@ -128,22 +128,6 @@ def test_formats_that_others_would_read_wrongly_are_refused(
 
 
 @KINDS
-def test_reading_back_finds_what_is_wrong(kind: str, tiny_family: Open, tmp_path: Path) -> None:
-    """The check can fail, for each tensor of each kind: one changed number is told apart."""
-    family, path = tiny_family("wan"), tmp_path / "wrong.safetensors"
-    (_, state), format = trained(family, kind), formats_of(family, kind)[-1]
-    tensors, wanted = baked(family, format, state, scale(kind)), updates(state, scale(kind))
-    module = "blocks.1.attn1.to_k"
-    for key in [key for key in tensors if module in key or "blocks.1.self_attn.k." in key]:
-        own = {name: value.clone() for name, value in tensors.items()}
-        own[key].view(-1)[1] += 0.01
-        save_file(own, path, metadata=head_of(state))
-        found = read_back(family, path)
-        differ = {name for name in wanted if not torch.allclose(found[name], wanted[name], rtol=1e-5, atol=1e-6)}
-        assert differ in ({module}, {f"{module} magnitude"}), key
-
-
-@KINDS
 @pytest.mark.parametrize(
     ("value", "words"), [(None, "is zero"), (float("nan"), "NaN"), (float("inf"), "NaN or infinite")]
 )
@@ -175,30 +159,6 @@ def test_alpha_is_in_b_and_nowhere_else(tiny_family: Open, tmp_path: Path) -> No
     assert json.loads(header["videotune"]) == {"step": 3, "word": "zörble", "digest": digest_of(tensors)}
 
 
-def test_a_file_that_would_act_otherwise_is_an_error(
-    tiny_family: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def halved(*words: Any) -> dict[str, torch.Tensor]:
-        return {key: value / 2 if "lora_B" in key else value for key, value in baked(*words).items()}
-
-    family = tiny_family("wan")
-    monkeypatch.setattr(lora, "baked", halved)
-    with pytest.raises(VideotuneError, match="ΔW differs"):
-        export_lora(family, "diffusers", trained(family)[1], 2.0, tmp_path / "x.safetensors", {})
-    assert list(tmp_path.iterdir()) == []
-
-
-@KINDS
-def test_parts_that_are_read_are_the_baked_ones(kind: str, tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("wan")
-    _, state = trained(family, kind)
-    done = export_lora(family, formats_of(family, kind)[0], state, scale(kind), tmp_path / "x.safetensors", {})
-    parts, scales = read_parts(family, done.path)
-    assert set(scales.values()) == {1.0}
-    for path, own in by_module(state).items():
-        assert set(parts[path]) == set(own)
-
-
 def test_a_file_for_another_model_is_told(tiny_family: Open, tmp_path: Path) -> None:
     family, other = tiny_family("wan"), tiny_family("cogvideox")
     path = export_lora(family, "peft", trained(family, "LOHA")[1], 2.0, tmp_path / "l.safetensors", {}).path
@@ -206,11 +166,18 @@ def test_a_file_for_another_model_is_told(tiny_family: Open, tmp_path: Path) -> 
         read_lora(other, other.denoiser(), path, ADAPTER)
 
 
-@pytest.mark.parametrize("kind", ["DORA", "LOHA", "LOKR", "OFT"])
-def test_cogvideox_too(kind: str, tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("cogvideox")
-    _, state = trained(family, kind)
-    formats = formats_of(family, kind)
-    assert formats == {"DORA": ("diffusers",), "OFT": ("peft",)}.get(kind, ("comfyui", "peft"))
-    for format in formats:
-        assert export_lora(family, format, state, scale(kind), tmp_path / "x.safetensors", {}).max_error < 1e-6
+@KINDS
+def test_a_file_that_would_act_otherwise_is_an_error(
+    kind: str, tiny_family: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check can fail, for each tensor of each kind: one changed number is enough."""
+    family = tiny_family("wan")
+    (_, state), format = trained(family, kind), formats_of(family, kind)[-1]
+    tensors = baked(family, format, state, scale(kind))
+    for key in [key for key in tensors if "blocks.1.attn1.to_k" in key or "blocks.1.self_attn.k." in key]:
+        other = {name: value.clone() for name, value in tensors.items()}
+        other[key].view(-1)[1] += 0.01
+        monkeypatch.setattr(lora, "baked", lambda *_, other=other: other)
+        with pytest.raises(VideotuneError, match="ΔW differs"):
+            export_lora(family, format, state, scale(kind), tmp_path / "x.safetensors", {})
+        assert list(tmp_path.iterdir()) == []

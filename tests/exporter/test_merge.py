@@ -14,7 +14,7 @@ from tests.exporter.export_kit import acts, scale, trained
 from videotune.adapters.effect import new_weight
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.errors import VideotuneError
-from videotune.exporter.merge import export_merged, raw, spans_of
+from videotune.exporter.merge import export_merged
 
 Open = Callable[..., Any]
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -116,11 +116,3 @@ def test_weights_too_large_for_the_base_s_dtype_are_told(tiny_family: Open, tmp_
     with pytest.raises(VideotuneError, match=r"blocks.0.attn1.to_q.weight is too large for the base's torch.float16"):
         export_merged(family, {"transformer": state}, 2.0, base, tmp_path / "m", {})
     assert not (tmp_path / "m").exists()
-
-
-def test_spans_are_where_safetensors_puts_the_bytes(tmp_path: Path) -> None:
-    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
-    save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
-    data = (tmp_path / "x.safetensors").read_bytes()
-    for name, span in spans_of(tmp_path / "x.safetensors").items():
-        assert data[span.start : span.start + span.length] == raw(tensors[name])

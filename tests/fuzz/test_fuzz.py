@@ -118,7 +118,7 @@ def test_adapters(tiny_family: Callable[..., object], tmp_path: Path) -> None:
     for number, path in enumerate(files):
 
         def read_one(path: Path = path) -> None:
-            read_file(family, family.skeleton(), path, "x", lambda text: None)  # type: ignore[arg-type, attr-defined]
+            read_file(family, family.skeleton(), path, "x")  # type: ignore[arg-type, attr-defined]
 
         assert try_each([path], read_one, COUNT // 3, seed=number)["refused"] > 0
 

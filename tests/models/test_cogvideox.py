@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ from diffusers import CogVideoXDDIMScheduler, CogVideoXImageToVideoPipeline
 
 from tests.models.models_kit import Open, batch_of, clip_of, opened, small_shape
 from videotune.commands.sample import shape_of
-from videotune.config.data_schema import VideoConfig
 from videotune.config.resolve import resolve
 from videotune.data.buckets import choose_size, parse_resolution
-from videotune.data.frame_sampling import frame_rule, planned_frames, snap_frames, valid_at_least
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
@@ -26,7 +23,6 @@ from videotune.rng import draws
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.run_spec import open_job
 from videotune.types import ClipShape, SampleRequest
-from videotune.validation.previews import sample_settings
 
 Bases = Callable[..., Path]
 NAME = "cogvideox"
@@ -150,19 +146,6 @@ def test_image_latents_are_the_pipelines_with_a_views_own_noise(
     assert not ours[:, 1:].any()
 
 
-def test_the_strength_of_image_noise_is_the_authors(tiny_family: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """log σ is normal about -3 with deviation 0.5: measured on what the VAE is handed."""
-    family = tiny_family(NAME, variant="1.5-5b-i2v")
-    vae, seen = family.vae(), []
-    usual = vae.encode
-    monkeypatch.setattr(vae, "encode", lambda x: (seen.append(x), usual(x))[1])
-    for view in range(60):
-        family.encode_video(torch.zeros(3, 1, 32, 32), draws(0, "image noise", "w", view))
-    strengths = np.log([x.std().item() for x in seen[1::2]])
-    assert strengths.mean() == pytest.approx(-3, abs=0.2)
-    assert strengths.std() == pytest.approx(0.5, abs=0.15)
-
-
 def test_a_vae_that_keeps_images_beside_clips_has_a_name_of_its_own(tiny_bases: Bases, tmp_path: Path) -> None:
     """Text and image checkpoints share the VAE's bytes; entries of the cache without an image must not be taken for both."""
     folder = shutil.copytree(tiny_bases(NAME, "5b-i2v"), tmp_path / "same")
@@ -190,17 +173,6 @@ def test_no_image_and_shapes_without_positions_are_errors(tiny_family: Open) -> 
                 ask()
     with pytest.raises(VideotuneError, match="at most 320x320 pixels"):
         tiny_family(NAME, variant="1.5-5b").encode_video(torch.zeros(3, 1, 336, 32))
-
-
-@pytest.mark.parametrize(("variant", "most"), [("2b", 49), ("5b", 49), ("1.5-5b", 161), ("1.5-5b-i2v", 161)])
-def test_no_window_is_longer_than_the_model_takes(variant: str, most: int, tiny_bases: Bases) -> None:
-    rules = CogVideoX.read_spec(tiny_bases(NAME, variant)).rules
-    assert snap_frames(400, rules) == snap_frames(most, rules) == most
-    assert valid_at_least(most + 1, rules) is None
-    frames, note = planned_frames(VideoConfig(frames=400), rules)
-    assert (frames, note) == (most, f"frames 400 becomes {most}: this model takes {frame_rule(rules)}")
-    with pytest.raises(VideotuneError, match=f"Set it to {most}"):
-        planned_frames(VideoConfig(frames=400, strict_frames=True), rules)
 
 
 def test_5b_i2v_takes_one_size_alone(tiny_bases: Bases, small_clips: Path, tmp_path: Path) -> None:
@@ -239,17 +211,3 @@ def test_without_a_run_the_model_samples_its_own_shape(
     assert (usual.frames, usual.height, usual.width) == shape
     long = resolve({"video_config": {"frames": 65}}, {}, spec).config
     assert shape_of(None, spec.rules.fps, long, spec).frames == (65 if variant.startswith("1.5") else 49)
-
-
-@pytest.mark.parametrize(
-    ("sample", "said"),
-    [
-        ({"frames": 17}, r"sample\.frames: CogVideoX 5B I2V draws exactly 49 frames, not 17"),
-        ({"resolution": "48x32"}, r"sample\.resolution: CogVideoX 5B I2V draws 32x32 pixels, not 48x32"),
-    ],
-)
-def test_a_sample_of_another_shape_is_told_which_there_is(sample: dict[str, Any], said: str, tiny_bases: Bases) -> None:
-    spec = CogVideoX.read_spec(tiny_bases(NAME, "5b-i2v"))
-    config = resolve({"sample": sample}, {}, spec).config
-    with pytest.raises(VideotuneError, match=said):
-        sample_settings(config, spec, shape_of(None, spec.rules.fps, config, spec))

@@ -1,6 +1,7 @@
 """What every family owes the rest of the house; each runs its tiny checkpoint."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -50,22 +51,6 @@ def test_tiny_is_the_same_for_the_same_seed(
     first = tiny_bases(name, variant)
     for path in sorted(first.rglob("*.safetensors")):
         assert path.read_bytes() == (again / path.relative_to(first)).read_bytes()
-
-
-@KINDS
-def test_predict_gives_gradients_to_the_adapter_alone(name: str, variant: str, tiny_family: Open) -> None:
-    family = tiny_family(name, variant=variant)
-    batch = batch_of(family, ["a red circle", ""])
-    net = first_of(family)
-    parameters = add_lora(net, family.spec, Lora(rank=2), seed=0)
-    v = family.predict(net, torch.randn_like(batch.x0), torch.tensor([0.3, 0.9]), batch)
-    assert v.shape == batch.x0.shape
-    assert v.dtype == torch.float32
-    v.square().mean().backward()
-    trained = {id(parameter) for parameter in parameters.values()}
-    for parameter in net.parameters():
-        assert (parameter.grad is not None) == (id(parameter) in trained)
-    assert any(p.grad.abs().max() > 0 for n, p in parameters.items() if "lora_B" in n)
 
 
 @KINDS
@@ -132,14 +117,18 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
 
 
 @KINDS
-def test_tokenizers_and_skeletons_are_those_of_the_text_encoders(name: str, variant: str, tiny_family: Open) -> None:
+def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
+    name: str, variant: str, tiny_family: Open
+) -> None:
     family = tiny_family(name, variant=variant)
     parts, bare = family.text_parts(), family.text_skeletons()
     assert set(parts) == set(bare) == set(family.tokenizers())
+    pairs = [(one.encoder, bare[part]) for part, one in parts.items()]
+    for net, meta in [*pairs, *((net, family.skeleton(expert)) for expert, net in denoisers(family).items())]:
+        loaded, described = ({key: value.shape for key, value in one.state_dict().items()} for one in (net, meta))
+        assert described == loaded
+        assert all(parameter.is_meta for parameter in meta.parameters())
     for part, one in parts.items():
-        shapes = {key: tuple(value.shape) for key, value in one.encoder.state_dict().items()}
-        assert {key: tuple(value.shape) for key, value in bare[part].state_dict().items()} == shapes
-        assert all(parameter.is_meta for parameter in bare[part].parameters())
         fresh = family.tokenizers()[part]
         one.tokenizer.add_tokens(["<x>"])
         assert "<x>" not in fresh.get_vocab()
@@ -172,20 +161,6 @@ def test_tokens_are_counted_with_torch_as_without(
     assert lengths[0] in (4, 5), "three letters, the end mark, and T5's mark of a word or CLIP's of the beginning"
     assert lengths[3] > family.spec.text_tokens
     assert find(name).token_lengths(tiny_bases(name, variant), captions) == lengths
-
-
-@KINDS
-def test_a_sample_belongs_to_its_seed_and_moves_no_other_draw(name: str, variant: str, tiny_family: Open) -> None:
-    """Drawn together or one by one, a prompt with its seed gives the same, whatever training draws from."""
-    family = tiny_family(name, variant=variant)
-    cond, nets, before = batch_of(family, ["a", "b"]).cond, denoisers(family), torch.random.get_rng_state()
-    with torch.no_grad():
-        both, alone = (
-            family.sample(nets, some, None, SampleRequest(small_shape(family), 3, 1.0, seeds))
-            for some, seeds in ((cond, (5, 6)), (cond.map(lambda x: x[1:]), (6,)))
-        )
-    assert torch.equal(before, torch.random.get_rng_state())
-    torch.testing.assert_close(both[1:], alone, rtol=1e-4, atol=1e-5)
 
 
 class Oracle(nn.Module):
@@ -349,22 +324,13 @@ def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(
 
 
 @KINDS
-def test_the_skeleton_is_the_denoiser_without_weights(name: str, variant: str, tiny_family: Open) -> None:
-    family = tiny_family(name, variant=variant)
-    for expert, net in denoisers(family).items():
-        shapes = {key: tuple(value.shape) for key, value in net.state_dict().items()}
-        skeleton = family.skeleton(expert)
-        assert {key: tuple(value.shape) for key, value in skeleton.state_dict().items()} == shapes
-        assert all(parameter.is_meta for parameter in skeleton.parameters())
-
-
-@KINDS
 def test_fingerprints_follow_the_bytes(
     name: str, variant: str, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(tiny_bases(name, variant), tmp_path / "copy"))
     before = opened(name, folder).fingerprints()
-    assert before == opened(name, tiny_bases(name, variant)).fingerprints()
+    links = shutil.copytree(folder, tmp_path / "links", copy_function=os.symlink)  # as the Hub's cache has them
+    assert before == opened(name, tiny_bases(name, variant)).fingerprints() == opened(name, links).fingerprints()
     edit(folder / "vae" / "config.json", note=1)
     after = opened(name, folder).fingerprints()
     parts = {find(name).read_spec(folder).part_of(expert.name) for expert in find(name).read_spec(folder).experts}

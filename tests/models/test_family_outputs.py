@@ -4,9 +4,7 @@ The rest of what a family owes stands in tests/test_family_contract.py.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,6 @@ from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
 from videotune.diffusion.loss import Objective, denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.models.registry import find
 from videotune.rng import draws
 from videotune.types import Batch, ModelSpec, SampleRequest, Window
 from videotune.validation.validation_loss import ValidationLoss, read_validation, related
@@ -28,39 +25,6 @@ def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Object
     """What the family is trained with, between two noise levels."""
     levels = Timesteps(spec.timestep_distribution, spec.timestep_shift, low, high)
     return objective(spec.path, spec.path_constants, levels)
-
-
-@KINDS
-def test_noise_is_added_as_the_checkpoints_scheduler_adds_it(name: str, variant: str, tiny_family: Open) -> None:
-    """x_t by our path is x_t by the family's own scheduler, at its own timesteps, and so is the step back to x0."""
-    family = tiny_family(name, variant=variant)
-    scheduler, path = family.pipeline({}).scheduler, objective_of(family.spec).path
-    generator = torch.Generator().manual_seed(0)
-    x0, noise = (torch.randn(1, 4, 3, 4, 4, generator=generator) for _ in range(2))
-    scheduler.set_timesteps(12, **({"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}))
-    for index, told in enumerate(scheduler.timesteps):
-        if family.spec.path == "v":
-            at = path(told.float().view(1) / (family.spec.path_constants["num_train_timesteps"] - 1))
-        else:  # flow matching's schedulers round the timestep that they tell; the noise level is what they add
-            at = path(scheduler.sigmas[index].view(1))
-        if hasattr(scheduler, "add_noise"):
-            theirs = scheduler.add_noise(x0, noise, told.view(1))
-        else:
-            theirs = scheduler.scale_noise(x0, told.view(1), noise)
-        torch.testing.assert_close(at.alpha * x0 + at.sigma * noise, theirs, rtol=0, atol=1e-5)
-        if family.spec.path == "v":
-            v = scheduler.get_velocity(x0, noise, told.view(1))
-            torch.testing.assert_close(at.d_alpha * x0 + at.d_sigma * noise, v, rtol=0, atol=1e-5)
-        else:
-            torch.testing.assert_close(at.d_alpha * x0 + at.d_sigma * noise, noise - x0, rtol=0, atol=1e-6)
-            if "prediction_type" in scheduler.config:
-                assert scheduler.config.prediction_type == "flow_prediction"
-            elif type(scheduler).__name__.startswith(
-                "FlowMatchEuler"
-            ):  # a step along our v ends where less noise is left
-                after = scheduler.sigmas[index + 1]
-                stepped = scheduler.step(noise - x0, told, theirs, return_dict=False)[0]
-                torch.testing.assert_close(stepped, (1 - after) * x0 + after * noise, rtol=0, atol=1e-5)
 
 
 @KINDS
@@ -144,19 +108,6 @@ def test_the_plan_counts_what_the_cache_keeps(name: str, variant: str, tiny_fami
         moments = family.encode_video(clip_of(family, shape, 0))
         kept = [moments.mean, *([] if moments.logvar is None else [moments.logvar]), *moments.extras.values()]
         assert family.spec.cached_numbers(shape) == sum(tensor.numel() for tensor in kept), shape
-
-
-@KINDS
-def test_what_is_drawn_without_a_run_suits_the_model(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
-    from videotune.commands.sample import shape_of
-    from videotune.config.resolve import resolve
-    from videotune.validation.previews import sample_settings
-
-    spec = find(name).read_spec(tiny_bases(name, variant))
-    config = resolve({}, {}, spec).config
-    shape = sample_settings(config, spec, shape_of(None, spec.rules.fps, config, spec)).shape
-    assert (shape.frames > 1) == (spec.rules.most_frames != 1)
-    assert min(shape.height, shape.width) >= spec.rules.side_multiple
 
 
 @KINDS

@@ -1,5 +1,6 @@
 """Base models of the Hub, against a local server that gives its few answers, and from its cache without a network."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests import shell
 from tests.fake_hub import COMMIT, hub_of
+from videotune.errors import VideotuneError
+from videotune.models.base_model import place
 
 TOKEN = "hf_this_is_secret"
 UNUSED = {
@@ -46,21 +50,6 @@ try:
 except VideotuneError as error:
     folder = "error: " + str(error)
 print(json.dumps([folder, said]))
-"""
-
-VERIFY = """
-import hashlib, json, sys
-from videotune.errors import VideotuneError
-from videotune.models.base_model import place
-
-read, real = [], hashlib.file_digest
-hashlib.file_digest = lambda file, kind: (read.append(file.name), real(file, kind))[1]
-try:
-    place(sys.argv[1])
-    error = None
-except VideotuneError as problem:
-    error = str(problem)
-print(json.dumps([error, len(read)]))
 """
 
 
@@ -127,30 +116,6 @@ def test_what_is_needed_is_fetched_and_told_before(server: Any, placed: Placed) 
     assert fetched(server) == set()
 
 
-def test_a_broken_connection_is_taken_up_where_it_broke(server: Any, placed: Placed) -> None:
-    name = "text_encoder/model.safetensors"
-    server.cut.add(name)
-    folder, _ = placed("user/good")
-    assert (Path(folder) / name).read_bytes() == server.files[name]
-    ranges = [asked for kind, path, asked, _ in server.asked if kind == "GET" and path.endswith(name)]
-    assert ranges == [None, f"bytes={len(server.files[name]) // 2 // 4096 * 4096}-"]
-
-
-def test_files_that_have_come_are_kept(server: Any, placed: Placed) -> None:
-    """An answer that is wrong in the midst ends the run; the next one asks only for what is not there."""
-    name = "vae/diffusion_pytorch_model.safetensors"
-    server.broken.add(name)
-    said, _ = placed("user/good")
-    assert said.startswith("error: base_model_name: ")
-    before = fetched(server) - {name}
-    assert len(before) > 5
-    server.broken.clear()
-    server.asked.clear()
-    folder, _ = placed("user/good")
-    assert (Path(folder) / name).read_bytes() == server.files[name]
-    assert not fetched(server) & before
-
-
 def test_everything_is_of_the_commit_that_was_looked_at(server: Any, placed: Placed) -> None:
     """A repository may move on while it is fetched: after the first look nobody asks for its newest state."""
     folder, _ = placed("user/good")
@@ -160,27 +125,6 @@ def test_everything_is_of_the_commit_that_was_looked_at(server: Any, placed: Pla
     assert [path for path in asked[looked:] if COMMIT not in path] == []
     assert Path(folder).name == COMMIT
     assert placed("user/good", HF_HUB_OFFLINE="1")[0] == folder
-
-
-def test_each_file_is_held_once_against_the_hubs_own_hash(server: Any, placed: Placed, tmp_path: Path) -> None:
-    folder = Path(placed("user/good")[0])
-    words = [sys.executable, "-c", VERIFY, str(folder)]
-    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-
-    def read() -> Any:
-        return json.loads(subprocess.run(words, capture_output=True, text=True, env=env, check=True).stdout)
-
-    error, count = read()
-    assert error is None
-    assert count == 3, "the weights of transformer, text encoder and VAE"
-    assert read() == [None, 0], "they are remembered"
-    blob = (folder / "vae" / "diffusion_pytorch_model.safetensors").resolve()
-    blob.write_bytes(blob.read_bytes()[:-1] + b"!")
-    error, count = read()
-    assert "vae/diffusion_pytorch_model.safetensors is damaged" in error
-    assert str(blob) in error
-    assert count == 1, "the one that changed"
-    assert "is damaged" in read()[0], "what is wrong is not remembered as right"
 
 
 def test_a_full_disk_is_told_before(server: Any, placed: Placed) -> None:
@@ -246,15 +190,44 @@ def test_a_file_of_ones_own_spares_the_download_of_the_transformer(
     assert not any(name.startswith("transformer/diffusion") for name in fetched(server))
 
 
-def test_offline_is_an_option_of_the_commands(
-    tmp_path: Path, small_clips: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from videotune.cli.main import main
+def test_what_has_come_is_kept_and_a_broken_connection_taken_up_where_it_broke(server: Any, placed: Placed) -> None:
+    """An answer that is wrong in the midst ends the run; the next one asks only for what is not there."""
+    cut, broken = "text_encoder/model.safetensors", "vae/diffusion_pytorch_model.safetensors"
+    server.cut.add(cut)
+    server.broken.add(broken)
+    assert placed("user/good")[0].startswith("error: base_model_name: ")
+    ranges = [asked for kind, path, asked, _ in server.asked if kind == "GET" and path.endswith(cut)]
+    assert ranges == [None, f"bytes={len(server.files[cut]) // 2 // 4096 * 4096}-"]
+    before = fetched(server) - {broken}
+    assert len(before) > 5
+    server.broken.clear()
+    server.asked.clear()
+    folder, _ = placed("user/good")
+    assert all((Path(folder) / name).read_bytes() == server.files[name] for name in (cut, broken))
+    assert not fetched(server) & before
 
+
+def test_each_file_is_held_once_against_the_hubs_own_hash(
+    placed: Placed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read, digest = Path(placed("user/good")[0]), [], hashlib.file_digest
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: (read.append(file.name), digest(file, kind))[1])
+    place(str(folder))
+    assert len(read) == 3, "the weights of transformer, text encoder and VAE"
+    place(str(folder))
+    assert len(read) == 3, "they are remembered"
+    blob = (folder / "vae" / "diffusion_pytorch_model.safetensors").resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"!")
+    for _ in range(2):  # what is wrong is not remembered as right
+        with pytest.raises(VideotuneError, match=r"vae/diffusion_pytorch_model.safetensors is damaged") as caught:
+            place(str(folder))
+        assert str(blob) in str(caught.value)
+    assert len(read) == 5, "the one that changed"
+
+
+def test_offline_is_an_option_of_the_commands(small_clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # put back after the test
-    words = ["plan", "--offline", "--data", str(small_clips), "--set", "base_model_name=nobody/nothing"]
-    monkeypatch.setattr(sys, "argv", ["videotune", *words])
-    with pytest.raises(SystemExit):
-        main()
-    assert "nobody/nothing is not in" in capsys.readouterr().err
+    with pytest.raises(VideotuneError, match="nobody/nothing is not in"):
+        shell.run("plan", offline=True, data=small_clips, set="base_model_name=nobody/nothing")
     assert os.environ["HF_HUB_OFFLINE"] == "1"

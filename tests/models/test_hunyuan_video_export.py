@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from videotune.adapters.lora import matching
 from videotune.errors import VideotuneError
-from videotune.exporter.formats import formats_of, fuse, refuse_format
+from videotune.exporter.formats import formats_of, refuse_format
 from videotune.exporter.lora import export_lora
 from videotune.models.registry import find
 
@@ -53,21 +53,6 @@ def test_diffusers_reads_the_joined_weights_back(targets: Any, wide: Any, tmp_pa
     assert not any(key.startswith("transformer.") or ".to_" in key or "proj_mlp" in key for key in keys)
     assert any("img_attn_qkv" in key for key in keys)
     assert set(to_diffusers(load_file(done.path))) >= {f"transformer.{name}" for name in state}
-
-
-def test_a_joined_update_is_the_updates_beside_one_another() -> None:
-    """Rows in the order of the format, zeros where a module has none, ranks added up."""
-    net = torch.nn.Module()
-    net.blocks = torch.nn.ModuleList([torch.nn.Module()])
-    for name, rows in (("q", 2), ("k", 3), ("v", 4)):
-        setattr(net.blocks[0], name, torch.nn.Linear(5, rows, bias=False))
-    state = {f"blocks.0.{n}.lora_A.weight": torch.randn(r, 5) for n, r in (("q", 2), ("v", 3))}
-    state |= {"blocks.0.q.lora_B.weight": torch.randn(2, 2), "blocks.0.v.lora_B.weight": torch.randn(4, 3)}
-    done = fuse(state, net, (("blocks", ("q", "k", "v")),))
-    assert set(done) == {"blocks.0.q.lora_A.weight", "blocks.0.q.lora_B.weight"}
-    update = done["blocks.0.q.lora_B.weight"] @ done["blocks.0.q.lora_A.weight"]
-    q, v = (state[f"blocks.0.{n}.lora_B.weight"] @ state[f"blocks.0.{n}.lora_A.weight"] for n in "qv")
-    torch.testing.assert_close(update, torch.cat([q, torch.zeros(3, 5), v]))
 
 
 def test_a_form_that_cannot_be_proved_or_joined_is_refused(wide: Any, tiny_bases: Bases) -> None:

@@ -3,15 +3,14 @@
 scripts/write_manifests.py writes tests/manifests/; what a manifest says and what the code computes must agree.
 """
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from scripts import write_manifests as writer
 from videotune.config.load import preset_names, read_preset
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find, names
@@ -22,22 +21,7 @@ HOME = ROOT / "tests" / "manifests"
 AGAIN = "the manifests are old: python scripts/write_manifests.py"
 FINETRAINERS_LORA = 132_120_576
 """Trainable parameters of a LoRA of rank 128 on to_q, to_k, to_v, to_out.0 of CogVideoX-5B, as finetrainers prints them."""
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_manifests", ROOT / "scripts" / "write_manifests.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["write_manifests"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-WRITER = script()
-EACH = pytest.mark.parametrize("name", sorted(WRITER.MODELS))
+EACH = pytest.mark.parametrize("name", sorted(writer.MODELS))
 
 
 def kept(name: str) -> dict[str, Any]:
@@ -45,8 +29,8 @@ def kept(name: str) -> dict[str, Any]:
 
 
 def test_each_model_has_a_manifest_and_its_configs_come_with_videotune() -> None:
-    assert {path.stem for path in HOME.glob("*.json")} == set(WRITER.MODELS), AGAIN
-    assert {path.name for path in WRITER.CONFIGS.iterdir() if path.is_dir()} == set(WRITER.MODELS)
+    assert {path.stem for path in HOME.glob("*.json")} == set(writer.MODELS), AGAIN
+    assert {path.name for path in writer.CONFIGS.iterdir() if path.is_dir()} == set(writer.MODELS)
 
 
 def test_the_base_model_of_every_preset_is_among_them() -> None:
@@ -58,10 +42,10 @@ def test_the_base_model_of_every_preset_is_among_them() -> None:
 
 @EACH
 def test_sizes_are_as_written_and_as_published(name: str) -> None:
-    manifest, model = kept(name), WRITER.MODELS[name]
+    manifest, model = kept(name), writer.MODELS[name]
     for part in ("transformer", "vae"):
-        config = WRITER.config(name, part)
-        assert manifest[part] == (WRITER.count(config) if config else None), AGAIN
+        config = writer.config(name, part)
+        assert manifest[part] == (writer.count(config) if config else None), AGAIN
     counted = manifest["published"]
     assert counted == {"parameters": model.parameters, "source": model.source}, AGAIN
     if counted["parameters"] is None:
@@ -81,7 +65,7 @@ def test_the_bytes_that_are_loaded_are_the_published_ones() -> None:
 def test_what_our_family_says_of_it(name: str) -> None:
     """Its title, licence, native frames, sizes and rate, noise levels, experts, and what a LoRA covers."""
     written = kept(name)["family"]
-    found = WRITER.by_family(name, WRITER.CONFIGS / name)
+    found = writer.by_family(name, writer.CONFIGS / name)
     assert found == written, AGAIN
     if len(found["blocks"]) == 1:  # blocks of one kind have as many modules each
         assert found["lora"]["attention"]["modules"] % sum(found["blocks"].values()) == 0
@@ -105,13 +89,13 @@ def test_what_our_family_says_of_it(name: str) -> None:
     ],
 )
 def test_tokens_of_published_shapes(name: str, shape: tuple[int, int, int], tokens: int) -> None:
-    spec = spec_for(None, BasePlace(name, WRITER.CONFIGS / name))
+    spec = spec_for(None, BasePlace(name, writer.CONFIGS / name))
     assert spec.tokens(ClipShape(*shape, spec.rules.fps)) == tokens
 
 
 def test_the_spec_of_a_family_is_that_of_a_published_model() -> None:
     """What the name of a family alone stands for, where no base is given."""
-    published = [spec_for(None, BasePlace(name, WRITER.CONFIGS / name)) for name in WRITER.MODELS]
+    published = [spec_for(None, BasePlace(name, writer.CONFIGS / name)) for name in writer.MODELS]
     for spec in (find(name).spec for name in names()):
         same = [replace(one, title=spec.title, guidance_embedded=spec.guidance_embedded) for one in published]
         assert spec in same, spec.name
@@ -121,11 +105,3 @@ def test_a_lora_has_as_many_parameters_as_others_count() -> None:
     family = kept("cogvideox-5b")["family"]
     assert family is not None, AGAIN
     assert 128 * family["lora"]["attention"]["parameters_a_rank"] == FINETRAINERS_LORA
-
-
-def test_the_first_model_is_read_by_a_family() -> None:
-    family = kept("wan2.1-t2v-1.3b")["family"]
-    assert family["blocks"] == {"blocks": 30}
-    assert family["lora"]["attention"]["modules"] == 30 * 8
-    assert family["lora"]["linear"]["modules"] == 30 * 10
-    assert family["export"]["comfyui"] == {"first": "diffusion_model.blocks.0.self_attn.q.lora_A.weight", "keys": 600}

@@ -12,72 +12,23 @@ from pathlib import Path
 
 import pytest
 
-FAMILY = r'''
-"""Acme Video: the transformer of another family under a name of its own."""
-
-from videotune.lazy import diffusers, torch
-from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.model_files import read_config
-from videotune.models.tiny_text import tiny_t5
-from videotune.types import ModelSpec, VideoRules
+FAMILY = """
 from dataclasses import replace
 
+from videotune.lazy import diffusers
+from videotune.models.wan import Wan
 
-class Acme(DiffusersModel):
-    """An Acme checkpoint."""
 
-    spec = ModelSpec(
-        name="acme_video",
-        aliases=("WanVideoToVideoPipeline", "acme"),
-        title="Acme Video",
-        path="flow",
-        rules=VideoRules(4, 1, 16, 16.0, 8, 4),
-        text_tokens=64,
-        blocks=("blocks",),
-        lora_targets=lora_targets((r"blocks\.\d+\.attn1\.(to_q|to_k)",), (r"blocks\.\d+\.ffn\.net\.2",), r"blocks\..+"),
-        default_resolution=32,
-        timestep_shift=3.0,
-        sample_steps=2,
-        sample_guidance=1.0,
-        licence="none",
-    )
+class Acme(Wan):
+    spec = replace(Wan.spec, name="acme_video", aliases=("WanVideoToVideoPipeline", "acme"), title="Acme Video")
     variants = ("t2v",)
-    transformer_class, vae_class = "WanTransformer3DModel", "AutoencoderKLWan"
-    text_encoders = {"text_encoder": "UMT5EncoderModel"}
-    config_defaults = {"image_dim": None}
-
-    @classmethod
-    def read_spec(cls, folder):
-        vae = read_config(folder / "vae" / "config.json")
-        return replace(cls.spec, latent_channels=vae["z_dim"], text_width=16)
-
-    def latent_statistics(self):
-        config = self.vae().config
-        return tuple(torch.tensor(x).view(-1, 1, 1, 1) for x in (config.latents_mean, config.latents_std))
-
-    def predict(self, net, x_t, t, batch):
-        text = batch.cond.text.to(self.dtype)
-        return net(x_t.to(self.dtype), t.float() * 1000, text, return_dict=False)[0].float()
-
-    def isolate_frames(self, net, on):
-        assert not on
-
-    def pipeline_class(self):
-        return diffusers.WanPipeline
 
     @classmethod
     def tiny_pipeline(cls, variant):
-        vae = diffusers.AutoencoderKLWan(
-            base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, latents_mean=[0.0] * 4, latents_std=[1.0] * 4
-        )
-        net = diffusers.WanTransformer3DModel(
-            num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=16,
-            ffn_dim=32, num_layers=2, rope_max_seq_len=128,
-        )
-        scheduler = diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
-        tokenizer, encoder = tiny_t5("UMT5EncoderModel")
-        return diffusers.WanVideoToVideoPipeline(tokenizer, encoder, net, vae, scheduler)
-'''
+        parts = super().tiny_pipeline("t2v").components
+        names = ("tokenizer", "text_encoder", "transformer", "vae", "scheduler")
+        return diffusers.WanVideoToVideoPipeline(**{name: parts[name] for name in names})
+"""
 
 
 @pytest.fixture

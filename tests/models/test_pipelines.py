@@ -188,7 +188,9 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
         )
         second = 2.0 if len(nets) > 1 and guidance > 1 else None
         request = SampleRequest(shape, 4, guidance, seeds, guidance_2=second, first=first)
+        random_state = torch.random.get_rng_state()
         drawn = family.sample(nets, cond, None if guidance == 1 else uncond, request)
+        assert torch.equal(random_state, torch.random.get_rng_state()), "training draws as it would have"
         ours = drawn if name == "ltx_video" else torch.stack([family.decode(latents) for latents in drawn])
         pipe = pipeline_of(family.folder, reader_of(family, image))
         theirs = partial(theirs_of, pipe, family, request)

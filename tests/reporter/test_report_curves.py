@@ -21,6 +21,8 @@ from tests.reporter.report_kit import (
     step,
     write_journal,
 )
+from videotune.latent_cache import exposure
+from videotune.reporter import curves
 from videotune.reporter.read import read_run
 
 SPENT = {"starting": 2.0, "encoding": 10.0, "loading": 3.0, "training": 40.0, "saving": 1.0, "exporting": 4.0}
@@ -127,16 +129,8 @@ def test_half_way_the_bars_show_so_far_and_by_the_end(tmp_path: Path) -> None:
     assert "moderate 10 to 49: 3 clips" in part(report(run), "exposure")
 
 
-LAST = {"conservative": 9, "moderate": 49, "high": 99, "risky": 1000}
-EDGES = [*((last, band) for band, last in LAST.items()), (10, "moderate"), (50, "high"), (100, "risky")]
-
-
-@pytest.mark.parametrize(("times", "band"), EDGES)
-def test_bands_are_half_open(tmp_path: Path, times: int, band: str) -> None:
-    write_journal(tmp_path, [start(windows=1), *(step(n + 1, window_ids=[WINDOWS[0]]) for n in range(times))])
-    text = part(report(tmp_path), "exposure")
-    assert f" {band} {times:,} samples" in text
-    assert re.search(rf"{band} \d+ (to \d+|and more): 1 clip\b", text)
+def test_the_pages_bands_are_the_plans() -> None:
+    assert [curves.band(times)[0] for times in range(201)] == [exposure.band(times) for times in range(201)]
 
 
 def test_windows_not_seen_yet_count_as_never_shown_and_many_clips_are_all_on_the_page(tmp_path: Path) -> None:
@@ -148,11 +142,11 @@ def test_windows_not_seen_yet_count_as_never_shown_and_many_clips_are_all_on_the
     assert all(f"{n:012d}" in page for n in range(100))
 
 
-def with_regularization(run: Path, kind: str | None = "regularization") -> dict[str, Any]:
+def with_regularization(run: Path) -> dict[str, Any]:
     """The clip of two windows keeps the model as it is; a run of 4 steps, of which 2 and 4 show it alone."""
     checked = account()
-    for row, name in zip(checked["clips"], ("train", "train", kind), strict=False):
-        row |= {"kind": name} if kind else {}
+    for row, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
+        row["kind"] = name
     put(run, "check.json", checked)
     train, keep = [WINDOWS[0]] * 2, WINDOWS[2:]
     shown = zip((1.0, 90.0, 3.0, 70.0), (train, keep, [WINDOWS[0], keep[0]], keep), strict=True)
@@ -161,8 +155,8 @@ def with_regularization(run: Path, kind: str | None = "regularization") -> dict[
 
 
 def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve(run: Path) -> None:
-    found = with_regularization(run)
-    assert [clip.path for clip in found["exposure"]["clips"]] == ["zorble left.mp4", "b <i>bold.webm"]
+    found = with_regularization(run)["exposure"]["clips"]
+    assert [clip.path for clip in found] == ["zorble left.mp4", "b <i>bold.webm"]
     page = report(run)
     text = part(page, "exposure")
     assert "3 samples so far from 2 windows: each seen 0 to 3 times." in text
@@ -173,13 +167,6 @@ def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve
         page, "loss"
     )
     assert not re.search(r"\b(90|70)\b", part(page, "loss"))
-
-
-def test_an_account_without_kinds_counts_all_clips(run: Path) -> None:
-    found = with_regularization(run, kind=None)
-    assert (found["exposure"]["regularization"]["num"], found["loss"]["left_out"], len(bars(run))) == (0, 0, 3)
-    assert (found["exposure"]["so_far"]["samples"], found["exposure"]["so_far"]["windows"]) == (8, 4)
-    assert "1 at the first step, 70 at the last" in found["loss"]["says"]
 
 
 def test_time_by_phase_sums_to_the_wall_time(tmp_path: Path) -> None:

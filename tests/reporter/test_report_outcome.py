@@ -104,7 +104,14 @@ def test_a_number_that_another_process_has_by_now_is_no_life(tmp_path: Path, mon
     assert state_of(tmp_path)[0] == "dead"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1e400, "host": 3}', '{"time": "x", "state": 1}'])
+BEAT = '{"pid": 1, "host": "x", "started": 1.0, "state": "training", "since": 1.0, "time": 2.0}'
+DAMAGED = ["", "{", "[]", "{}", '{"pid": 1e400, "host": 3}', '{"time": "x", "state": 1}']
+DAMAGED += [
+    BEAT.replace(one, other) for one, other in (("2.0", "1e308"), ("2.0", "-1"), ("1.0", "1" * 400), ("1.0", "[]"))
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_heartbeat_that_says_nothing_is_none(content: str, tmp_path: Path) -> None:
     (a_run(tmp_path) / "heartbeat.json").write_text(content)
     badge, sentence = state_of(tmp_path)
@@ -200,18 +207,6 @@ def test_a_run_that_goes_on_recommends_what_is_saved(
     assert "OVERFITTING It should have stopped at step 20" in said
 
 
-def test_a_run_worse_than_its_base_is_reported_so(tmp_path: Path) -> None:
-    said = words(report(ended(tmp_path, ((0, 1.0, 1.0), (1000, 1.1, 0.9), (2000, 1.2, 0.8)), 1000)))
-    for sentence in (
-        "OVERFITTING No state was better than the base model itself.",
-        "no state of this run is better than the base model. The best of those saved:",
-        "--step 1000",  # and not 1,000, which no command takes
-        "a lower learning_rate",
-    ):
-        assert sentence in said
-    assert "should have stopped at step 0" not in said
-
-
 def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
     said = part(report(ended(tmp_path, COURSE, 20)), "verdict")
     order = r"training \d+ 100% not learnt .* training \d+ 30% learnt .* held out – 54% better than the base"
@@ -240,13 +235,3 @@ def test_a_run_that_learns_or_rests_is_reported_so(
     assert ("A lower learning_rate, or fewer steps" in said) == ("got worse" in sentence)
     assert ("no state of this run is better than the base model" in said) == ("than the base" in sentence)
     assert f"Recommended checkpoint: step {take}," in said
-
-
-def test_what_a_verdict_lacks_is_state_of(tmp_path: Path) -> None:
-    write_journal(tmp_path, [start(), step(1)])
-    assert re.fullmatch("Not there yet: a verdict, which takes three.*", chapters(tmp_path)["verdict"]["absent"])
-    line = reading(0, None, 1.0)
-    found = judge([line])
-    assert found is not None
-    write_journal(tmp_path, [start(), step(1), line, {"kind": "verdict", "time": 1.0, **found.to_json()}])
-    assert "no verdict No validation possible: no clip is held out" in words(report(tmp_path))

@@ -26,7 +26,7 @@ from tests.reporter.report_kit import (
     step,
     write_journal,
 )
-from videotune.data.video_writer import read_video, side_by_side, write_video
+from videotune.data.video_writer import write_video
 from videotune.reporter import media
 
 RED, BLUE, GREEN = (200, 30, 30), (30, 30, 200), (30, 180, 30)
@@ -96,21 +96,6 @@ def test_what_is_over_the_budget_is_referred_to_and_counted(run: Path, monkeypat
 def test_videos_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     cards = kit.chapters(full_run(tmp_path / "run"))["before"]["cards"]
     assert [card["why"].partition(":")[0] for card in cards] == ["cannot be shown side by side"] * 2
-
-
-def test_wide_videos_are_made_smaller(tmp_path: Path) -> None:
-    write_video(tmp_path / "wide.mp4", flat(RED, 2, 90, 160), 16.0)
-    frames, rate = read_video(tmp_path / "wide.mp4", 64)
-    assert ([frame.shape for frame in frames], rate) == ([(36, 64, 3)] * 2, 16)
-
-
-def test_side_by_side_in_rows_and_a_shorter_one_keeps_its_last_frame() -> None:
-    videos = [[np.full((2, 2, 3), 10 * (n + 1), np.uint8)] * (1 + n) for n in range(3)]
-    frames = side_by_side(videos, 2)
-    assert [frame.shape for frame in frames] == [(8, 8, 3)] * 3
-    assert [[int(frame[0, 0, 0]), int(frame[0, 6, 0]), int(frame[6, 0, 0])] for frame in frames] == [[10, 20, 30]] * 3
-    with pytest.raises(ValueError, match="different sizes"):
-        side_by_side([videos[0], [np.zeros((4, 4, 3), np.uint8)]])
 
 
 @pytest.mark.parametrize(("row", "kind"), [(0, "training clips"), (2, "regularization clips"), (3, "no clip")])

@@ -4,19 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.reporter.report_kit import full_run, put, reading, sample, start, step, write_journal
+from tests.reporter.report_kit import full_run, put, start, step, write_journal
 from videotune.errors import VideotuneError
 from videotune.reporter.build import write_report
-from videotune.reporter.read import number, read_run
-
-
-def test_a_whole_run_is_read(tmp_path: Path) -> None:
-    run = read_run(full_run(tmp_path / "run"))
-    assert (len(run.steps.at), run.last("end")["why"], run.notes, run.demo) == (120, "done", (), None)
-    assert run.check is not None
-    assert run.exports is not None
-    assert (run.check["found"], run.exports[0]["format"]) == (5, "diffusers")
-    assert run.written is not None
+from videotune.reporter.read import read_run
 
 
 @pytest.mark.parametrize("tail", ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a", "\x00\x00', "{", "é"])
@@ -43,28 +34,6 @@ def test_a_bad_line_in_the_middle_is_noted_by_its_number_and_unknown_kinds_are_k
     assert [note.split(" of")[0] for note in run.notes] == ["line 2", "line 3", "line 4"]
     assert [record["kind"] for record in run.journal] == ["start", "other", "end"]
     assert run.of_kind("other") == [{"kind": "other", "x": 6}]
-
-
-def test_a_resume_leaves_behind_what_came_after_its_step(tmp_path: Path) -> None:
-    records = [start(), reading(0, None, 0.4), *(step(n) for n in range(1, 8)), reading(5, None, 0.2), sample(7, "a")]
-    records += [{"kind": "warning", "step": 6, "text": "kept"}, {"kind": "end", "step": 7, "why": "interrupted"}]
-    write_journal(tmp_path, [*records, {"kind": "resume", "from_step": 4}, step(5, mse=0.125), step(6)])
-    run = read_run(tmp_path)
-    assert list(run.steps.at) == [1, 2, 3, 4, 5, 6]
-    assert run.steps.mse[1][4] == 0.125
-    assert [record["step"] for record in run.of_kind("validation")] == [0]
-    assert not run.of_kind("sample") + run.of_kind("end")
-    assert [record["text"] for record in run.of_kind("warning")] == ["kept"]
-    assert run.notes == ("3 steps after step 4 left behind when the run went on from there",)
-
-
-def test_each_step_is_left_behind_by_the_first_resume_that_undoes_it(tmp_path: Path) -> None:
-    """Of two resumes the second goes back further: what the first had kept is undone too."""
-    resumes = [{"kind": "resume", "from_step": start} for start in (3, 1)]
-    write_journal(tmp_path, [*map(step, (1, 2, 3, 4)), resumes[0], step(4), resumes[1], step(2)])
-    run = read_run(tmp_path)
-    assert list(run.steps.at) == [1, 2]
-    assert [note.split(" left")[0] for note in run.notes] == ["3 steps after step 1", "1 step after step 3"]
 
 
 def test_a_folder_without_a_run_is_an_error_and_gets_no_report(tmp_path: Path) -> None:
@@ -104,24 +73,6 @@ def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(tmp_path: Path,
     (run / name).write_text((damage if isinstance(damage, str) else json.dumps(damage)) + "\n")
     assert write_report(run).is_file()
     assert ("line 1 of the journal" if name == "journal.jsonl" else name) in " ".join(read_run(run).notes)
-
-
-@pytest.mark.parametrize("when", [1e308, -1, 10**400, "x", None, []])
-def test_a_heartbeat_with_a_time_that_is_none_counts_as_none(tmp_path: Path, when: object) -> None:
-    run = full_run(tmp_path / "run")
-    for key in ("time", "started", "since"):
-        beat = {"pid": 1, "host": "x", "started": 1.0, "state": "training", "since": 1.0, "time": 2.0} | {key: when}
-        put(run, "heartbeat.json", beat)
-        assert read_run(run).life is None
-        assert write_report(run).is_file()
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(2, 2), (0.5, 0.5), (None, None), ("3", None), (True, None), (float("nan"), None), (10**400, None), (1e308, None)],
-)
-def test_only_finite_numbers_are_numbers(value: object, expected: float | None) -> None:
-    assert number(value) == expected
 
 
 def test_a_journal_of_an_earlier_version_is_read_by_its_old_words(tmp_path: Path) -> None:

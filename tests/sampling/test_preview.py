@@ -28,7 +28,7 @@ def test_drawing_moves_nothing_of_the_training(tiny_family: Callable[..., Any]) 
     states = dict(zip(["a", ""], family.encode_text(["a", ""]), strict=True))
     family.free("text_encoder")
     settings = SampleSettings(ClipShape(5, 32, 32, 16.0), 2, 3.0)
-    latents = draw(family, {"transformer": net}, settings, states.__getitem__, ["a"], [1])
+    latents = draw(family, {"transformer": net}, settings, states.__getitem__, [("a", 1)])
     frames = decode(family, latents)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert net.training

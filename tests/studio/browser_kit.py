@@ -33,17 +33,18 @@ def browser_path() -> str:
 class Studio:
     """A server that can be ended and begun again at the same address."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, password: str | None = None) -> None:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             self.port = one.getsockname()[1]
-        self.root, self.address = root, f"http://127.0.0.1:{self.port}"
+        self.root, self.address, self.password = root, f"http://127.0.0.1:{self.port}", password
         self.begin()
 
     def begin(self) -> None:
         """Start the process and wait until it answers."""
         words = [sys.executable, "-m", "videotune", "studio", "--root", str(self.root), "--port", str(self.port)]
-        self.process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        locked = {"VIDEOTUNE_STUDIO_PASSWORD": self.password} if self.password else {}
+        self.process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1", **locked})
         end = time.monotonic() + WAIT / 1000
         while True:
             try:

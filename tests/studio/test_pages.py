@@ -1,6 +1,5 @@
 """What the pages say of runs and jobs, and what Gradio is kept from."""
 
-import inspect
 import json
 import os
 import time
@@ -15,7 +14,7 @@ from tests.studio.test_jobs import steps
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.studio import actions, jobs, projects, status
-from videotune.studio.app import LOOK, make_app, without_stubs
+from videotune.studio.app import LOOK, make_app
 from videotune.studio.pages import data, export, samples, train
 
 
@@ -52,11 +51,14 @@ def test_a_run_that_did_not_go_on_says_so_beside_how_it_stood(tmp_path: Path) ->
 
 
 def test_another_number_of_steps_is_meant_where_it_is_asked_for(tmp_path: Path) -> None:
-    assert actions.resume_words(tmp_path, {"run": "run-1"}) == ["train", "--out", str(tmp_path), "--resume"]
-    assert actions.resume_words(tmp_path, {"from": "2"})[-2:] == ["--from", "2"]
-    assert actions.resume_words(tmp_path, {"from": "2", "steps": "50"})[-3:] == ["--set", "steps=50", "--override"]
+    def resumed(**words: str) -> list[str]:
+        return actions.resume_words(tmp_path, actions.Words(words))
+
+    assert resumed(run="run-1") == ["train", "--out", str(tmp_path), "--resume"]
+    assert resumed(**{"from": "2"})[-2:] == ["--from", "2"]
+    assert resumed(**{"from": "2"}, steps="50")[-3:] == ["--set", "steps=50", "--override"]
     with pytest.raises(VideotuneError, match="whole number"):
-        actions.resume_words(tmp_path, {"steps": "many"})
+        resumed(steps="many")
 
 
 def test_scenes_are_looked_at_once_they_are_cut(tmp_path: Path) -> None:
@@ -107,14 +109,8 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_pat
     (run / "sample_metrics").mkdir(parents=True)
     for path in (run / "sample_metrics" / "a.mp4", clip):
         path.write_bytes(b"video")
-    one = {
-        "path": "sample_metrics/a.mp4",
-        "prompt": "a cat",
-        "seed": 7,
-        "clip": str(clip),
-        "similarity": 0.98765,
-        "copy": True,
-    }
+    one = {"path": "sample_metrics/a.mp4", "prompt": "a cat", "seed": 7, "clip": str(clip)}
+    one |= {"similarity": 0.98765, "copy": True}
     probe = {"kind": "sample_metrics", "step": 20, "samples": [one, {**one, "path": "sample_metrics/gone.mp4"}]}
     sample = {"kind": "sample", "step": 0, "prompt": "a cat", "path": "samples/a.mp4"}
     (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (sample, probe)))
@@ -133,12 +129,7 @@ def test_gradio_gives_out_nothing_of_the_computer_and_rests_while_nobody_asks(tm
     (project.folder / "clips" / "a.mp4").write_bytes(b"clip")
     guard = make_app(tmp_path, "127.0.0.1", 7860, None)
     with TestClient(guard, base_url="http://127.0.0.1:7860") as client:
-        for path in (
-            "/etc/passwd",
-            str(project.folder / "project.json"),
-            str(project.folder / "clips/a.mp4"),
-            __file__,
-        ):
+        for path in ("/etc/passwd", project.folder / "project.json", project.folder / "clips/a.mp4", __file__):
             assert client.get(f"/gradio_api/file={path}").status_code == 403, path
         assert client.get("/gradio_api/file=../../../etc/passwd").status_code in (403, 404)
         sent = {"files": ("a.mp4", b"clip")}
@@ -147,15 +138,3 @@ def test_gradio_gives_out_nothing_of_the_computer_and_rests_while_nobody_asks(tm
     mounted = next(route.app for route in reversed(guard.app.routes) if hasattr(getattr(route, "app", None), "tokens"))  # type: ignore[attr-defined]
     queue = mounted.get_blocks()._queue
     assert queue.sleep_when_free == queue.progress_update_sleep_when_free == LOOK >= 0.05
-
-
-def test_gradio_is_asked_for_without_its_stub_files() -> None:
-    import gradio
-
-    plain = inspect.getfile
-    with without_stubs():
-        with pytest.raises(OSError, match="not asked for"):
-            inspect.getfile(gradio.Button)
-        assert inspect.getfile(Path).endswith("pathlib.py")
-    assert inspect.getfile is plain
-    assert inspect.getfile(gradio.Button).endswith("button.py")

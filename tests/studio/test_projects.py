@@ -29,9 +29,9 @@ def test_a_project_is_made_listed_renamed_and_put_aside(tmp_path: Path, cats: pr
     other = projects.create(tmp_path, "My cats!")
     assert (cats.name, other.name) == ("my-cats", "my-cats-2")
     assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2", "my-cats"]
-    actions.rename(tmp_path, {"of": "my-cats", "title": "Kätzchen"})
+    actions.perform(actions.rename, tmp_path, {"of": "my-cats", "title": "Kätzchen"})
     assert projects.named(tmp_path, "my-cats").title == "Kätzchen"
-    actions.archive(tmp_path, {"of": "my-cats", "archived": True})
+    actions.perform(actions.archive, tmp_path, {"of": "my-cats", "archived": True})
     assert projects.named(tmp_path, "my-cats").facts["archived"] is True
     assert (cats.folder / "clips").is_dir(), "nothing is deleted"
     with pytest.raises(VideotuneError, match="needs a name"):
@@ -44,12 +44,6 @@ def test_a_project_is_made_listed_renamed_and_put_aside(tmp_path: Path, cats: pr
 def test_no_path_leaves_a_project(cats: projects.Project, path: str) -> None:
     with pytest.raises(VideotuneError):
         projects.inside(cats.folder, path)
-
-
-def test_no_link_leads_out_of_a_project(tmp_path: Path, cats: projects.Project) -> None:
-    (cats.folder / "clips" / "out").symlink_to(tmp_path)
-    with pytest.raises(VideotuneError, match="leads out"):
-        projects.inside(cats.folder, "clips/out/x")
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "nothing"])
@@ -150,9 +144,11 @@ def test_folders_elsewhere_are_for_who_sits_at_the_computer(tmp_path: Path, monk
     one = projects.create(root, "one")
     words = {"project": one.name, "path": str(away)}
     with pytest.raises(VideotuneError, match="sits at it"):
-        actions.source(root, words, local=False)
-    actions.source(root, words)
-    actions.source(root, {"project": one.name, "path": "user/clips", "kind": "validation"}, local=False)
+        actions.perform(actions.source, root, words, local=False)
+    actions.perform(actions.source, root, words)
+    actions.perform(
+        actions.source, root, {"project": one.name, "path": "user/clips", "kind": "validation"}, local=False
+    )
     assert projects.datasets(projects.named(root, one.name)) == [
         {"path": str(away)}, {"path": "user/clips", "kind": "validation"}
     ]  # fmt: skip

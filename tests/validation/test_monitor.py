@@ -16,7 +16,7 @@ from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.latent_cache.sampler import Schedule, times_seen
-from videotune.trainer.logging.journal import History, Journal, read_journal
+from videotune.trainer.logging.journal import Journal
 from videotune.types import Batch, ClipShape, Condition, Window
 from videotune.validation.selection import levels_of, spread, spread_over_clips
 from videotune.validation.validation_loss import ValidationLoss, _mean, read_validation, related
@@ -28,20 +28,9 @@ def windows(count: int) -> tuple[Window, ...]:
     return tuple(Window(f"{i:012x}".ljust(32, "0"), 0.0, 0.3, SHAPE) for i in range(count))
 
 
-@pytest.mark.parametrize(
-    ("views", "name"),
-    [
-        (0, "conservative"),
-        (9.99, "conservative"),
-        (10, "moderate"),
-        (49, "moderate"),
-        (50, "high"),
-        (99, "high"),
-        (100, "risky"),
-    ],
-)
-def test_bands_are_total_and_half_open(views: float, name: str) -> None:
-    assert band(views) == name
+def test_bands_are_total_and_half_open() -> None:
+    names = [band(seen) for seen in (0, 9.99, 10, 49, 50, 99, 100)]
+    assert names == ["conservative"] * 2 + ["moderate"] * 2 + ["high"] * 2 + ["risky"]
 
 
 @pytest.mark.parametrize(
@@ -100,23 +89,6 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     journal.close()
     line = json.loads((tmp_path / "journal.jsonl").read_text(), parse_constant=lambda word: pytest.fail(word))
     assert line == step_line(1, loss=None, mse=None, prompt="schön NaN")
-
-
-def test_a_torn_line_is_dropped_and_what_came_after_the_checkpoint_is_cut(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    for step in range(1, 8):
-        journal.write(step_line(step))
-    journal.event("save", step=5)
-    journal.event("end", step=7, why="interrupted")
-    journal.close()
-    with (tmp_path / "journal.jsonl").open("a") as file:
-        file.write('{"kind": "st')
-    assert [line.get("step") for line in read_journal(tmp_path)] == [1, 2, 3, 4, 5, 6, 7, 5, 7]
-    assert History(tmp_path).cut(5) == 3
-    assert [(line["kind"], line["step"]) for line in read_journal(tmp_path)] == [
-        *(("step", step) for step in range(1, 6)),
-        ("save", 5),
-    ]
 
 
 def batch_of(window: Window) -> Batch:
@@ -232,21 +204,8 @@ def test_views_so_far_are_told_in_few_words() -> None:
 def test_a_probe_is_spread_over_the_set() -> None:
     assert [int(window.clip_id[:12], 16) for window in spread(windows(20), 4)] == [0, 5, 10, 15]
     assert len(spread(windows(3), 8)) == 3
-
-
-def test_a_long_clip_takes_no_other_clips_place() -> None:
-    long, short = windows(1), windows(6)[1:]
-    of_long = [replace(long[0], start=0.5 * i, end=0.5 * i + 0.5) for i in range(100)]
-    mixed = [*short[:2], *of_long, *short[2:]]
-    middle = of_long[50]
-    assert spread_over_clips(mixed, 6) == (*short[:2], middle, *short[2:])
-    assert spread_over_clips(mixed, 3) == (short[0], middle, short[3])
-    more = spread_over_clips(mixed, 10)
-    assert len(more) == len(set(more)) == 10
-    assert set(more) > set(short)
-    assert [mixed.index(window) for window in more] == sorted(mixed.index(window) for window in more)
-    assert spread_over_clips(mixed, 500) == tuple(mixed)
-    assert spread_over_clips((), 5) == ()
+    long = [replace(windows(1)[0], start=float(i)) for i in range(100)]
+    assert spread_over_clips(long, 1) == (long[50],), "its middle"
 
 
 @given(st.lists(st.integers(1, 9), max_size=12), st.integers(0, 30))
@@ -258,6 +217,7 @@ def test_places_are_dealt_out_clip_by_clip(lengths: list[int], count: int) -> No
     ]
     chosen = spread_over_clips(several, count)
     assert len(chosen) == len(set(chosen)) == min(count, len(several))
+    assert list(chosen) == [window for window in several if window in chosen], "in their order"
     each = [sum(window.clip_id == clip.clip_id for window in chosen) for clip in clips]
     if count >= len(clips):
         full = [length == share for length, share in zip(lengths, each, strict=True)]

@@ -9,7 +9,7 @@ import torch
 
 from tests.scenery import pan
 from videotune.errors import VideotuneError
-from videotune.validation.copying import Baselines, Gallery, Known, Nearest, baselines, similarities
+from videotune.validation.copying import Baselines, Gallery, Known, baselines, similarities
 from videotune.validation.diversity import diversity, vendi
 from videotune.validation.features import (
     both_ways,
@@ -125,20 +125,6 @@ def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> N
     assert told == {"held_out": None, "others": {"clips": 1001, "median": 0.5, "p99": 0.99}}
 
 
-def test_clips_that_look_alike_among_themselves_leave_no_room_for_a_verdict() -> None:
-    """Of clips that differ by a pixel's shift the line is so high that another such clip is no copy."""
-    near = [pan(0, [i + shift / 4 for i in range(9)], 64, 96) for shift in range(8)]
-    gallery = Gallery(Known(str(i), str(i), in_views(EMBEDDING, frames)) for i, frames in enumerate(near[:6]))
-    line = baselines(
-        gallery, {}, [(str(i), both_ways(EMBEDDING, frames[:5])) for i, frames in enumerate(near[:6])]
-    ).line()
-    found = gallery.nearest(both_ways(EMBEDDING, near[7][:5]))
-    assert line is not None
-    assert line > 0.98
-    assert isinstance(found, Nearest)
-    assert found.similarity < line
-
-
 def test_vectors_have_length_one_and_a_flat_frame_is_no_error() -> None:
     flat = np.full((2, 32, 32, 3), 90, np.uint8)
     for frames in (film(0), flat):
@@ -197,7 +183,8 @@ def test_a_persons_own_encoder_takes_the_heuristics_place(encoders: dict[str, Pa
 
     embedding = open_encoder(str(encoders[name]))
     assert not embedding.heuristic
-    assert embedding.name == open_encoder(str(encoders[name])).name
+    names = [open_encoder(str(path)).name for path in encoders.values()]
+    assert names.count(embedding.name) == 1, "each has a name of its own, always the same"
     frames = film(0)[:3]
     seen = both_ways(embedding, frames)
     assert seen.shape == (2, 3, 16)
@@ -217,20 +204,15 @@ def test_a_persons_own_encoder_takes_the_heuristics_place(encoders: dict[str, Pa
     assert found.similarity == pytest.approx(1, abs=1e-4)
 
 
-def test_two_encoders_have_two_names(encoders: dict[str, Path]) -> None:
-    assert len({open_encoder(str(path)).name for path in encoders.values()}) == 3
-
-
-def test_an_encoder_that_is_none_is_told(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(VideotuneError, match=r"sample_metrics.encoder"):
-        open_encoder(str(tmp_path))
-
-
-def test_an_encoder_with_damaged_weights_is_told(encoders: dict[str, Path], tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged"
-    shutil.copytree(encoders["clip"], damaged)
+@pytest.mark.parametrize("left", [0.5, None])
+def test_an_encoder_that_is_damaged_or_none_is_refused(
+    left: float | None, encoders: dict[str, Path], tmp_path: Path
+) -> None:
+    damaged = Path(shutil.copytree(encoders["clip"], tmp_path / "damaged"))
     weights = (damaged / "model.safetensors").read_bytes()
-    (damaged / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    if left is None:
+        (damaged / "config.json").write_text("{}")
+    else:
+        (damaged / "model.safetensors").write_bytes(weights[: int(left * len(weights))])
     with pytest.raises(VideotuneError, match=r"sample_metrics.encoder: transformers finds no image encoder in"):
         open_encoder(str(damaged))

@@ -1,51 +1,35 @@
 """The ``cache`` commands: encode ahead of a training, and look after what was encoded."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from videotune import commands
-from videotune.cli.options import (
-    AsJson,
-    Base,
-    CachePlace,
-    ConfigFile,
-    Data,
-    FamilyName,
-    Offline,
-    Preset,
-    Sets,
-    Skips,
-    overrides_from,
-)
+from videotune.cli.options import AsJson, CachePlace, Skips, takes_config
 from videotune.console import out, print_table, quiet, size
 from videotune.errors import SKIPPED, VideotuneError
 from videotune.text import counted
+
+if TYPE_CHECKING:
+    from videotune.trainer.resolve_config import Overrides
 
 cache_app = typer.Typer(help="Encode clips and captions ahead of a training; list, verify, prune what is encoded.")
 
 
 @cache_app.callback(invoke_without_command=True)
-def cache(
-    context: typer.Context,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    family: FamilyName = None,
-    base: Base = None,
-    data: Data = None,
-    sets: Sets = None,
-    allow_skips: Skips = None,
-    offline: Offline = False,
-) -> None:
+@takes_config
+def cache(words: Overrides, context: typer.Context, allow_skips: Skips = None) -> None:
     """Encode clips and captions ahead of a training; or look after what was encoded."""
     if context.invoked_subcommand is not None:
-        if preset or config or family or base or data or sets or allow_skips or offline:
+        if any(vars(words).values()) or allow_skips:
             raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
         return
-    result = commands.cache.cache(overrides_from(preset, config, family, data, sets, base), allow_skips=allow_skips)
+    result = commands.cache.cache(words, allow_skips=allow_skips)
     if not quiet():
         out(f"{result.windows} windows are cached in {result.folder}")
 
@@ -84,18 +68,13 @@ def cache_verify(place: CachePlace) -> None:
 
 
 @cache_app.command("prune")
+@takes_config
 def cache_prune(
-    preset: Preset = None,
-    config: ConfigFile = None,
-    family: FamilyName = None,
-    base: Base = None,
-    data: Data = None,
-    sets: Sets = None,
-    yes: Annotated[bool, typer.Option("--yes", help="do it; without this it is only said what would go")] = False,
-    offline: Offline = False,
+    words: Overrides,
+    yes: Annotated[bool, typer.Option("--yes", help="remove it; without this option it is only listed")] = False,
 ) -> None:
     """Remove what a run of these words would not read."""
-    store, pruned = commands.cache.prune_cache(overrides_from(preset, config, family, data, sets, base), yes=yes)
+    store, pruned = commands.cache.prune_cache(words, yes=yes)
     for entry in pruned.entries[:20]:
         out(f"{entry.kind} of {entry.of[:80]!r}: {size(entry.bytes)}")
     if len(pruned.entries) > 20:

@@ -12,26 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.options import (
-    AsJson,
-    Base,
-    ConfigFile,
-    Data,
-    FamilyName,
-    Folder,
-    Offline,
-    Preset,
-    Sets,
-    Skips,
-    one_of,
-    overrides_from,
-)
+from videotune.cli.options import AsJson, Folder, Skips, takes_config, with_clips
 from videotune.console import echo, out, print_table, width
 from videotune.errors import DONE
 from videotune.text import shape_words, short_path
 
 if TYPE_CHECKING:
     from videotune.commands.check import CheckResult
+    from videotune.trainer.resolve_config import Overrides
     from videotune.trainer.run_spec import Job
 
 WIDE = 150
@@ -47,14 +35,10 @@ MANY, FEW = 20, 5
 """Of more clips of one state than MANY, FEW are listed, and how many more there are."""
 
 
+@takes_config
 def check(
+    words: Overrides,
     folder: Folder = None,
-    data: Data = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    family: FamilyName = None,
-    base: Base = None,
-    sets: Sets = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
     contact_sheet: Annotated[
@@ -62,11 +46,9 @@ def check(
         typer.Option("--contact-sheet", help="folder for pictures of each clip as it is trained, and a page"),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="a line for each clip, also where there are many")] = False,
-    offline: Offline = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
-    words = overrides_from(preset, config, family, one_of(folder, data), sets, base)
-    result = commands.check.check(words, allow_skips=allow_skips, contact_sheet=contact_sheet)
+    result = commands.check.check(with_clips(words, folder), allow_skips=allow_skips, contact_sheet=contact_sheet)
     if as_json:
         print(json.dumps(result.account, indent=2, ensure_ascii=False))
     else:
@@ -104,10 +86,12 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
     rows = [table_row(job, clip) for clip in clips]
     listed = rows if every else few(rows)
     columns = ["clip", "state", "source", "pixels", "frames", "bucket", "windows", "frames used", "views", "notes"]
-    shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
-    cells = [[row[i] for i in shown] for row in listed]
-    numbers = [place for place, i in enumerate(shown) if i in (4, 6, 7, 8)]
-    print_table(f"clips, with their views at {job.steps} steps", [columns[i] for i in shown], cells, right=numbers)
+    columns_shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
+    cells = [[row[i] for i in columns_shown] for row in listed]
+    numbers = [place for place, i in enumerate(columns_shown) if i in (4, 6, 7, 8)]
+    print_table(
+        f"clips, with their views at {job.steps} steps", [columns[i] for i in columns_shown], cells, right=numbers
+    )
     if width() < WIDE:  # a column of notes would be a few letters wide
         print_notes({row[0]: row[-1] for row in rows if row[-1]})
     if account["buckets"]:

@@ -1,5 +1,7 @@
 """``videotune doctor``."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,16 +21,28 @@ def doctor(
     ] = False,
 ) -> None:
     """Say what is installed, which device there is, and what is missing; or what a run's journal shows."""
-    if repair_journal:
-        from videotune.reporter.diagnosis import repair_journal as repair
-
-        if run is None:
-            raise VideotuneError("--repair-journal: of which run? videotune doctor RUN --repair-journal")
-        raise typer.Exit(repair(run))
     if run is not None:
-        from videotune.reporter.diagnosis import diagnose
+        diagnose(run, as_json, repair_journal)
+    elif repair_journal:
+        raise VideotuneError("--repair-journal: of which run? videotune doctor RUN --repair-journal")
+    else:
+        rows, missing = commands.doctor.machine()
+        print_table("doctor", ["what", "found", "note"], rows)
+        raise typer.Exit(FAILED if missing else DONE)
 
-        raise typer.Exit(diagnose(run, as_json=as_json))
-    rows, missing = commands.doctor.machine()
-    print_table("doctor", ["what", "found", "note"], rows)
-    raise typer.Exit(FAILED if missing else DONE)
+
+def diagnose(run: Path, as_json: bool, repair_journal: bool) -> None:
+    """Print what is wrong with a run, and what helps; or repair its journal."""
+    from videotune.reporter import diagnosis  # reads checkpoints, which --help must not
+
+    if repair_journal:
+        print(diagnosis.repair_journal(run))
+        return
+    summary, found = diagnosis.diagnose(run)
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
+        return
+    print(f"{run}: {summary}")
+    for one in found:
+        print(f"\n{one.line}\n  found: {one.found}\n  do:    {one.do}")
+    print("\nEach line is explained in docs/troubleshooting.md." if found else "nothing that its files show is wrong")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -36,22 +39,42 @@ Offline = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
-def one_of(folder: str | None, data: str | None) -> str | None:
-    """The clips, named by a command's argument or by --data; VideotuneError where both name some."""
-    if folder and data:
-        raise VideotuneError(f"which clips: {folder}, or --data {data}? Name one.")
-    return folder or data
+def takes_config(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options that say what config it works on, which it gets as ``words``."""
+    known = {"Overrides": Any}  # read from the config, which --help does not need
+    hints = get_type_hints(command, None, known, True) | get_type_hints(_words, None, known, True)
+    shared = signature(_words).parameters
+    own = [one for name, one in signature(command).parameters.items() if name != "words"]
+
+    def run(**options: Any) -> None:
+        words = _words(**{name: options.pop(name) for name in shared})
+        command(words=words, **options)
+
+    # in --help what is needed comes first, and the command's other options last
+    order = sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty)
+    every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in order]
+    run.__name__, run.__doc__, run.__signature__ = command.__name__, command.__doc__, Signature(every)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in every}
+    return run
 
 
-def overrides_from(
-    preset: str | None,
-    config: Path | None,
-    family: str | None,
-    data: str | None,
-    sets: list[str] | None,
-    base: str | None = None,
+def _words(
+    preset: Preset = None,
+    config: ConfigFile = None,
+    family: FamilyName = None,
+    base: Base = None,
+    data: Data = None,
+    sets: Sets = None,
+    offline: Offline = False,
 ) -> Overrides:
-    """What --preset, --config, --family, --data, each --set and --base say."""
+    """What --preset, --config, --family, --base, --data and each --set say."""
     from videotune.trainer.resolve_config import Overrides
 
     return Overrides(preset, config, family, data, tuple(sets or ()), base)
+
+
+def with_clips(words: Overrides, folder: str | None) -> Overrides:
+    """The words with the clips that a command's argument names; VideotuneError where --data names some too."""
+    if folder and words.data:
+        raise VideotuneError(f"which clips: {folder}, or --data {words.data}? Name one.")
+    return replace(words, data=folder or words.data)

@@ -9,38 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.options import (
-    AsJson,
-    Base,
-    ConfigFile,
-    Data,
-    FamilyName,
-    Folder,
-    Offline,
-    Preset,
-    Sets,
-    Skips,
-    one_of,
-    overrides_from,
-)
+from videotune.cli.options import AsJson, Folder, Skips, takes_config, with_clips
 from videotune.console import print_table, size
 from videotune.text import shape_words
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
+    from videotune.trainer.resolve_config import Overrides
 
 ROWS = 8
 """Lines of the curve of noise levels."""
 
 
+@takes_config
 def plan(
+    words: Overrides,
     folder: Folder = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    family: FamilyName = None,
-    base: Base = None,
-    data: Data = None,
-    sets: Sets = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
     timesteps: Annotated[
@@ -57,10 +41,9 @@ def plan(
         list[int] | None,
         typer.Option("--views", min=1, help="say the steps for so many views of a window (default: 10, 20, 50, 100)"),
     ] = None,
-    offline: Offline = False,
 ) -> None:
     """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
-    words = overrides_from(preset, config, family, one_of(folder, data), sets, base)
+    words = with_clips(words, folder)
     if timesteps:
         found = commands.noise_levels.noise_levels(words)
         if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,22 +11,19 @@ import typer
 
 from videotune import commands
 from videotune._version import BEGUN
-from videotune.cli.options import Base, ConfigFile, Data, FamilyName, Offline, Preset, Sets, Skips, overrides_from
+from videotune.cli.options import Skips, takes_config
 from videotune.console import clock, echo, exactly, size
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
+    from videotune.trainer.resolve_config import Overrides
 
 
+@takes_config
 def train(
+    words: Overrides,
     out: Annotated[Path, typer.Option("--out", help="the run folder")],
-    preset: Preset = None,
-    config: ConfigFile = None,
-    family: FamilyName = None,
-    base: Base = None,
-    data: Data = None,
-    sets: Sets = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run that lies in --out")] = False,
     step: Annotated[
         int | None,
@@ -45,13 +43,12 @@ def train(
         typer.Option("--init-from", help="begin a new run with a LoRA or embedding file's weights; fresh optimizer"),
     ] = None,
     allow_skips: Skips = None,
-    offline: Offline = False,
 ) -> None:
     """Train, with previews and checkpoints, into a run folder; export the result."""
     from videotune.trainer.resume import Resume
 
-    sets = [*(sets or []), *([f"init_from={json.dumps(str(init_from))}"] if init_from else [])]
-    words = overrides_from(preset, config, family, data, sets, base)
+    if init_from:
+        words = replace(words, sets=(*words.sets, f"init_from={json.dumps(str(init_from))}"))
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
     how = Resume(step, override, allow_data_change, replan) if resume else False

@@ -332,11 +332,9 @@ def render(
             sampler.nets,
             sampler.settings,
             states.__getitem__,
-            prompts,
-            seeds,
-            1,
+            list(zip(prompts, seeds, strict=True)),
             on_done=lambda done: progress.update(done, len(prompts)) if progress else None,
-            told=told,
+            first=told,
         )
     return decode(family, latents)
 

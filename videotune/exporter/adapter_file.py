@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import CONFIG
 from videotune.exporter.verify import digest_of
-from videotune.models.model_files import parse_object, read_config, some
+from videotune.models.model_files import note, parse_object, read_config, some
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -120,20 +120,20 @@ def refuse(family: Family, path: Path, keys: list[str], why: str) -> VideotuneEr
     return VideotuneError(f"{path} is no LoRA of {family.spec.title}: {why}; {found}. Read are: {READS}")
 
 
-def warn_of_other_base(family: Family, file: AdapterFile, echo: Callable[[str], None]) -> None:
-    """Tell ``echo`` where a file of ours was trained over other weights than the base model's: the header names them."""
+def warn_of_other_base(family: Family, file: AdapterFile) -> None:
+    """Print a warning where a file of ours was trained over other weights than the base model's: the header names them."""
     facts = file.facts
     part, base = family.spec.part_of(facts.get("expert")), facts.get("base")
     made = base.get("fingerprints", {}).get(part) if isinstance(base, dict) else None
     if made is not None and made != family.fingerprints().get(part):
         name = base.get("name")  # type: ignore[union-attr]
-        echo(f"warning: {file.path.name} was trained on {name}, whose {part} is not this base model's")
+        note(f"warning: {file.path.name} was trained on {name}, whose {part} is not this base model's")
 
 
-def lora_of(family: Family, net: nn.Module, file: AdapterFile, echo: Callable[[str], None]) -> dict[str, Tensor]:
+def lora_of(family: Family, net: nn.Module, file: AdapterFile) -> dict[str, Tensor]:
     """The tensors of a LoRA or DoRA file as ``load_lora_weights`` takes it: diffusers' names, and B times alpha / rank.
 
-    ``echo`` gets a note where no alpha stands anywhere, and the rank is taken for it. Raises VideotuneError for what
+    Prints a note where no alpha stands anywhere, and the rank is taken for it. Raises VideotuneError for what
     cannot be read whole.
     """
     path, keys = file.path, list(file.tensors)
@@ -153,7 +153,7 @@ def lora_of(family: Family, net: nn.Module, file: AdapterFile, echo: Callable[[s
         raise refuse(family, path, keys, "it changes none of its modules")
     alphas = any("alpha" in parts for parts in modules.values()) or "lora_alpha" in file.lora_settings
     if not alphas and "videotune" not in file.header:
-        echo(f"note: {path.name} does not say its alpha: the rank is taken for it, which is a scale of 1")
+        note(f"note: {path.name} does not say its alpha: the rank is taken for it, which is a scale of 1")
     table = _places(family, net)
     places = {name: table[_bare(name)] for name in modules if _bare(name) in table}
     known = len(places) == len(modules) and not rest

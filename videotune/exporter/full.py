@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from videotune.exporter.verify import Exported, check_finite, check_same
 from videotune.files import system_errors, whole_folder, write_json
-from videotune.models.loading import load_model, quietly
+from videotune.models.loading import dtype_of, load_model, quietly
 from videotune.models.model_files import weight_files
 from videotune.types import Family
 
@@ -59,12 +59,16 @@ def export_full(
 
 @contextmanager
 def model_folder(base: Path, folder: Path, parts: Collection[str], facts: Mapping[str, Any]) -> Iterator[Path]:
-    """A folder that takes its place at the block's end: the base's files but those of ``parts``, and our facts.
+    """A folder that takes its place at the block's end: the base's files but ``parts`` and hidden ones, and our facts.
 
     What the block adds are these parts. The others are linked where the disk allows it, so that they take no room twice.
     """
+
+    def left_out(place: str, names: list[str]) -> list[str]:
+        return [name for name in names if name.startswith(".") or (Path(place) == base and name in parts)]
+
     with whole_folder(folder) as aside:
-        shutil.copytree(base, aside, copy_function=link, ignore=_all_but(parts), dirs_exist_ok=True)
+        shutil.copytree(base, aside, copy_function=link, ignore=left_out, dirs_exist_ok=True)
         yield aside
         write_json(aside / "videotune.json", dict(facts))
 
@@ -86,13 +90,9 @@ def write_text_encoder(family: Family, name: str, state: Mapping[str, Tensor], b
 
 def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: Path) -> dict[str, Tensor]:
     """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
-    kept, out = tuple(shell._keep_in_fp32_modules or ()), {}
-    rest = [name for name in shell.state_dict() if name not in state]
-    whole = dict(state) | {name: value for name, value in tensors_in(base) if name in rest}
-    for name in shell.state_dict():
-        own = torch.float32 if any(word in kept for word in name.split(".")) else dtype
-        out[name] = whole[name].detach().to("cpu", own).contiguous()
-    return out
+    whole = {name: value for name, value in tensors_in(base) if name not in state} | dict(state)
+    dtypes = {name: dtype_of(name, type(shell), dtype) for name in shell.state_dict()}
+    return {name: whole[name].detach().to("cpu", own).contiguous() for name, own in dtypes.items()}
 
 
 def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -101,16 +101,6 @@ def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 yield name, file.get_tensor(name)
-
-
-def _all_but(parts: Collection[str]) -> Callable[[str, list[str]], list[str]]:
-    """The base's files but those of the parts that were trained, and what downloads leave behind."""
-
-    def ignore(folder: str, names: list[str]) -> list[str]:
-        top = (Path(folder) / "model_index.json").is_file()
-        return [name for name in names if name.startswith(".") or (top and name in parts)]
-
-    return ignore
 
 
 def link(source: str, target: str) -> str:

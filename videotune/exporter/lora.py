@@ -20,7 +20,6 @@ from videotune.adapters.lora import lora_parameters
 from videotune.exporter.adapter_file import AdapterFile, lora_of, refuse, warn_of_other_base
 from videotune.exporter.formats import baked, head_of
 from videotune.exporter.verify import Exported, check_updates, write_verified
-from videotune.models.model_files import note
 from videotune.models.pretrained import explained
 from videotune.types import Family
 
@@ -69,23 +68,23 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
     known = any(
         key.startswith("transformer.") for key in state
     )  # diffusers has put its own names in place of the file's
-    state = state if known else lora_of(family, net, file, note)
+    state = state if known else lora_of(family, net, file)
     loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)
     return "diffusers load_lora_weights" if known else "videotune sample --lora"
 
 
-def read_file(family: Family, net: nn.Module, path: Path, name: str, echo: Callable[[str], None] = note) -> None:
-    """Read an adapter's file of any program into a network, alpha included; ``echo`` is told what had to be assumed.
+def read_file(family: Family, net: nn.Module, path: Path, name: str) -> None:
+    """Read an adapter's file of any program into a network, alpha included; prints what had to be assumed.
 
     Raises VideotuneError for a file that cannot be read whole, or changes nothing.
     """
     with explained(f"{path} is no LoRA of {family.spec.title}: it was made for another base, or is damaged"):
         file = AdapterFile(path)
-        warn_of_other_base(family, file, echo)
+        warn_of_other_base(family, file)
         if file.peft_settings:
             _read_by_peft(family, net, file, name)
         else:
-            state = lora_of(family, net, file, echo)
+            state = lora_of(family, net, file)
             family.pipeline_class().load_lora_into_transformer(state, net, adapter_name=name, metadata=None)
     if kind_of(lora_parameters(net, name)) is None:
         raise refuse(family, path, [], "it changes none of its modules")
@@ -146,11 +145,6 @@ def read_effects(family: Family, path: Path, expert: str | None = None) -> tuple
         if "lora_magnitude_vector" in parts:
             found[f"{module} magnitude"] = parts["lora_magnitude_vector"].detach().double
     return found, reader
-
-
-def read_back(family: Family, path: Path) -> dict[str, Tensor]:
-    """All of ``read_effects`` at once: of LoRA ΔW of each module as diffusers' own loader applies it."""
-    return {name: calculate() for name, calculate in read_effects(family, path)[0].items()}
 
 
 def _update(layer: Any) -> Tensor:

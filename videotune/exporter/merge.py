@@ -77,8 +77,9 @@ def _merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: 
             if not bool(weight.isfinite().all()):
                 raise VideotuneError(f"{name} is too large for the base's {own.dtype} after merging: not exported")
             data = raw(weight)
-            assert len(data) == spans[name].length, name
-            new.seek(spans[name].start)
+            begin, end = spans[name]
+            assert len(data) == end - begin, name
+            new.seek(begin)
             new.write(data)
             digests[name] = hashlib.blake2b(data).digest()
         new.flush()

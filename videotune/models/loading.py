@@ -241,7 +241,7 @@ def _renamed(cls: Any, files: list[Path], found: Mapping[str, Header], rename: R
         renamed = rename(empty)
     except (KeyError, IndexError, ValueError, RuntimeError, AttributeError) as error:
         raise VideotuneError(f"diffusers cannot read {shown(files)} as a {cls.__name__} ({error!r:.200})") from error
-    return {name: Header("", tuple(value.shape), files[0].name) for name, value in renamed.items()}
+    return {name: Header("", tuple(value.shape)) for name, value in renamed.items()}
 
 
 def shown(files: list[Path]) -> str:

@@ -114,11 +114,10 @@ class NotHere(VideotuneError):
 
 @dataclass(frozen=True)
 class Header:
-    """A tensor in a file: its dtype as safetensors writes it ("F32", "BF16", …), its shape, and the file's name."""
+    """A tensor in a file: its dtype as safetensors writes it ("F32", "BF16", …), and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
-    file: str
 
     @property
     def count(self) -> int:
@@ -288,30 +287,19 @@ def headers(files: Sequence[Path]) -> dict[str, Header]:
             with safe_open(path, "np") as file:
                 for key in file.keys():  # noqa: SIM118  (safe_open is no mapping)
                     part = file.get_slice(key)
-                    found[key] = Header(part.get_dtype(), tuple(part.get_shape()), path.name)
+                    found[key] = Header(part.get_dtype(), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:
             raise VideotuneError(f"{path} cannot be read: {_damage(path, error)}") from error
     return found
 
 
-@dataclass(frozen=True)
-class Span:
-    """Where a tensor lies in a file: its first byte and how many there are."""
-
-    start: int
-    length: int
-
-
-def spans_of(path: Path) -> dict[str, Span]:
-    """Where each tensor of a safetensors file lies: a length of 8 bytes, a head of JSON, and the tensors' bytes."""
+def spans_of(path: Path) -> dict[str, tuple[int, int]]:
+    """Where each tensor of a safetensors file begins and ends: a length of 8 bytes, a head of JSON, and tensors' bytes."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         head: dict[str, Any] = json.loads(file.read(length))
-    return {
-        name: Span(8 + length + tensor["data_offsets"][0], tensor["data_offsets"][1] - tensor["data_offsets"][0])
-        for name, tensor in head.items()
-        if "data_offsets" in tensor
-    }
+    offsets = {name: tensor["data_offsets"] for name, tensor in head.items() if "data_offsets" in tensor}
+    return {name: (8 + length + begin, 8 + length + end) for name, (begin, end) in offsets.items()}
 
 
 def _damage(path: Path, error: Exception) -> str:
@@ -351,7 +339,7 @@ def _blocks(path: Path, size: int) -> Iterator[tuple[int, int]]:
     if path.suffix != ".safetensors":
         yield from (((size - BLOCK) * block // (BLOCKS - 1), BLOCK) for block in range(BLOCKS))
         return
-    spans = sorted((span.start, span.start + span.length) for span in spans_of(path).values())
+    spans = sorted(spans_of(path).values())
     yield 0, spans[0][0] if spans else BLOCK
     for lo, hi in spans:
         yield lo, min(BLOCK, hi - lo)

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from videotune.config.load import flatten
 from videotune.config.resolve import parse
-from videotune.errors import DONE
 from videotune.records import read_record
 from videotune.reporter.read import Run, points, read_run
 from videotune.text import value_text
@@ -36,32 +35,21 @@ ENOUGH = 3
 """Validations that compare with each other, before anything is found in their course."""
 
 
-def diagnose(folder: Path, *, as_json: bool = False) -> int:
-    """Print what is wrong with a run, and what helps."""
+def diagnose(folder: Path) -> tuple[str, list[Finding]]:
+    """How far a run came, in words, and what is wrong with it. Raises VideotuneError for a damaged file of it."""
     run = read_run(folder)
     for name in ("config", "plan", "check", "exports"):
         if (folder / f"{name}.json").is_file():
             read_record(folder / f"{name}.json")
-    found = findings(run)
-    if as_json:
-        print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
-        return DONE
-    print(f"{folder}: {_summary(run)}")
-    for one in found:
-        print(f"\n{one.line}\n  found: {one.found}\n  do:    {one.do}")
-    if not found:
-        print("nothing that its files show is wrong")
-    else:
-        print("\nEach line is explained in docs/troubleshooting.md.")
-    return DONE
+    why, total = run.last("end")["why"], (run.config or {}).get("steps", "?")
+    return f"{len(run.steps.at)} of {total} steps, {f'ended: {why}' if why else 'not ended'}", findings(run)
 
 
-def repair_journal(folder: Path) -> int:
-    """Take damaged lines out of a run's journal, and say what was done. Refused while a process trains there."""
-    read_run_config(folder)  # a sentence where the folder holds no run
+def repair_journal(folder: Path) -> str:
+    """Take damaged lines out of a run's journal; what was done, in words. Refused while a process trains there."""
+    read_run_config(folder)  # raises where the folder holds no run
     with only_process(folder):
-        print(repair(folder, max((one.step for one in complete_checkpoints(folder)), default=0)))
-    return DONE
+        return repair(folder, max((one.step for one in complete_checkpoints(folder)), default=0))
 
 
 def findings(run: Run) -> list[Finding]:
@@ -72,11 +60,6 @@ def findings(run: Run) -> list[Finding]:
 def settings(run: Run) -> dict[str, Any]:
     """The run's config by dotted keys; of a folder without one nothing."""
     return flatten(parse(run.config["settings"]).model_dump(mode="json")) if run.config else {}
-
-
-def _summary(run: Run) -> str:
-    why, total = run.last("end")["why"], (run.config or {}).get("steps", "?")
-    return f"{len(run.steps.at)} of {total} steps, {f'ended: {why}' if why else 'not ended'}"
 
 
 def _out_of_memory(run: Run) -> Iterator[Finding]:

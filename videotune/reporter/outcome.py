@@ -7,6 +7,7 @@ from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import PARTS
 from videotune.reporter.read import Record, Run, at, mapping, number, points
 from videotune.text import moment, plain
+from videotune.validation.overfitting import recommend
 
 Standing = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
@@ -74,13 +75,8 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
     saved = {int(step) for record in run.of_kind("save") if (step := number(record.get("step"))) is not None}
     if not saved or not turned or best is None:
         return max(saved, default=None), ""
-    held_out = dict(points(run.validations, "held_out", "normalised"))
-    if measured := saved & set(held_out):
-        found = min(measured, key=lambda step: (held_out[step], step))
-        lacks = f"it is the best of those saved: there is no checkpoint of step {plain(best)}"
-        return int(found), "" if found == best else lacks
-    near = f"it is the nearest to step {plain(best)}, where held-out clips were best: no saved step was validated"
-    return min(saved, key=lambda step: (abs(step - best), step)), near
+    held_out = {int(step): loss for step, loss in points(run.validations, "held_out", "normalised")}
+    return recommend(held_out, int(best), saved)
 
 
 def grounds(run: Run) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,17 +12,14 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.files import life
 from videotune.records import parse_line, read_record
-from videotune.text import counted
 from videotune.trainer.logging.step_sums import Steps, regularization
+from videotune.validation.overfitting import readings_of
 
 Record = Mapping[str, Any]
 Point = tuple[float, float]
 
 MOST = 1e300
 """A larger number is taken for none: sums of such are not finite."""
-
-OF_A_STEP = ("step", "validation", "verdict", "sample", "sample_metrics")
-"""Kinds that a resume from an earlier step supersedes; saves and warnings stay, since their files and causes do."""
 
 FILES = {name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")}
 FILES["compared"] = "compare/compare.json"
@@ -34,8 +30,8 @@ FILES["compared"] = "compare/compare.json"
 class Run:
     """What a run directory says. A file that is not there (yet) is None.
 
-    ``journal``: its events, the records that are no step's, in order; ``steps``: what the others say together; both without
-    those that a resume left behind. ``notes``: what could not be read or was left out, in words. ``written``: when the
+    ``journal``: its events, the records that are no step's, in order; ``steps``: what the others say together. A resume has
+    cut off what came after its step. ``notes``: what could not be read or was left out, in words. ``written``: when the
     journal last grew, ``read``: when all this was read, in seconds since 1970. ``life``: the last heartbeat
     (``videotune.files.life``).
     """
@@ -74,8 +70,7 @@ class Run:
     @cached_property
     def validations(self) -> list[Record]:
         """The validations that compare with the latest: over the same clips, noise levels and noise."""
-        found = self.of_kind("validation")
-        return [record for record in found if record.get("validation") == found[-1].get("validation")]
+        return readings_of(self.journal)
 
     def absent(self, what: str, key: str = "") -> str:
         """Why a chapter is empty: its key switches it off, or it is not there yet."""
@@ -151,15 +146,9 @@ def points(records: Sequence[Record], *keys: str) -> list[Point]:
 
 
 def _parse(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
-    """The journal's events, its steps into ``steps``, and a note for each line that is none.
-
-    What happened after the step from which a later resume went on is left out.
-    """
+    """The journal's events, its steps into ``steps``, and a note for each line that is none."""
     events: list[Record] = []
     notes: list[str] = []
-    left = Counter[int]()
-    resumes = _resumes(journal)
-    ahead = list(resumes.values())
     with journal.open("rb") as file:
         for place, line in enumerate(file, start=1):
             if not line.strip():
@@ -171,35 +160,11 @@ def _parse(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
                 torn = f"the journal's last line ({place}) is torn and was left out: the run ended while writing it"
                 notes.append(note if line.endswith(b"\n") else torn)
                 continue
-            if place in resumes:
-                del ahead[0]
-            kind, step = record["kind"], record.get("step", 0)
-            undone = [start for start in ahead if step > start]
-            if (ahead and kind == "end") or (undone and kind in OF_A_STEP):
-                if kind == "step":
-                    left[undone[0]] += 1
-            elif kind == "step":
+            if record["kind"] == "step":
                 steps.add(record)
             else:
                 events.append(record)
-    for start, num in sorted(left.items()):
-        notes.append(f"{counted(num, 'step')} after step {start} left behind when the run went on from there")
     return events, notes
-
-
-def _resumes(journal: Path) -> dict[int, int]:
-    """The line of each resume, and the step from which it went on."""
-    found = {}
-    with journal.open("rb") as file:
-        for place, line in enumerate(file, start=1):
-            if b'"resume"' in line:
-                try:
-                    record = parse_line(line)
-                except ValueError:
-                    continue
-                if record["kind"] == "resume":
-                    found[place] = record["from_step"]
-    return found
 
 
 def _read_json(path: Path, notes: list[str]) -> Any:

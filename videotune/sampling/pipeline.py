@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from videotune.files import digest
-from videotune.types import ClipShape, Condition, Family, Moments, SampleRequest
+from videotune.types import ClipShape, Family, Moments, SampleRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,58 +42,38 @@ def draw(
     nets: Mapping[str, nn.Module],
     settings: SampleSettings,
     text: Callable[[str], Mapping[str, Tensor]],
-    prompts: Sequence[str],
-    seeds: Sequence[int],
-    batch: int = 1,
-    on_done: Callable[[int], None] | None = None,
-    told: Sequence[Moments] | None = None,
+    samples: Sequence[tuple[str, int]],
+    on_done: Callable[[int], object] | None = None,
+    first: Sequence[Moments] | None = None,
     isolated: bool = False,
 ) -> list[Tensor]:
-    """Latents (C,F,H,W) of each prompt with its seed; ``batch`` prompts at a time, which changes rounding alone.
+    """Latents (C,F,H,W) of each (prompt, seed).
 
-    ``text`` gives a prompt's cached states; ``told`` the clip or image whose first frame each is told (None: none);
-    ``isolated`` says that the networks' frames are isolated now, which they are again afterwards.
+    ``text`` gives a prompt's cached states; ``first`` the clip or image on whose first frame each is conditioned (None:
+    none); ``isolated`` says that the networks' frames are isolated now, which they are again afterwards.
     """
     out: list[Tensor] = []
-    with torch.no_grad(), as_drawn(family, nets, settings, isolated) as ready:
-        for lo in range(0, len(prompts), batch):
-            part = slice(lo, lo + batch)
-            images = [None] * len(prompts[part]) if told is None else told[part]
-            cond = condition(family, [text(prompt) for prompt in prompts[part]], images)
-            empty = [text("")] * len(prompts[part]) if settings.guidance > 1 else None
+    with torch.no_grad(), in_evaluation(family, nets, settings, isolated) as ready:
+        for place, (prompt, seed) in enumerate(samples):
+            image = first[place] if first else None
+            extras = {} if image is None else image.extras
+            latent = image.mean[None, :, :1] if image is not None and family.spec.given == "replace" else None
+            cond = family.condition([{**text(prompt), **extras}])
+            uncond = family.condition([{**text(""), **extras}]) if settings.guidance > 1 else None
             request = SampleRequest(
-                settings.shape,
-                settings.steps,
-                settings.guidance,
-                tuple(seeds[part]),
-                settings.shift,
-                settings.guidance_2,
-                first_latents(family, images),
+                settings.shape, settings.steps, settings.guidance, (seed,), settings.shift, settings.guidance_2, latent
             )
-            uncond = None if empty is None else condition(family, empty, images)
             out += family.sample(ready, cond, uncond, request).unbind(0)
             if on_done:
                 on_done(len(out))
     return out
 
 
-def condition(family: Family, texts: Sequence[Mapping[str, Tensor]], images: Sequence[Moments | None]) -> Condition:
-    """What the denoiser is told: the text of each sample, and what else its image tells, if it has one."""
-    extras = [{} if image is None else image.extras for image in images]
-    return family.condition([{**states, **more} for states, more in zip(texts, extras, strict=True)])
-
-
-def first_latents(family: Family, images: Sequence[Moments | None]) -> Tensor | None:
-    """The clean first latent frames (B,C,1,H,W) where these take the place of noise."""
-    known = [image.mean[:, :1] for image in images if image is not None]
-    return torch.stack(known) if known and family.spec.given == "replace" else None
-
-
 @contextmanager
-def as_drawn(
+def in_evaluation(
     family: Family, nets: Mapping[str, nn.Module], settings: SampleSettings, isolated: bool
 ) -> Iterator[Mapping[str, nn.Module]]:
-    """The networks as samples are drawn with them, made so as each is looked up; afterwards all are as they were."""
+    """The networks as they sample, made so as each is looked up; afterwards all are as they were."""
     ready = _Ready(family, nets, isolated, not settings.temporal_attention)
     try:
         yield ready

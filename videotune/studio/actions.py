@@ -1,4 +1,4 @@
-"""What a person can ask for on any page: functions of the root and some words, which answer in a sentence."""
+"""What a user can ask for on any page: functions of a project and some words, which answer in a sentence."""
 
 import re
 import shutil
@@ -16,29 +16,40 @@ from videotune.studio import clips, form, jobs, projects
 from videotune.studio.projects import Project, inside, named
 
 Answer = Mapping[str, str | bool]
-"""``echo``: a sentence; ``go``: an address to go to; ``reload``: whether the form changes."""
+"""``say``: a sentence; ``go``: an address to go to; ``reload``: whether the form changes."""
+
+_one_at_a_time = RLock()
 
 
-_writing = RLock()
+class Words(dict[str, Any]):
+    """What is asked for: texts, and true or false; what is missing is an empty text."""
+
+    def __init__(self, words: Mapping[str, Any]) -> None:
+        super().__init__({key: value if isinstance(value, bool) else str(value) for key, value in words.items()})
+
+    def __missing__(self, key: str) -> str:
+        return ""
+
+    def number(self, key: str, whole: bool = True) -> str:
+        """A number as it was typed, in so many digits that a command takes it; empty where there is none."""
+        value = str(self[key]).strip()
+        if value and not re.fullmatch(r"[0-9]{1,18}" if whole else r"[0-9]{1,6}(\.[0-9]{1,6})?", value):
+            raise VideotuneError(f"{key}: a {'whole ' * whole}number, not {value[:40]!r}")
+        return value
 
 
-def _alone(act: Callable[[Path, Mapping[str, Any]], Answer]) -> Callable[[Path, Mapping[str, Any]], Answer]:
-    """The same, one at a time: two fields that are left within a moment must not write over each other."""
-
-    def locked(root: Path, words: Mapping[str, Any]) -> Answer:
-        with _writing:
-            return act(root, words)
-
-    return locked
+Action = Callable[..., Answer]
+"""A function of the project (``create``: of the root) and of the words."""
 
 
-def _text(words: Mapping[str, Any], key: str) -> str:
-    value = words.get(key, "")
-    return value if isinstance(value, str) else str(value)
+def perform(act: Action, root: Path, words: Mapping[str, Any], **more: Any) -> Answer:
+    """Do what is asked for, one at a time: two fields that are left within a moment must not write over each other.
 
-
-def _of(root: Path, words: Mapping[str, Any]) -> Project:
-    return named(root, _text(words, "project"))
+    ``words`` name the project, as ``of`` where it need not be the open one.
+    """
+    asked = Words(words)
+    with _one_at_a_time:
+        return act(root if act is create else named(root, asked["of"] or asked["project"]), asked, **more)
 
 
 def run_folder(project: Project, name: str) -> Path:
@@ -51,64 +62,58 @@ def run_folder(project: Project, name: str) -> Path:
     return inside(project.folder, f"runs/{name}")
 
 
-def create(root: Path, words: Mapping[str, Any]) -> Answer:
+def create(root: Path, words: Words) -> Answer:
     """A new project, and on to its data."""
-    project = projects.create(root, _text(words, "title"))
+    project = projects.create(root, words["title"])
     return {"say": f"{project.title} is made", "go": f"?project={quote(project.name)}&tab=data"}
 
 
-@_alone
-def rename(root: Path, words: Mapping[str, Any]) -> Answer:
+def rename(project: Project, words: Words) -> Answer:
     """Another title."""
-    return {"say": f"now called {projects.rename(named(root, _text(words, 'of')), _text(words, 'title')).title}"}
+    return {"say": f"now called {projects.rename(project, words['title']).title}"}
 
 
-@_alone
-def archive(root: Path, words: Mapping[str, Any]) -> Answer:
+def archive(project: Project, words: Words) -> Answer:
     """Put a project aside, or take it back; nothing of it is deleted."""
-    project, away = named(root, _text(words, "of")), bool(words.get("archived"))
+    away = bool(words["archived"])
     if away and any(job.running for job in jobs.all_jobs(project.folder)):
         raise VideotuneError(f"{project.title} has work going on: stop it first")
     projects.change(project, archived=away)
     return {"say": f"{project.title} is {'archived: it lies below the list' if away else 'back in the list'}"}
 
 
-def check(root: Path, words: Mapping[str, Any]) -> Answer:
+def check(project: Project, words: Words) -> Answer:
     """Look at every clip again, with pictures."""
-    start_check(_of(root, words))
+    start_check(project)
     return {"say": "looking at the clips"}
 
 
 def start_check(project: Project) -> None:
-    """Start a check unless there is nothing to look at; one that is at work on older files is ended."""
+    """Start a check unless there is nothing to look at."""
     if not projects.datasets(project):
         return
-    last = jobs.latest(project.folder, "check")
-    if last is not None and last.running:
-        jobs.stop(last)
-    jobs.sweep(project.folder, "check")
-    sheet = project.folder / "sheet"
-    jobs.start(project.folder, "check", ["check", "--json", "--contact-sheet", str(sheet), *projects.words(project)])
+    sheet = ["--contact-sheet", str(project.folder / "sheet")]
+    jobs.restart(project.folder, "check", ["check", "--json", *sheet, *projects.words(project)])
 
 
-def caption(root: Path, words: Mapping[str, Any]) -> Answer:
+def caption(project: Project, words: Words) -> Answer:
     """Save a caption."""
-    return {"say": clips.save_caption(_of(root, words), _text(words, "path"), _text(words, "text"))}
+    return {"say": clips.save_caption(project, words["path"], words["text"])}
 
 
-def move(root: Path, words: Mapping[str, Any]) -> Answer:
+def move(project: Project, words: Words) -> Answer:
     """Hold a clip out, take it back, or out of the data."""
-    return {"say": clips.move(_of(root, words), _text(words, "path"), _text(words, "to"))}
+    return {"say": clips.move(project, words["path"], words["to"])}
 
 
-def source(root: Path, words: Mapping[str, Any], local: bool = True) -> Answer:
+def source(project: Project, words: Words, local: bool = True) -> Answer:
     """Take another folder of this computer, or a dataset of the Hub, into the project's data."""
-    project, path = _of(root, words), _text(words, "path").strip()
+    path = words["path"].strip()
     if not path:
         raise VideotuneError("which one? Type the path of a folder, or the name of a dataset such as user/name")
     place = Path(path).expanduser()
     if place.is_absolute() or path.startswith((".", "~")):
-        if not local and not place.resolve().is_relative_to(root.resolve()):
+        if not local and not place.resolve().is_relative_to(project.folder.parent.resolve()):
             raise VideotuneError("folders elsewhere on the server can be named only by someone who sits at it")
         if not place.exists():
             raise VideotuneError(f"there is no {path} on the computer that the studio runs on")
@@ -117,29 +122,23 @@ def source(root: Path, words: Mapping[str, Any], local: bool = True) -> Answer:
         path = str(place.resolve())
     elif not re.fullmatch(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?", path):
         raise VideotuneError(f"{path!r} is neither a whole path (/home/me/clips) nor a dataset of the Hub (user/name)")
-    kind = _text(words, "kind") or "train"
-    with _writing:
-        project = named(root, project.name)
-        rows = [row for row in project.facts.get("sources", ()) if row["path"] != path]
-        projects.change(project, sources=[*rows, {"path": path} | ({} if kind == "train" else {"kind": kind})])
-    start_check(named(root, project.name))
+    kind = words["kind"] or "train"
+    rows = [row for row in project.facts.get("sources", ()) if row["path"] != path]
+    row = {"path": path} | ({} if kind == "train" else {"kind": kind})
+    start_check(projects.change(project, sources=[*rows, row]))
     return {"say": f"{path} belongs to the data now; it stays where it is"}
 
 
-@_alone
-def drop_source(root: Path, words: Mapping[str, Any]) -> Answer:
+def drop_source(project: Project, words: Words) -> Answer:
     """Name a folder or dataset no longer; its files stay."""
-    project = _of(root, words)
-    rows = [row for row in project.facts.get("sources", ()) if row["path"] != _text(words, "path")]
-    projects.change(project, sources=rows)
-    start_check(named(root, project.name))
+    rows = [row for row in project.facts.get("sources", ()) if row["path"] != words["path"]]
+    start_check(projects.change(project, sources=rows))
     return {"say": "it is no part of the data any more; its files are untouched"}
 
 
-def split(root: Path, words: Mapping[str, Any]) -> Answer:
+def split(project: Project, words: Words) -> Answer:
     """Cut a long clip into its scenes: the original goes aside, the scenes among the clips."""
-    project = _of(root, words)
-    _, clip = clips.find(project, _text(words, "path"))
+    _, clip = clips.find(project, words["path"])
     aside = project.folder / projects.ORIGINALS / clip.path.name
     aside.parent.mkdir(exist_ok=True)
     if aside.exists():
@@ -154,19 +153,16 @@ def split(root: Path, words: Mapping[str, Any]) -> Answer:
     return {"say": f"cutting {clip.path.name} into scenes; its original is kept in {projects.ORIGINALS}"}
 
 
-@_alone
-def set_key(root: Path, words: Mapping[str, Any]) -> Answer:
+def set_key(project: Project, words: Words) -> Answer:
     """Save one setting."""
-    project = _of(root, words)
-    keys = form.put(projects.draft(project), _text(words, "key"), _text(words, "value"), project.preset)
+    keys = form.put(projects.draft(project), words["key"], words["value"], project.preset)
     projects.save_draft(project, keys)
     return {"say": "saved"}
 
 
-@_alone
-def fact(root: Path, words: Mapping[str, Any]) -> Answer:
+def fact(project: Project, words: Words) -> Answer:
     """Save what belongs to the project and not to the config: its preset, the card, whether skipped clips are agreed to."""
-    project, key, value = _of(root, words), _text(words, "key"), _text(words, "value").strip()
+    key, value = words["key"], words["value"].strip()
     if key == "preset":
         projects.change(project, preset=preset_named(value))
         return {"say": "saved", "reload": True}
@@ -183,33 +179,26 @@ def fact(root: Path, words: Mapping[str, Any]) -> Answer:
     return {"say": "saved"}
 
 
-@_alone
-def reset(root: Path, words: Mapping[str, Any]) -> Answer:
+def reset(project: Project, words: Words) -> Answer:
     """All settings back to the preset's."""
-    projects.save_draft(_of(root, words), {})
+    projects.save_draft(project, {})
     return {"say": "all settings are the preset's again", "reload": True}
 
 
-def plan(root: Path, words: Mapping[str, Any]) -> Answer:
-    """Calculate the plan anew; one that is at work on older settings is ended."""
-    project = _of(root, words)
+def plan(project: Project, words: Words) -> Answer:
+    """Calculate the plan anew."""
     args = ["plan", "--json", *projects.words(project), *projects.skips(project)]
     if project.facts.get("card"):
         args += ["--card", str(project.facts["card"])]
     if project.facts.get("vram"):
         args += ["--vram", str(project.facts["vram"])]
-    last = jobs.latest(project.folder, "plan")
-    if last is not None and last.running:
-        jobs.stop(last)
-    jobs.sweep(project.folder, "plan")
-    jobs.start(project.folder, "plan", args)
+    jobs.restart(project.folder, "plan", args)
     return {"say": ""}
 
 
-def train(root: Path, words: Mapping[str, Any]) -> Answer:
+def train(project: Project, words: Words) -> Answer:
     """Begin a run."""
-    project, name = _of(root, words), _text(words, "run").strip()
-    run = run_folder(project, name or next_name(project))
+    run = run_folder(project, words["run"].strip() or next_name(project))
     if (run / "config.json").exists():
         raise VideotuneError(f"there is a run {run.name} already: give another name, or resume that one")
     _refuse_running(project, run)
@@ -221,14 +210,6 @@ def train(root: Path, words: Mapping[str, Any]) -> Answer:
     return {"say": f"{run.name} begins", "go": _address(project, run)}
 
 
-def _number(words: Mapping[str, Any], key: str, whole: bool = True) -> str:
-    """A number as it was typed, in so many digits that a command takes it; empty where there is none."""
-    value = _text(words, key).strip()
-    if value and not re.fullmatch(r"[0-9]{1,18}" if whole else r"[0-9]{1,6}(\.[0-9]{1,6})?", value):
-        raise VideotuneError(f"{key}: a {'whole ' * whole}number, not {value[:40]!r}")
-    return value
-
-
 def next_name(project: Project) -> str:
     """run-1, run-2 …: the first name that is free."""
     home = project.folder / "runs"
@@ -236,18 +217,17 @@ def next_name(project: Project) -> str:
     return next(name for number in range(1, 100000) if (name := f"run-{number}") not in taken)
 
 
-def resume(root: Path, words: Mapping[str, Any]) -> Answer:
+def resume(project: Project, words: Words) -> Answer:
     """Go on with a run, from its newest checkpoint or an earlier one; with more steps where they are named."""
-    project = _of(root, words)
-    run = run_folder(project, _text(words, "run"))
+    run = run_folder(project, words["run"])
     _refuse_running(project, run)
     jobs.start(project.folder, "train", resume_words(run, words), run.name)
     return {"say": f"{run.name} goes on", "go": _address(project, run)}
 
 
-def resume_words(run: Path, words: Mapping[str, Any]) -> list[str]:
+def resume_words(run: Path, words: Words) -> list[str]:
     """The command that goes on with a run as the form says."""
-    step, steps = _number(words, "from"), _number(words, "steps")
+    step, steps = words.number("from"), words.number("steps")
     args = ["train", "--out", str(run), "--resume"]
     args += ["--from", step] if step else []
     # the rate's schedule is of another length then, and that was asked for
@@ -264,10 +244,9 @@ def _refuse_running(project: Project, run: Path) -> None:
         raise VideotuneError(f"{run.name} is running: stop it first")
 
 
-def stop(root: Path, words: Mapping[str, Any]) -> Answer:
+def stop(project: Project, words: Words) -> Answer:
     """Ask a run to save and stop after its step; before its first step it is ended at once."""
-    project = _of(root, words)
-    run = run_folder(project, _text(words, "run"))
+    run = run_folder(project, words["run"])
     pulse, job = life(run) or {}, jobs.latest(project.folder, "train", run.name)
     if pulse.get("alive") and pulse.get("state") not in ("starting", "encoding", "loading"):
         write_json(run / "control.json", {"stop": True})
@@ -277,9 +256,9 @@ def stop(root: Path, words: Mapping[str, Any]) -> Answer:
     raise VideotuneError(f"{run.name} is not running")
 
 
-def control(root: Path, words: Mapping[str, Any]) -> Answer:
+def control(project: Project, words: Words) -> Answer:
     """Ask a run for a checkpoint or for previews now."""
-    run, word = run_folder(_of(root, words), _text(words, "run")), _text(words, "word")
+    run, word = run_folder(project, words["run"]), words["word"]
     if word not in ("save", "sample"):
         raise VideotuneError(f"a run can be asked to save or to sample, not to {word!r}")
     if not (life(run) or {}).get("alive"):
@@ -288,53 +267,49 @@ def control(root: Path, words: Mapping[str, Any]) -> Answer:
     return {"say": "after this step it draws previews" if word == "sample" else "after this step it saves"}
 
 
-def stop_job(root: Path, words: Mapping[str, Any]) -> Answer:
+def stop_job(project: Project, words: Words) -> Answer:
     """End a job that is not a run."""
-    project = _of(root, words)
-    job = jobs.latest(project.folder, _text(words, "kind"))
+    job = jobs.latest(project.folder, words["kind"])
     if job is None or not job.running or not jobs.stop(job):
         raise VideotuneError("nothing is at work there")
     return {"say": "stopped"}
 
 
-def doctor(root: Path, words: Mapping[str, Any]) -> Answer:
+def doctor(project: Project, words: Words) -> Answer:
     """Let the doctor look at a run."""
-    project = _of(root, words)
-    run = run_folder(project, _text(words, "run"))
-    jobs.sweep(project.folder, "doctor")
-    jobs.start(project.folder, "doctor", ["doctor", str(run), "--json"], run.name)
+    run = run_folder(project, words["run"])
+    jobs.restart(project.folder, "doctor", ["doctor", str(run), "--json"], run.name)
     return {"say": "looking at the run"}
 
 
-def draw(root: Path, words: Mapping[str, Any]) -> Answer:
+def draw(project: Project, words: Words) -> Answer:
     """Try a prompt with a run's checkpoint."""
-    project, prompt = _of(root, words), _text(words, "prompt").strip()
-    run = run_folder(project, _text(words, "run"))
+    prompt = words["prompt"].strip()
+    run = run_folder(project, words["run"])
     if not prompt:
         raise VideotuneError("type what the video should show")
     args = ["sample", str(run), "--prompt", prompt, "--out", str(project.folder / "tries" / run.name)]
     for key, option in (("step", "--step"), ("seed", "--seed"), ("strength", "--strength")):
-        value = _number(words, key, whole=key != "strength")
+        value = words.number(key, whole=key != "strength")
         args += [option, value] if value and (key != "strength" or float(value) != 1.0) else []
     jobs.start(project.folder, "sample", args, run.name)
     return {"say": "drawing; it appears below when it is done"}
 
 
-def export(root: Path, words: Mapping[str, Any]) -> Answer:
+def export(project: Project, words: Words) -> Answer:
     """Write what a run has learnt for other programs."""
-    project = _of(root, words)
-    run, step = run_folder(project, _text(words, "run")), _number(words, "step")
-    formats = [name for name in ("diffusers", "comfyui", "peft") if words.get(name) is True]
-    if not formats and not words.get("merge"):
+    run, step = run_folder(project, words["run"]), words.number("step")
+    formats = [name for name in ("diffusers", "comfyui", "peft") if words[name] is True]
+    if not formats and not words["merge"]:
         raise VideotuneError("choose at least one format")
     args = ["export", str(run), *[part for name in formats for part in ("--format", name)]]
     args += ["--step", step] if step else []
-    args += ["--merge"] if words.get("merge") is True else []
+    args += ["--merge"] if words["merge"] is True else []
     jobs.start(project.folder, "export", args, run.name)
     return {"say": "writing the files and reading them back"}
 
 
-ACTIONS: Mapping[str, Callable[[Path, Mapping[str, Any]], Answer]] = {
+ACTIONS: Mapping[str, Action] = {
     "create": create, "rename": rename, "archive": archive, "check": check, "caption": caption, "move": move,
     "drop-source": drop_source, "split": split, "set": set_key, "fact": fact, "reset": reset, "plan": plan, "train": train,
     "resume": resume, "stop": stop, "control": control, "stop-job": stop_job, "doctor": doctor, "draw": draw,

@@ -39,8 +39,8 @@ def serve(root: Path, host: str, port: int) -> int:
     _refuse_taken(host, port)
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn ends the server first, and then hands them on
         signal.signal(number, _ended)
-    shown = f"[{host}]" if ":" in host else host
-    print(f"The studio is at http://{shown}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
+    address = f"[{host}]" if ":" in host else host
+    print(f"The studio is at http://{address}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
     # the password's limit counts by address, so the address is the connection's own, never one that a header names
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3, proxy_headers=False)
     return DONE
@@ -95,8 +95,8 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
     app.include_router(routes.router(root, may))
 
     def refused(request: Request, error: Exception) -> PlainTextResponse:
-        """A value that no file system or text can hold (a lone surrogate, a name of 5,000 letters) is a bad request."""
-        return PlainTextResponse(ascii(str(error))[1:300], 400)
+        """A mistake of the user's, or a value that no file system or text can hold (a lone surrogate, a very long name)."""
+        return PlainTextResponse(str(error)[:2000].encode("utf-8", "backslashreplace"), 400)
 
     for kind in (ValueError, OSError, RecursionError):
         app.add_exception_handler(kind, refused)

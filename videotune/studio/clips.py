@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,6 @@ from videotune.errors import VideotuneError
 from videotune.files import write_text
 from videotune.studio.jobs import Job, all_jobs, result
 from videotune.studio.projects import CLIPS, HELD_OUT, REMOVED, Project, any_file, inside
-
-_accounts: dict[Path, Any] = {}
-"""What checks printed, by the job's folder: a check's answer does not change."""
 
 WORDS = {
     "unreadable": "cannot be read",
@@ -36,17 +34,15 @@ WORDS = {
 
 def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
     """The newest check that gave an account of the clips, with that; None where there was none yet."""
-    for job in all_jobs(project.folder, "check"):
-        if job.running:
-            continue
-        if job.folder not in _accounts:
-            if len(_accounts) > 16:
-                _accounts.clear()
-            value = result(job)
-            _accounts[job.folder] = value if isinstance(value, dict) and "clips" in value else None
-        if _accounts[job.folder] is not None:
-            return job, _accounts[job.folder]
-    return None
+    ended = (job for job in all_jobs(project.folder, "check") if not job.running)
+    return next(((job, account) for job in ended if (account := _account(job)) is not None), None)
+
+
+@lru_cache(maxsize=16)
+def _account(job: Job) -> Mapping[str, Any] | None:
+    """What an ended check printed, which does not change."""
+    value = result(job)
+    return value if isinstance(value, dict) and "clips" in value else None
 
 
 def files(project: Project) -> list[tuple[str, ClipFile]]:
@@ -77,13 +73,13 @@ def find(project: Project, relative: str) -> tuple[str, ClipFile]:
 def rows(project: Project) -> list[dict[str, Any]]:
     """The table: each clip with its state (used, warned, held out, skipped, new), why, caption, picture and size."""
     last = last_account(project)
-    told = {row["path"]: row for row in last[1]["clips"]} if last else {}
+    checked = {row["path"]: row for row in last[1]["clips"]} if last else {}
     since = last[0].started if last else 0.0
     out, seen = [], set()
     for part, clip in files(project):
         seen.add(str(clip.path))
-        out.append(_row(project, part, clip, told.get(str(clip.path)), since))
-    for path, row in told.items():
+        out.append(_row(project, part, clip, checked.get(str(clip.path)), since))
+    for path, row in checked.items():
         if path not in seen and not Path(path).is_relative_to(project.folder):
             out.append(
                 _of_account(path, row) | {"path": path, "fixed": "it lies elsewhere: change it there", "part": ""}
@@ -91,10 +87,12 @@ def rows(project: Project) -> list[dict[str, Any]]:
     return out
 
 
-def _row(project: Project, part: str, clip: ClipFile, told: Mapping[str, Any] | None, since: float) -> dict[str, Any]:
+def _row(
+    project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float
+) -> dict[str, Any]:
     caption, odd = caption_of(clip)
-    row = _of_account(str(clip.path), told) if told else {"state": "new", "why": "not checked yet"}
-    if told and _changed(clip, since):
+    row = _of_account(str(clip.path), checked) if checked else {"state": "new", "why": "not checked yet"}
+    if checked and _changed(clip, since):
         row |= {"state": "new", "why": "changed since the last check"}
     fixed = f"its caption stands in {clip.listed}: change it there" if clip.listed else odd
     return row | {

@@ -40,7 +40,7 @@ TITLES = {
     "embedding": "New tokens",
     "optimizer": "Optimizer",
     "ema": "Average of the weights",
-    "sample": "How previews are drawn",
+    "sample": "How previews are generated",
 }
 """Names of the parts of the form."""
 
@@ -88,7 +88,7 @@ def _field(key: str, field: Any) -> Field:
         if hasattr(item, name)
     }
     units, reasons, guide = (advice()[name] for name in ("units", "reasons", "guide"))
-    said, ours = guide.get(key, ("", ""))
+    advised, ours = guide.get(key, ("", ""))
     why = f": {reasons[key]}" if key in reasons else ""
     return Field(
         key,
@@ -101,7 +101,7 @@ def _field(key: str, field: Any) -> Field:
         values(field).replace("`", ""),
         default(field).strip("`") + why,
         units.get(key, ""),
-        f"{said} {ours}".strip(),
+        f"{advised} {ours}".strip(),
     )
 
 

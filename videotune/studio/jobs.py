@@ -6,10 +6,11 @@ So they outlive the page and the server, and a server that begins again finds th
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -96,18 +97,10 @@ def start(
 def read(folder: Path) -> Job:
     """A job as its folder and the table of processes say that it stands."""
     facts = read_json(folder / "job.json")
-    code = ended = None
-    state: State
-    end = _json(folder / "rc.json")
-    if end is not None:
-        code, ended = int(end["code"]), float(end["ended"])
-        state = _how(code, facts["kind"])
-    elif _alive(folder, facts):
-        state = "running"
-    else:
-        end = _json(folder / "rc.json")  # it may have ended between the two looks
-        code = None if end is None else int(end["code"])
-        state = "dead" if code is None else _how(code, facts["kind"])
+    alive = not (folder / "rc.json").is_file() and _alive(folder, facts)
+    end = None if alive else _json(folder / "rc.json")  # read after: it may end between the two looks
+    code, ended = (None, None) if end is None else (int(end["code"]), float(end["ended"]))
+    state = "running" if alive else "dead" if code is None else _how(code, facts["kind"])
     return Job(
         folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, float(facts["started"]), ended
     )
@@ -147,20 +140,19 @@ def _json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _each(project: Path, kind: str | None) -> Iterator[Job]:
+    folders = sorted((project / "jobs").glob(f"*-{kind or '*'}"), reverse=True)
+    return (read(folder) for folder in folders if (folder / "job.json").is_file())
+
+
 def all_jobs(project: Path, kind: str | None = None) -> list[Job]:
     """The project's jobs, the last one first."""
-    folders = sorted((project / "jobs").glob(f"*-{kind or '*'}"), reverse=True)
-    return [read(folder) for folder in folders if (folder / "job.json").is_file()]
+    return list(_each(project, kind))
 
 
 def latest(project: Path, kind: str, about: str | None = None) -> Job | None:
     """The last job of a kind, and of what it is about where that is named; None where there was none."""
-    for folder in sorted((project / "jobs").glob(f"*-{kind}"), reverse=True):
-        if (folder / "job.json").is_file():
-            job = read(folder)
-            if about is None or job.about == about:
-                return job
-    return None
+    return next((job for job in _each(project, kind) if about in (None, job.about)), None)
 
 
 def stop(job: Job) -> bool:
@@ -173,14 +165,9 @@ def stop(job: Job) -> bool:
 
 
 def log_tail(job: Job, lines: int = 30) -> list[str]:
-    """The last lines of what the command said to the person, without the codes of colours and bars."""
-    return tail(job.folder / "log", lines)
-
-
-def tail(path: Path, lines: int = 30) -> list[str]:
-    """The last lines of a text file, of its last 64 kB at most; empty where there is none."""
+    """The last lines that the command printed for the user, of 64 kB at most, without the codes of colours and bars."""
     try:
-        with path.open("rb") as file:
+        with (job.folder / "log").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
             content = file.read().decode("utf-8", "replace")
     except OSError:
@@ -208,16 +195,17 @@ def why(job: Job) -> str:
     if job.state == "dead":
         by = f" by signal {-job.code}" if job.code is not None and job.code < 0 else ""
         return f"its process was killed{by}, or the computer went off"
-    said = log_tail(job, 40)
-    begins = [place for place, line in enumerate(said) if line.startswith("videotune: ")]
-    told = "\n".join(said[begins[-1] :] if begins else said[-1:]).removeprefix("videotune: ")
-    return told.replace(f"{job.folder.parent.parent}/", "") or "it said nothing"
+    lines = log_tail(job, 40)
+    begins = [place for place, line in enumerate(lines) if line.startswith("videotune: ")]
+    text = "\n".join(lines[begins[-1] :] if begins else lines[-1:]).removeprefix("videotune: ")
+    return text.replace(f"{job.folder.parent.parent}/", "") or "it said nothing"
 
 
-def sweep(project: Path, kind: str) -> None:
-    """Take away the oldest ended jobs of a kind; the newest stay."""
-    import shutil
-
-    for job in all_jobs(project, kind)[KEPT:]:
-        if not job.running:
+def restart(project: Path, kind: str, words: Sequence[str], about: str = "") -> None:
+    """Start a job in place of the last one of its kind, which is ended if it runs; the oldest ended ones are removed."""
+    for place, job in enumerate(all_jobs(project, kind)):
+        if job.running and place == 0:
+            stop(job)
+        elif place >= KEPT and not job.running:
             shutil.rmtree(job.folder)
+    start(project, kind, words, about)

@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from videotune.errors import VideotuneError
 from videotune.studio import clips
-from videotune.studio.actions import ACTIONS
+from videotune.studio.actions import ACTIONS, perform
 from videotune.studio.downloads import is_exported, zipped
 from videotune.studio.jobs import all_jobs
 from videotune.studio.pages import data, export, project, samples, setup, train
@@ -79,36 +79,26 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
         if name not in PARTS:
             raise HTTPException(404, "there is no such part of a page")
         query = dict(request.query_params)
-        try:
-            chosen = named(root, query["project"]) if query.get("project") else None
-            return _tagged(request, render_part(root, name, chosen, query).encode(), "text/html; charset=utf-8")
-        except VideotuneError as error:
-            return Response(str(error), 400, media_type="text/plain; charset=utf-8")
+        chosen = named(root, query["project"]) if query.get("project") else None
+        return _tagged(request, render_part(root, name, chosen, query).encode(), "text/html; charset=utf-8")
 
     @routes.get("/clips")
     def table(project: str, request: Request) -> Response:
-        try:
-            return _tagged(request, orjson.dumps(clips.rows(named(root, project))), "application/json")
-        except VideotuneError as error:
-            return Response(str(error), 400, media_type="text/plain; charset=utf-8")
+        return _tagged(request, orjson.dumps(clips.rows(named(root, project))), "application/json")
 
     @routes.get("/thumb")
     def thumb(project: str, id: str) -> Response:
         if not id.isalnum():
             raise HTTPException(404)
-        home = _folder(root, project) / "sheet" / "clips"
         for place in ("middle", "first"):
-            path = home / f"{id}-{place}.jpg"
+            path = _path(root, project, f"sheet/clips/{id}-{place}.jpg")
             if path.is_file():
                 return FileResponse(path, headers={"Cache-Control": "private, max-age=86400"})
         raise HTTPException(404)
 
     @routes.get("/file")
     def file(project: str, path: str) -> Response:
-        try:
-            found = inside(_folder(root, project), path)
-        except VideotuneError as error:
-            raise HTTPException(404, str(error)) from error
+        found = _path(root, project, path)
         suffix = found.suffix.lower()
         if path.split("/")[0] not in OPEN or suffix not in GIVEN or not found.is_file():
             raise HTTPException(404, "no such file")
@@ -124,12 +114,8 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
 
     @routes.get("/folder")
     def folder(project: str, path: str) -> Response:
-        home = _folder(root, project)
-        try:
-            found = inside(home, path)
-        except VideotuneError as error:
-            raise HTTPException(404, str(error)) from error
-        if not is_exported(found, home):
+        found = _path(root, project, path)
+        if not is_exported(found, root / project):
             raise HTTPException(404, "no such folder")
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}.zip"}
         return StreamingResponse(zipped(found), media_type="application/zip", headers=headers)
@@ -157,7 +143,7 @@ def _answer(root: Path, action: str, words: Any) -> dict[str, Any]:
     if not isinstance(words, dict):
         return {"error": "ask with an object"}
     try:
-        return dict(ACTIONS[action](root, words))
+        return dict(perform(ACTIONS[action], root, words))
     except OSError as error:
         return {"error": f"{error.strerror or error} ({str(error.filename)[:200]})" if error.filename else str(error)}
     except UnicodeError:
@@ -166,9 +152,10 @@ def _answer(root: Path, action: str, words: Any) -> dict[str, Any]:
         return {"error": str(error)[:2000]}
 
 
-def _folder(root: Path, name: str) -> Path:
+def _path(root: Path, project: str, relative: str) -> Path:
+    """A path within a project; 404 where it is none."""
     try:
-        return named(root, name).folder
+        return inside(named(root, project).folder, relative)
     except VideotuneError as error:
         raise HTTPException(404, str(error)) from error
 

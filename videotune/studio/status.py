@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -34,17 +35,16 @@ class Followed:
         self.events, self.steps, self.offset, self.inode = [], Steps(regularization(check)), 0, inode
 
 
-_open: dict[Path, Followed] = {}
-_files: dict[Path, tuple[tuple[int, int], Any]] = {}
+@lru_cache(maxsize=MOST_OPEN)
+def _followed(run: Path) -> Followed:
+    """What was read of a run's journal."""
+    return Followed()
 
 
 def follow(run: Path, check: Mapping[str, Any] | None = None) -> tuple[tuple[Mapping[str, Any], ...], Steps]:
     """The journal's events and steps so far. Only what was added since the last look is read; a journal written anew, as a
     resume does, is read from its beginning, and a last line that is not whole waits for the next look."""
-    if run not in _open and len(_open) >= MOST_OPEN:
-        _open.pop(next(iter(_open)))
-    known = _open.setdefault(run, Followed())
-    path = run / "journal.jsonl"
+    known, path = _followed(run), run / "journal.jsonl"
     with known.lock:
         try:
             about = path.stat()
@@ -69,17 +69,15 @@ def remembered(path: Path) -> Any:
     """A run's file, read again only where it has changed; None where there is none, or it is damaged."""
     try:
         about = path.stat()
-    except OSError:
+        return _record(path, about.st_mtime_ns, about.st_size)
+    except (OSError, VideotuneError):
         return None
-    mark = (about.st_mtime_ns, about.st_size)
-    if _files.get(path, (None,))[0] != mark:
-        if len(_files) > 64:
-            _files.clear()
-        try:
-            _files[path] = mark, read_record(path, partial=True)
-        except (OSError, VideotuneError):
-            return None
-    return _files[path][1]
+
+
+@lru_cache(maxsize=64)
+def _record(path: Path, changed: int, size: int) -> Any:
+    """A run's file as it is since ``changed``."""
+    return read_record(path, partial=True)
 
 
 def read_live(folder: Path) -> Run:

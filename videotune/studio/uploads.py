@@ -106,8 +106,8 @@ def _accept_one(project: Project, path: Path) -> list[Taken]:
             return _accept_archive(path, name, home)
         return [_put(path, home / name, name)]
     except (VideotuneError, OSError) as error:
-        told = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        return [Taken(path.name, False, str(told).replace(str(path), path.name))]
+        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        return [Taken(path.name, False, str(why).replace(str(path), path.name))]
 
 
 def _accept_archive(path: Path, name: str, home: Path) -> list[Taken]:
@@ -134,13 +134,13 @@ def _accept_archive(path: Path, name: str, home: Path) -> list[Taken]:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def _put(path: Path, target: Path, shown: str) -> Taken:
+def _put(path: Path, target: Path, name: str) -> Taken:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         if target.is_file() and hash_file(target) == hash_file(path):
-            return Taken(shown, True, "was there already")
-        return Taken(shown, False, "another file of that name is there: remove that one first, or rename this one")
+            return Taken(name, True, "was there already")
+        return Taken(name, False, "another file of that name is there: remove that one first, or rename this one")
     aside = target.with_name(f".coming-{os.getpid()}-{target.name}")
     shutil.move(str(path), aside)
     os.replace(aside, target)
-    return Taken(shown, True, "added")
+    return Taken(name, True, "added")

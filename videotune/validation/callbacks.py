@@ -4,20 +4,18 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from videotune.console import bar, echo
 from videotune.data.video_writer import write_video
 from videotune.latent_cache.encode import CacheItems
-from videotune.sampling.pipeline import draw, file_name
+from videotune.sampling.pipeline import file_name
 from videotune.trainer.cache_filling import reads_of
 from videotune.trainer.components import plain_batch
-from videotune.trainer.distributed import RankMismatch
 from videotune.trainer.run_dir import Interrupted
 from videotune.trainer.run_spec import Job
 from videotune.trainer.saving import Saving, best_step
 from videotune.trainer.step import condition
 from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Window
-from videotune.validation.decoding import decoded
+from videotune.validation.decoding import SamplingCallback, of_main
 from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row
 from videotune.validation.overhead import planned
 from videotune.validation.previews import first_frames_of, prompts_of, sample_settings, usual_shape
@@ -27,9 +25,6 @@ from videotune.validation.selection import MOST_WINDOWS, validation_windows
 from videotune.validation.validation_loss import ValidationLoss, owners, read_validation, related
 from videotune.validation.validation_set import freeze
 from videotune.validation.verdict import write_verdict
-
-FAILED = "the preview at step {} failed"
-"""How a warning of that begins; such a preview is not tried again when the run is resumed from its step."""
 
 
 def callbacks_of(job: Job) -> list[Callback]:
@@ -83,8 +78,7 @@ class Validation(Callback):
         if not (trainer.participates and self.every):
             return
         step, dist = trainer.first - 1, trainer.dist
-        lacking = dist.is_main and self._is_lacking(trainer, step)
-        if dist.broadcast(lacking) if trainer.together else lacking:
+        if of_main(trainer, dist.is_main and self._is_lacking(trainer, step)):
             self.run(trainer, step)
         elif dist.is_main:
             self.verdict = write_verdict(trainer, step)  # of a reading that was made before a kill
@@ -153,8 +147,7 @@ class Validation(Callback):
         """With early_stopping: keep the best checkpoint so far, so that it can be recommended."""
         lines = trainer.journal.history.events
         steps = {line["step"] for line in lines if line["kind"] == "validation"}
-        best = trainer.dist.is_main and step > 0 and best_step(lines, steps) == step
-        if trainer.dist.broadcast(best) if trainer.together else best:
+        if of_main(trainer, trainer.dist.is_main and step > 0 and best_step(lines, steps) == step):
             trainer.save(step, "backup")
 
     def stops(self, trainer: Trainer) -> bool:
@@ -170,10 +163,11 @@ class Validation(Callback):
             write_verdict(trainer, step, at_the_end=True)
 
 
-class Previews(Callback):
+class Previews(SamplingCallback):
     """Samples of the prompts every ``sample_after`` steps, written as videos."""
 
     word = "sample"
+    what, state, failure = "previews", "sampling", "the preview at step {} failed"
 
     def __init__(self, job: Job) -> None:
         self.every, self._job = job.config.sample_after or 0, job
@@ -196,20 +190,16 @@ class Previews(Callback):
         """The previews of the first step, or those of the step resumed from that were not made before a kill."""
         if not (trainer.participates and self.every):
             return
-        step, dist = trainer.first - 1, trainer.dist
-        there: set[str] | None = self._made(trainer, step) if dist.is_main else None
-        if trainer.together:
-            there = dist.broadcast(there)
-        if there is not None:
-            self.sample(trainer, step, there)
+        step = trainer.first - 1
+        made = of_main(trainer, self._made(trainer, step) if trainer.dist.is_main else None)
+        if made is not None:
+            self.sample(trainer, step, made)
 
     def _made(self, trainer: Trainer, step: int) -> set[str] | None:
         """The prompts whose previews of ``step`` are there; None where there is nothing to do."""
-        here = [line for line in trainer.journal.history.events if line.get("step") == step]
-        made = {line["prompt"] for line in here if line["kind"] == "sample"}
-        failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
-        wanted = due(step, self.every, trainer.job.steps) and not made.issuperset(self._prompts) and not failed
-        return made if wanted else None
+        made = {line["prompt"] for line in trainer.journal.history.of_kind("sample") if line.get("step") == step}
+        wanted = due(step, self.every, trainer.job.steps) and not made.issuperset(self._prompts)
+        return made if wanted and not self.has_failed(trainer, step) else None
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Sample every prompt."""
@@ -217,39 +207,18 @@ class Previews(Callback):
             self.sample(trainer, step)
 
     def sample(self, trainer: Trainer, step: int, made: Collection[str] = ()) -> None:
-        """Sample the prompts but those ``made`` and write the videos. A failure is a warning and never ends the run."""
-        config, begun = trainer.job.config, time.perf_counter()
-        every = [(prompt, config.sample.seed + i) for i, prompt in enumerate(self._prompts)]
+        """Sample the prompts but those ``made`` and write the videos."""
+        job, begun = trainer.job, time.perf_counter()
+        every = [(prompt, job.config.sample.seed + i) for i, prompt in enumerate(self._prompts)]
         wanted = [(prompt, seed) for prompt, seed in every if prompt not in made]
-        trainer.heartbeat.set("sampling", step)
-        try:
-            settings = sample_settings(config, trainer.job.spec, usual_shape(trainer.job))
-            first_frames = first_frames_of(trainer.job)
-            with trainer.averaged(), trainer.breaking(), trainer.in_step(), bar(f"previews at step {step}") as progress:
-                latents = draw(
-                    trainer.family,
-                    trainer.pool,
-                    settings,
-                    trainer.states,
-                    [prompt for prompt, _ in wanted],
-                    [seed for _, seed in wanted],
-                    on_done=lambda done: progress.update(done, len(wanted)),
-                    told=[trainer.source.plain(first_frames[prompt]) for prompt, _ in wanted] if first_frames else None,
-                    isolated=not config.video_config.use_temporal_attention,
-                )
-            if not trainer.dist.is_main:
-                return
-            with trainer.breaking():
-                videos = decoded(trainer, latents)
+        with self.contained(trainer, step):
+            settings = sample_settings(job.config, job.spec, usual_shape(job))
+            first = first_frames_of(job)
+            windows = [first[prompt] for prompt, _ in wanted] if first else []
+            videos = self.frames(trainer, step, settings, wanted, windows)
             seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
-            for (prompt, seed), frames in zip(wanted, videos, strict=True):
+            for (prompt, seed), frames in zip(wanted if videos else (), videos, strict=True):
                 path = trainer.run / "samples" / file_name(step, prompt, seed)
                 write_video(path, frames, settings.shape.fps)
                 place = path.relative_to(trainer.run).as_posix()
                 trainer.journal.event("sample", step=step, prompt=prompt, seed=seed, path=place, seconds=seconds)
-        except Interrupted:
-            echo(f"the previews at step {step} are given up")
-        except RankMismatch:  # the others wait for this process within the network
-            raise
-        except Exception as error:  # whatever a preview does wrong, hours of training must not be lost to it
-            trainer.journal.warn(step, f"{FAILED.format(step)}: {type(error).__name__}: {error}")

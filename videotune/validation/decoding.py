@@ -1,42 +1,118 @@
-"""Decoding sampled latents beside a network in training."""
+"""Samples beside a network in training: how callbacks sample and decode them, and that no failure of theirs ends a run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
 
-from videotune.console import echo
-from videotune.sampling.pipeline import decode
+from videotune.console import bar, echo
+from videotune.sampling.pipeline import SampleSettings, decode, draw
+from videotune.trainer.distributed import RankMismatch
+from videotune.trainer.run_dir import Interrupted
 from videotune.trainer.step import of_memory
-from videotune.trainer.trainer import Trainer
+from videotune.trainer.trainer import Callback, Trainer
+from videotune.types import Window
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+T = TypeVar("T")
+
+
+def of_main(trainer: Trainer, value: T) -> T:
+    """The main process's value where all processes run the network in step; else this process's own."""
+    return trainer.dist.broadcast(value) if trainer.together else value
+
+
+class SamplingCallback(Callback):
+    """Work that samples. ``what`` it is called, ``state`` of the heartbeat, and how a warning of its ``failure`` begins.
+
+    What failed is not tried again when the run is resumed from its step.
+    """
+
+    what, state, failure = "", "", ""
+
+    def has_failed(self, trainer: Trainer, step: int) -> bool:
+        """Whether the journal has a warning of this step."""
+        lines = (line for line in trainer.journal.history.of_kind("warning") if line.get("step") == step)
+        return any(line["text"].startswith(self.failure.format(step)) for line in lines)
+
+    @contextmanager
+    def contained(self, trainer: Trainer, step: int) -> Iterator[None]:
+        """This block may be given up; a failure in it is a warning, and never ends the run."""
+        trainer.heartbeat.set(self.state, step)
+        try:
+            yield
+        except Interrupted:
+            echo(f"the {self.what} at step {step} are given up")
+        except RankMismatch:  # the others wait for this process within the network
+            raise
+        except Exception as error:  # whatever goes wrong here, hours of training must not be lost to it
+            trainer.journal.warn(step, f"{self.failure.format(step)}: {type(error).__name__}: {error}")
+
+    def frames(
+        self,
+        trainer: Trainer,
+        step: int,
+        settings: SampleSettings,
+        samples: Sequence[tuple[str, int]],
+        first: Sequence[Window],
+    ) -> list[np.ndarray]:
+        """Frames uint8 (T,H,W,3) of each (prompt, seed), each conditioned on the ``first`` frame of its window, if any.
+
+        All processes that run the network in step take part; the main one alone has the frames.
+        """
+        # in this order: weights are put back whatever is given up
+        with (
+            trainer.averaged(),
+            trainer.breaking(),
+            trainer.in_step(),
+            bar(f"{self.what} at step {step}") as progress,
+        ):
+            latents = draw(
+                trainer.family,
+                trainer.pool,
+                settings,
+                cache(trainer.states),
+                samples,
+                on_done=lambda done: progress.update(done, len(samples)),
+                first=[trainer.source.plain(window) for window in first],
+                isolated=not trainer.job.config.video_config.use_temporal_attention,
+            )
+        if not trainer.dist.is_main:
+            return []
+        with trainer.breaking():
+            return decoded(trainer, latents)
+
+
+ATTEMPTS = (
+    ("", False),
+    ("note: the device has no room to decode a preview beside the denoiser, which is set aside meanwhile", False),
+    ("note: there is no room to decode a preview whole; it is decoded in tiles, so its pixels differ slightly", True),
+)
+"""What is printed before an attempt to decode, and whether it is in tiles."""
+
 
 def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
-    """The frames of a preview.
+    """The frames of samples.
 
     Where the device has no room for the autoencoder, the denoiser is set aside meanwhile; where it has none then either,
-    they are decoded in tiles, and that is said.
+    they are decoded in tiles, and a note says so.
     """
-    try:
-        return decode(trainer.family, latents)
-    except (MemoryError, RuntimeError) as error:
-        if not of_memory(error):
-            raise
     name = trainer.pool.current
-    echo("note: the device has no room to decode a preview beside the denoiser, which is set aside meanwhile")
-    trainer.pool.drop()
     try:
-        try:
-            return decode(trainer.family, latents)
-        except (MemoryError, RuntimeError) as error:
-            if not of_memory(error):
-                raise
-        echo(
-            "note: the device has no room to decode a preview whole; it is decoded in tiles, so its pixels differ slightly"
-        )
-        return decode(trainer.family, latents, tiled=True)
+        for note, tiled in ATTEMPTS:
+            if note:
+                echo(note)
+                trainer.pool.drop()
+            try:
+                return decode(trainer.family, latents, tiled)
+            except (MemoryError, RuntimeError) as error:
+                if tiled or not of_memory(error):
+                    raise
+        raise AssertionError
     finally:
         _ = trainer.pool[name]

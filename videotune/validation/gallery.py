@@ -1,4 +1,4 @@
-"""The clips that a probe's samples are compared with: decoded small, embedded, and what they say of themselves."""
+"""The clips that samples are compared with: decoded small, embedded, and what they say of themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from videotune.validation.copying import (
 )
 from videotune.validation.features import Embedding, both_ways, in_views
 from videotune.validation.motion import mean_measures, measures
-from videotune.validation.sample_plan import SampleMetricsPlan, facts_of
+from videotune.validation.sample_plan import SampleMetricsPlan, identity_of
 from videotune.validation.selection import spread
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ OF_DATA = 32
 
 
 @dataclass(frozen=True)
-class Shown:
+class EmbeddedClips:
     """Training windows to compare with, of every ``every``-th frame; how near clips come that are no copies (None: known
     already); how the data moves.
     """
@@ -59,7 +59,7 @@ def every_of(job: Job, plan: SampleMetricsPlan) -> int:
 
 
 def compared_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
-    """At most 256 training windows, fewer of long ones: first those whose caption is drawn, then others evenly over all."""
+    """At most 256 training windows, fewer of long ones: first those with a prompt as caption, then others evenly."""
     longest = max(window.shape.frames for window in job.training_windows)
     most = min(MOST_WINDOWS, max(8, MOST_IN_ALL // -(-longest // every_of(job, plan))))
     captions = {clip.id: clip.captions for clip in job.library.clips}
@@ -72,10 +72,10 @@ def compared_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
 def name_of(job: Job, plan: SampleMetricsPlan, embedding: Embedding) -> str:
     """8 hex digits: readings of one name compare."""
     windows = [[window.id for window in part] for part in (compared_windows(job, plan), job.library.held_out_windows)]
-    return digest([facts_of(plan), embedding.name, windows])[:8]
+    return digest([identity_of(plan), embedding.name, windows])[:8]
 
 
-def show(job: Job, plan: SampleMetricsPlan, embedding: Embedding, with_baselines: bool) -> Shown:
+def embed_clips(job: Job, plan: SampleMetricsPlan, embedding: Embedding, with_baselines: bool) -> EmbeddedClips:
     """Decode and embed the clips; the baselines too where they are wanted."""
     clips, every = {clip.id: clip for clip in job.library.clips}, every_of(job, plan)
     length = plan.settings.shape.frames
@@ -99,7 +99,7 @@ def show(job: Job, plan: SampleMetricsPlan, embedding: Embedding, with_baselines
             seen = both_ways(embedding, frames[:length][::every])
             held.setdefault(clips[window.clip_id].source, []).append(seen)
         found = baselines(gallery, held, training)
-    return Shown(gallery, every, found, mean_measures(motion))
+    return EmbeddedClips(gallery, every, found, mean_measures(motion))
 
 
 def small_frames(

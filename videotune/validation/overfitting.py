@@ -5,7 +5,7 @@ makes one clip harder than another falls out, and the scatter of the differences
 trusted. docs/monitor.md has the formulas, and what the constants rest on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any
@@ -31,8 +31,8 @@ class Verdict:
     """``word``: LEARNING, PLATEAU, OVERFITTING, or None where nothing can be said yet; ``reason`` in words.
 
     ``step`` of the reading that it was made at; ``best_step`` has the lowest held-out reading so far, ``best``, and
-    ``as_good`` is the first and last step around it whose readings cannot be told from it. ``turned``: the last state is not
-    the recommended checkpoint, since the run overfits, or held-out clips lie above their best by more than chance now.
+    ``as_good`` is the first and last step around it whose readings are as good. ``turned``: the last state is not the
+    recommended checkpoint, since the run overfits, or held-out clips lie above their best by more than chance now.
     ``quantile``, 1 to 9 from little noise to much: where held-out clips turned first, of a run that overfits.
     ``validation``: the name of the validation set.
     """
@@ -189,6 +189,23 @@ def _alike(best: Mapping[str, float], other: Mapping[str, float]) -> bool:
     return mean <= chance
 
 
+def recommend(held_out: Mapping[int, float], best: int, saved: Collection[int]) -> tuple[int, str]:
+    """Of the saved steps of a run that has turned the recommended one, and why it is not ``best``; empty where it is.
+
+    The one whose held-out clips were best; where none of them was validated, the nearest to ``best``. ``held_out``: the
+    validation loss by step; ``best``: the step at which it was lowest.
+    """
+    if measured := [step for step in saved if step in held_out]:
+        found = min(measured, key=lambda step: (held_out[step], step))
+        under = "" if best else "; held-out clips were best under the base model itself"
+        return (
+            found,
+            "" if found == best else f"it is the best of those saved: there is no checkpoint of step {best}{under}",
+        )
+    near = f"it is the nearest to step {best}, where held-out clips were best: no saved step was validated"
+    return min(saved, key=lambda step: (abs(step - best), step)), near
+
+
 def turned_first(readings: Sequence[Mapping[str, Any]], best: int) -> int:
     """The quantile, from 1, at which held-out clips turned: of those that have risen at least half as much as the one that
     has risen most, the one whose lowest reading is the earliest."""
@@ -202,20 +219,20 @@ def turned_first(readings: Sequence[Mapping[str, Any]], best: int) -> int:
 def _others(readings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """LEARNING or PLATEAU over the last third of the readings, at least three, and why."""
     last = readings[-max(ENOUGH, ceil(len(readings) / 3)) :]
-    told, went = [], {}
+    changes, went = [], {}
     for part, what in (("held_out", "held-out clips"), ("train", "training clips")):
         went[part] = _went(clips_of(last[0], part), clips_of(last[-1], part))
         values = f"from {last[0][part]['normalised']:.3f} to {last[-1][part]['normalised']:.3f}"
-        told.append(f"{what} went {values}" + ("" if went[part] else ", within what chance explains"))
+        changes.append(f"{what} went {values}" + ("" if went[part] else ", within what chance explains"))
     since = f"since step {last[0]['step']}"
     if went["held_out"] < 0:
-        return LEARNING, f"{since} {' and '.join(told)}"
+        return LEARNING, f"{since} {' and '.join(changes)}"
     if went["held_out"] > 0:
         both = ": both have got worse, a sign of too high a learning_rate" if went["train"] > 0 else ""
-        return PLATEAU, f"{since} {' and '.join(told)}{both}"
+        return PLATEAU, f"{since} {' and '.join(changes)}{both}"
     if went["train"] < 0:
-        return PLATEAU, f"{since} {' and '.join(told)}: what is still learnt is these clips alone"
-    return PLATEAU, f"{since} neither has fallen: {' and '.join(told)}"
+        return PLATEAU, f"{since} {' and '.join(changes)}: what is still learnt is these clips alone"
+    return PLATEAU, f"{since} neither has fallen: {' and '.join(changes)}"
 
 
 def _went(before: Mapping[str, float], now: Mapping[str, float]) -> int:

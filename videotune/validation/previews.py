@@ -1,4 +1,4 @@
-"""What a run's previews show: their shape, their prompts, and the first frames that they are told."""
+"""What a run's previews show: their shape, their prompts, and the first frames that they are conditioned on."""
 
 from collections import Counter
 
@@ -9,26 +9,27 @@ from videotune.errors import VideotuneError
 from videotune.sampling.pipeline import SampleSettings
 from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec, Window
+from videotune.validation.selection import spread
 
 
 def prompts_of(job: Job) -> list[str]:
     """The previews' prompts: as given, or so many different captions, evenly over the training clips."""
     wanted = job.config.samples
-    if isinstance(wanted, list):
-        return wanted
-    shown = {window.clip_id for window in job.training_windows}
-    captions = list(
-        dict.fromkeys(clip.captions[0] for clip in job.library.clips if clip.id in shown and clip.captions[0])
-    )
-    count = min(wanted, len(captions))
-    return [captions[i * len(captions) // count] for i in range(count)]
+    return wanted if isinstance(wanted, list) else captions_evenly(job, wanted)
+
+
+def captions_evenly(job: Job, most: int) -> list[str]:
+    """At most so many different captions, evenly over the training clips."""
+    trained = {window.clip_id for window in job.training_windows}
+    captions = [clip.captions[0] for clip in job.library.clips if clip.id in trained and clip.captions[0]]
+    return list(spread(list(dict.fromkeys(captions)), most))
 
 
 def first_frames_of(job: Job) -> dict[str, Window]:
-    """For each prompt the window whose first frame its preview is told; empty where previews are drawn from text alone.
+    """For each prompt the window on whose first frame its preview is conditioned; empty where previews have text alone.
 
     That of a clip whose caption it is, else of the first windows, one prompt after the other; of the preview's own shape,
-    for what is told of a frame is encoded for so many of them. Raises VideotuneError where no window has that shape.
+    for the states of a frame are encoded for so many of them. Raises VideotuneError where no window has that shape.
     """
     prompts = prompts_of(job)
     if not (prompts and conditions_on_first_frame(job.config, job.spec)):
@@ -53,7 +54,7 @@ def first_frames_of(job: Job) -> dict[str, Window]:
 
 
 def conditions_on_first_frame(config: Config, spec: ModelSpec) -> bool:
-    """Whether a run is rather told first frames than not (``Source.conditions_on_first_frame``)."""
+    """Whether a run is rather conditioned on first frames than not (``Source.conditions_on_first_frame``)."""
     return spec.given != "none" and (config.first_frame_probability or 0.0) >= 0.5
 
 
@@ -69,14 +70,14 @@ def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> Sample
         raise VideotuneError(f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}")
     if not suits((height, width), rules):
         raise VideotuneError(f"sample.resolution: {spec.title} draws {size_rule(rules)} pixels, not {height}x{width}")
-    return SampleSettings(
-        ClipShape(frames, height, width, rules.fps),
-        sample.steps or spec.sample_steps,
-        spec.sample_guidance if sample.guidance is None else sample.guidance,
-        sample.shift,
-        sample.guidance_2,
-        sample.use_temporal_attention,
-    )
+    return settings_at(config, spec, ClipShape(frames, height, width, rules.fps), sample.steps or spec.sample_steps)
+
+
+def settings_at(config: Config, spec: ModelSpec, shape: ClipShape, steps: int) -> SampleSettings:
+    """The config's settings of a sample at a shape, in so many denoising steps."""
+    sample = config.sample
+    guidance = spec.sample_guidance if sample.guidance is None else sample.guidance
+    return SampleSettings(shape, steps, guidance, sample.shift, sample.guidance_2, sample.use_temporal_attention)
 
 
 def parse_size(text: str) -> tuple[int, int]:

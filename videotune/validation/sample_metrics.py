@@ -1,6 +1,6 @@
-"""Samples that are measured: at checkpoints a few small ones are drawn, and compared with the clips and with the base's own.
+"""Samples that are measured: a few small ones at checkpoints, compared with the clips and with the base model's samples.
 
-Nothing of the training moves, a probe that fails is a warning, and what the budget does not allow is "not measured".
+Nothing of the training moves, a measurement that fails is a warning, and what the budget does not allow is "not measured".
 """
 
 from __future__ import annotations
@@ -14,34 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from videotune.console import bar, echo
 from videotune.data.video_writer import write_video
 from videotune.files import checked, read_json, write_json, write_whole
-from videotune.sampling.pipeline import draw, file_name
-from videotune.trainer.distributed import RankMismatch
-from videotune.trainer.run_dir import Interrupted
+from videotune.sampling.pipeline import file_name
 from videotune.trainer.run_spec import Job
-from videotune.trainer.trainer import Callback, Trainer, due
+from videotune.trainer.trainer import Trainer, due
 from videotune.types import Window
 from videotune.validation.copying import Baselines, Nearest
-from videotune.validation.decoding import decoded
+from videotune.validation.decoding import SamplingCallback, of_main
 from videotune.validation.diversity import diversity
 from videotune.validation.features import Embedding, both_ways, default_embedding, open_encoder
-from videotune.validation.gallery import Shown, name_of, show
+from videotune.validation.gallery import EmbeddedClips, embed_clips, name_of
 from videotune.validation.motion import mean_measures, measures
 from videotune.validation.overhead import metrics_spacing, share_of_run
 from videotune.validation.sample_plan import (
     SampleMetricsPlan,
-    facts_of,
+    identity_of,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Frames = NDArray[np.uint8]
-
-FAILED = "the sample metrics at step {} failed"
-"""How a warning of that begins."""
 
 FILE = "sample_metrics.json"
 """What the base's samples gave, and what clips give that are no copies; in the run folder."""
@@ -69,14 +63,16 @@ class Measured:
         return measured
 
 
-class SampleMetricsCallback(Callback):
-    """Samples at checkpoints, measured; ``embedding`` and ``shown`` are made when they are needed first."""
+class SampleMetricsCallback(SamplingCallback):
+    """Samples at checkpoints, measured; ``embedding`` and ``clips`` are made when they are needed first."""
+
+    what, state, failure = "sample metrics", "probing", "the sample metrics at step {} failed"
 
     def __init__(self, job: Job, plan: SampleMetricsPlan) -> None:
         self.job, self.plan, self._budget = job, plan, job.config.sample_metrics.budget
         self.every = metrics_spacing(plan, job)
         self.embedding: Embedding | None = None
-        self.shown: Shown | None = None
+        self.clips: EmbeddedClips | None = None
 
     def prompts(self) -> Sequence[str]:
         """The samples' prompts."""
@@ -84,7 +80,7 @@ class SampleMetricsCallback(Callback):
 
     def windows(self) -> Sequence[Window]:
         """Those whose first frame a sample is conditioned on."""
-        return self.plan.told
+        return self.plan.first
 
     def check(self, takes_part: bool) -> None:
         """Raise VideotuneError for an encoder that cannot be read."""
@@ -96,42 +92,36 @@ class SampleMetricsCallback(Callback):
         """The base's samples before the first step; those of a checkpoint that a killed process did not measure."""
         if not trainer.participates:
             return
-        lacking = trainer.dist.is_main and self._is_lacking(trainer, trainer.first - 1)
-        if trainer.dist.broadcast(lacking) if trainer.together else lacking:
+        if of_main(trainer, trainer.dist.is_main and self._is_lacking(trainer, trainer.first - 1)):
             self.run(trainer, trainer.first - 1)
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
-        here = [line for line in trainer.journal.history.events if line.get("step") == step]
-        read = any(line["kind"] == "sample_metrics" for line in here)
-        failed = any(line["kind"] == "warning" and line["text"].startswith(FAILED.format(step)) for line in here)
-        return (step == 0 or due(step, self.every, trainer.job.steps)) and not read and not failed
+        measured = any(line["step"] == step for line in trainer.journal.history.of_kind("sample_metrics"))
+        wanted = (step == 0 or due(step, self.every, trainer.job.steps)) and not measured
+        return wanted and not self.has_failed(trainer, step)
 
     def run(self, trainer: Trainer, step: int) -> None:
-        """Sample and measure; at step 0 the samples are the base's. A failure is a warning and never ends the run."""
+        """Sample and measure; at step 0 the samples are the base's. Videos are written, so that a user can look at them."""
         if not trainer.participates:
             return
-        trainer.heartbeat.set("probing", step)
-        try:
-            why = self._why_not(trainer, step) if trainer.dist.is_main else None
-            why = trainer.dist.broadcast(why) if trainer.together else why
+        with self.contained(trainer, step):
+            why = of_main(trainer, self._why_not(trainer, step) if trainer.dist.is_main else None)
             if why is not None:
                 trainer.journal.event("sample_metrics", step=step, not_measured=why)
                 return
-            begun = time.perf_counter()
-            films = self._sampled(trainer, step)
+            begun, plan = time.perf_counter(), self.plan
+            samples = [(plan.prompts[i], seed) for i, seed in plan.pairs]
+            first = [plan.first[i] for i, _ in plan.pairs] if plan.first else []
+            films = self.frames(trainer, step, plan.settings, samples, first)
             if not trainer.dist.is_main:
                 return
+            for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
+                write_video(path, frames, plan.settings.shape.fps)
             if step == 0:
                 keep_base(trainer.run, self.plan, films)
             with trainer.breaking():
                 fields = self._compared(trainer, films, step)
             trainer.journal.event("sample_metrics", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
-        except Interrupted:
-            echo(f"the sample metrics at step {step} are given up")
-        except RankMismatch:  # the others wait for this process within the network
-            raise
-        except Exception as error:  # whatever goes wrong here, hours of training must not be lost to it
-            trainer.journal.warn(step, f"{FAILED.format(step)}: {type(error).__name__}: {error}")
 
     def _why_not(self, trainer: Trainer, step: int) -> str | None:
         """Why nothing is measured here, in words; None where it is."""
@@ -142,42 +132,10 @@ class SampleMetricsCallback(Callback):
             return f"budget: two measurements would take about {need} of the run, above sample_metrics.budget {most}"
         kept = trainer.run / FILE
         if not kept.is_file() or not base_file(trainer.run).is_file():
-            return "the base's samples were not drawn before step 1, so there is nothing to compare with"
-        if read_json(kept)["drawing"] != facts_of(self.plan):
-            return "prompts, shape or steps of the probe are no longer those that the base's samples were drawn with"
+            return "the base's samples were not generated before step 1, so there is nothing to compare with"
+        if read_json(kept)["drawing"] != identity_of(self.plan):
+            return "prompts, shape or steps of the sample metrics are no longer those of the base's samples"
         return None
-
-    def _sampled(self, trainer: Trainer, step: int) -> list[Frames]:
-        """The samples' frames, uint8 (T,H,W,3); written as videos too, so that what is measured can be looked at."""
-        plan = self.plan
-        prompts = [plan.prompts[i] for i, _ in plan.drawn]
-        told = [trainer.source.plain(plan.told[i]) for i, _ in plan.drawn] if plan.told else None
-        # in this order: weights are put back whatever is given up
-        with (
-            trainer.averaged(),
-            trainer.breaking(),
-            trainer.in_step(),
-            bar(f"sample metrics at step {step}") as progress,
-        ):
-            states = {prompt: trainer.states(prompt) for prompt in {*prompts, ""}}
-            latents = draw(
-                trainer.family,
-                trainer.pool,
-                plan.settings,
-                states.__getitem__,
-                prompts,
-                [seed for _, seed in plan.drawn],
-                on_done=lambda done: progress.update(done, plan.samples),
-                told=told,
-                isolated=not trainer.job.config.video_config.use_temporal_attention,
-            )
-        if not trainer.dist.is_main:
-            return []
-        with trainer.breaking():
-            films = decoded(trainer, latents)
-        for path, frames in zip(paths_of(trainer.run, plan, step), films, strict=True):
-            write_video(path, frames, plan.settings.shape.fps)
-        return films
 
     def _compared(self, trainer: Trainer, films: Sequence[Frames], step: int) -> dict[str, Any]:
         """A journal line's fields: what the samples gave beside what the base's gave and the clips do."""
@@ -185,16 +143,16 @@ class SampleMetricsCallback(Callback):
         assert embedding is not None
         kept, name = read_json(trainer.run / FILE), name_of(job, plan, embedding)
         old = kept.get("reading", {})
-        if self.shown is None:
-            self.shown = show(job, plan, embedding, with_baselines=old.get("name") != name)
-        shown = self.shown
-        now = measured(plan, embedding, shown, films)
+        if self.clips is None:
+            self.clips = embed_clips(job, plan, embedding, with_baselines=old.get("name") != name)
+        clips = self.clips
+        now = measured(plan, embedding, clips, films)
         if old.get("name") != name:  # the first reading, or other clips or another encoder since
             with np.load(base_file(trainer.run)) as file:
-                base = now if step == 0 else measured(plan, embedding, shown, list(file["films"]))
-            assert shown.baselines is not None
-            lines = {"held_out": list(shown.baselines.held_out), "others": list(shown.baselines.others)}
-            old = {"name": name, "baselines": lines, "data": shown.motion, "base": base.to_json()}
+                base = now if step == 0 else measured(plan, embedding, clips, list(file["films"]))
+            assert clips.baselines is not None
+            lines = {"held_out": list(clips.baselines.held_out), "others": list(clips.baselines.others)}
+            old = {"name": name, "baselines": lines, "data": clips.motion, "base": base.to_json()}
             write_json(trainer.run / FILE, kept | {"reading": old})
         base = Measured.from_json(old["base"])
         usual = Baselines(tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"]))
@@ -209,7 +167,7 @@ class SampleMetricsCallback(Callback):
                 "similarity": round(one.similarity, 4),
                 "copy": line is not None and one.similarity > line,
             }
-            for (i, seed), path, one in zip(plan.drawn, paths, now.nearest, strict=True)
+            for (i, seed), path, one in zip(plan.pairs, paths, now.nearest, strict=True)
         ]
         return {
             "sample_metrics": name,
@@ -222,7 +180,7 @@ class SampleMetricsCallback(Callback):
                 "copies": sum(sample["copy"] for sample in samples),
                 "base_copies": sum(line is not None and one.similarity > line for one in base.nearest),
                 "line": None if line is None else round(line, 4),
-                "windows": len(shown.gallery.known),
+                "windows": len(clips.gallery.known),
                 **usual.to_json(),
             },
             "diversity": beside(now.diversity, base=base.diversity),
@@ -233,8 +191,8 @@ class SampleMetricsCallback(Callback):
 
 
 def paths_of(run: Path, plan: SampleMetricsPlan, step: int) -> list[Path]:
-    """Where the videos of a probe lie."""
-    return [run / FOLDER / file_name(step, plan.prompts[i], seed) for i, seed in plan.drawn]
+    """Where the samples of a step lie."""
+    return [run / FOLDER / file_name(step, plan.prompts[i], seed) for i, seed in plan.pairs]
 
 
 def base_file(run: Path) -> Path:
@@ -243,23 +201,23 @@ def base_file(run: Path) -> Path:
 
 
 def keep_base(run: Path, plan: SampleMetricsPlan, films: Sequence[Frames]) -> None:
-    """Keep the base's samples: after the first step nobody can draw them again."""
+    """Keep the base's samples: after the first step nobody can generate them again."""
 
     def write(aside: Path) -> None:
         with aside.open("wb") as file:
             np.savez_compressed(file, films=np.stack(films))
 
     write_whole(base_file(run), write, durable=False)
-    write_json(run / FILE, {"drawing": facts_of(plan)})
+    write_json(run / FILE, {"drawing": identity_of(plan)})
 
 
-def measured(plan: SampleMetricsPlan, embedding: Embedding, shown: Shown, films: Sequence[Frames]) -> Measured:
+def measured(plan: SampleMetricsPlan, embedding: Embedding, clips: EmbeddedClips, films: Sequence[Frames]) -> Measured:
     """Each sample's nearest clip, the diversity of each prompt's samples, and how they move."""
-    every = shown.every
+    every = clips.every
     seen = [both_ways(embedding, frames[::every]) for frames in films]
-    nearest = [shown.gallery.nearest(one) for one in seen]
+    nearest = [clips.gallery.nearest(one) for one in seen]
     by_prompt = [
-        [one[0] for (j, _), one in zip(plan.drawn, seen, strict=True) if j == i] for i in range(len(plan.prompts))
+        [one[0] for (j, _), one in zip(plan.pairs, seen, strict=True) if j == i] for i in range(len(plan.prompts))
     ]
     return Measured(
         tuple(one for one in nearest if one is not None),

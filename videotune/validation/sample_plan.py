@@ -1,4 +1,4 @@
-"""What a run's probes draw: prompts, seeds, the smallest shape, and whether a run is long enough to pay for them."""
+"""What a run's sample metrics generate: prompts, seeds, the smallest shape, and whether the run can pay for them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ from videotune.data.frame_sampling import valid_at_least
 from videotune.sampling.pipeline import SampleSettings
 from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, VideoRules, Window
-from videotune.validation.previews import conditions_on_first_frame, usual_shape
+from videotune.validation.previews import captions_evenly, conditions_on_first_frame, settings_at, usual_shape
 
 LEAST_FRAMES = 5
 """Fewer frames would show no motion; a probe has the smallest count from here up that the model takes."""
@@ -15,19 +15,19 @@ LEAST_FRAMES = 5
 
 @dataclass(frozen=True)
 class SampleMetricsPlan:
-    """What every probe of a run draws; sample i has prompt ``prompts[i % P]`` and seed ``seed + i // P``.
+    """What is generated at each measurement; sample i has prompt ``prompts[i % P]`` and seed ``seed + i // P``.
 
-    ``told``: for each prompt the window whose first frame it is told; empty where samples are drawn from text alone.
+    ``first``: for each prompt the window on whose first frame it is conditioned; empty where samples have text alone.
     """
 
     prompts: tuple[str, ...]
     samples: int
     seed: int
     settings: SampleSettings
-    told: tuple[Window, ...] = ()
+    first: tuple[Window, ...] = ()
 
     @property
-    def drawn(self) -> list[tuple[int, int]]:
+    def pairs(self) -> list[tuple[int, int]]:
         """(index of its prompt, seed) of each sample."""
         return [(i % len(self.prompts), self.seed + i // len(self.prompts)) for i in range(self.samples)]
 
@@ -40,11 +40,7 @@ def metric_prompts(job: Job) -> list[str]:
     wanted = config.sample_metrics.prompts
     if isinstance(wanted, list):
         return wanted[: config.sample_metrics.samples]
-    shown = {window.clip_id for window in job.training_windows}
-    clips = [clip for clip in job.library.clips if clip.id in shown and clip.captions[0]]
-    captions = list(dict.fromkeys(clip.captions[0] for clip in clips))
-    count = min(wanted, len(captions), config.sample_metrics.samples)
-    return [captions[i * len(captions) // count] for i in range(count)]
+    return captions_evenly(job, min(wanted, config.sample_metrics.samples))
 
 
 def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
@@ -53,18 +49,10 @@ def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
     if not prompts:
         return None
     usual = usual_shape(job)
-    told = metric_conditioning(job)
-    shape = usual if told else metric_shape(usual, job.spec.rules)
-    sample = config.sample
-    settings = SampleSettings(
-        shape,
-        config.sample_metrics.steps,
-        job.spec.sample_guidance if sample.guidance is None else sample.guidance,
-        sample.shift,
-        sample.guidance_2,
-        sample.use_temporal_attention,
-    )
-    return SampleMetricsPlan(tuple(prompts), config.sample_metrics.samples, sample.seed, settings, told)
+    first = metric_conditioning(job)
+    shape = usual if first else metric_shape(usual, job.spec.rules)
+    settings = settings_at(config, job.spec, shape, config.sample_metrics.steps)
+    return SampleMetricsPlan(tuple(prompts), config.sample_metrics.samples, config.sample.seed, settings, first)
 
 
 def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
@@ -79,10 +67,10 @@ def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
 
 
 def metric_conditioning(job: Job) -> tuple[Window, ...]:
-    """For each prompt the window whose first frame its samples are told; empty where they are drawn from text alone.
+    """For each prompt the window on whose first frame its samples are conditioned; empty where they have text alone.
 
-    Held-out windows where there are any, since a sample that begins with a training clip's frame is near it by itself. What
-    is told of a frame is cached for the windows' own shape, so such a probe has that and costs as much as a preview.
+    Held-out windows where there are any, since a sample that begins with a training clip's frame is near it by itself. The
+    states of a frame are cached for the windows' own shape, so such a probe has that and costs as much as a preview.
     """
     prompts = metric_prompts(job)
     if not (prompts and conditions_on_first_frame(job.config, job.spec)):
@@ -101,7 +89,7 @@ def metric_conditioning(job: Job) -> tuple[Window, ...]:
     return tuple(found)
 
 
-def facts_of(plan: SampleMetricsPlan) -> dict[str, Any]:
+def identity_of(plan: SampleMetricsPlan) -> dict[str, Any]:
     """What decides the pixels of a probe beside the weights, JSON-like."""
     settings = plan.settings
     return {
@@ -115,5 +103,5 @@ def facts_of(plan: SampleMetricsPlan) -> dict[str, Any]:
         "guidance_2": settings.guidance_2,
         "shift": settings.shift,
         "temporal_attention": settings.temporal_attention,
-        "told": [window.id for window in plan.told],
+        "told": [window.id for window in plan.first],
     }

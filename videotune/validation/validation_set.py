@@ -28,8 +28,8 @@ PARTS = {
 """What a validation set is made of, in words."""
 
 
-def facts_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
-    """Noise levels, seed, a hash of the noise, and each window with hashes of its latents and of what text it is told."""
+def contents_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
+    """Noise levels, seed, a hash of the noise, and each window with hashes of its latents and its text."""
     source = trainer.source
     rows: dict[str, list[dict[str, str]]] = {"held_out": [], "train": []}
     first: Batch | None = None
@@ -70,7 +70,7 @@ def freeze(trainer: Trainer, validation: ValidationLoss) -> tuple[str, str]:
 
     The file is written at the first call; one that says something else is replaced.
     """
-    facts = facts_of(trainer, validation)
+    facts = contents_of(trainer, validation)
     name, path = digest(facts)[:8], trainer.run / FILE
     differs = differing(path, facts)
     if differs or not path.is_file():

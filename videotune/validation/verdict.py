@@ -5,25 +5,24 @@ from typing import Any
 
 from videotune.console import echo
 from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.saving import best_step
 from videotune.trainer.trainer import Trainer
-from videotune.validation.overfitting import Verdict, judge
+from videotune.validation.overfitting import Verdict, judge, readings_of, recommend
 
 
 def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
-    """The verdict on the readings so far, into the journal once a reading; said where its word is new, and at the end."""
+    """The verdict on the readings so far, into the journal once a reading; printed where its word is new, and at the end."""
     lines = trainer.journal.history.events
     found = judge(lines)
     if found is None:
         return None
-    told = [line for line in lines if line["kind"] == "verdict"]
-    last: Mapping[str, Any] = told[-1] if told else {}
+    verdicts = [line for line in lines if line["kind"] == "verdict"]
+    last: Mapping[str, Any] = verdicts[-1] if verdicts else {}
     is_new = found.word != last.get("verdict")
     if is_new or (found.step, found.validation) != (last.get("step"), last.get("validation")):
         trainer.journal.event("verdict", **found.to_json())
-    # at the end it is said again, unless it was at this very reading that its word became a new one
-    said_before = [line["verdict"] for line in told if line["step"] < found.step][-1:] == [found.word]
-    if (is_new and found.word is not None) or (at_the_end and (said_before or found.word is None)):
+    # at the end it is printed again, unless its word became a new one at this very validation
+    is_old = [line["verdict"] for line in verdicts if line["step"] < found.step][-1:] == [found.word]
+    if (is_new and found.word is not None) or (at_the_end and (is_old or found.word is None)):
         echo(f"{found.word or 'no verdict'} at step {found.step}: {found.reason}")
     return found
 
@@ -39,15 +38,6 @@ def recommended(trainer: Trainer, step: int) -> dict[str, Any]:
     if found is None or not found.turned or not there:
         why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
         return {"step": max(there, default=step), "why": why}
-    low = found.best_step or 0
-    best = best_step(lines, set(there))
-    if best is None:
-        best = min(there, key=lambda one: (abs(one - low), one))
-        why = f"the nearest to step {low}, where held-out clips were best: no checkpoint that was read is kept"
-        return {"step": best, "why": why}
-    why = "held-out clips were best there"
-    if not low:
-        why = "the best of the checkpoints that were kept, but held-out clips were best under the base model itself"
-    elif low not in there:
-        why = f"the best of the checkpoints that were kept; held-out clips were best at step {low}"
-    return {"step": best, "why": why}
+    held_out = {int(one["step"]): float(one["held_out"]["normalised"]) for one in readings_of(lines)}
+    best, why = recommend(held_out, found.best_step or 0, there)
+    return {"step": best, "why": why or "held-out clips were best there"}

@@ -46,7 +46,8 @@ def build(root: Path, project: gr.Textbox, local: bool) -> None:
         more = gr.HTML(elem_classes="told")
 
         def source(name: str, path: str, use: str) -> str:
-            return answered(lambda: actions.source(root, {"project": name, "path": path, "kind": use}, local))
+            words = {"project": name, "path": path, "kind": use}
+            return answered(lambda: actions.perform(actions.source, root, words, local=local))
 
         on(add.click, source, [project, where, kind], more)
         on(cut.click, asking(root, "split", "path"), [project, long], more)

@@ -8,7 +8,7 @@ import gradio as gr
 
 from videotune.errors import VideotuneError
 from videotune.reporter.build import environment, fill
-from videotune.studio.actions import ACTIONS
+from videotune.studio.actions import ACTIONS, perform
 from videotune.studio.jobs import log_tail, why
 
 TEMPLATES = environment("videotune.studio", "videotune.reporter")
@@ -39,7 +39,8 @@ def asking(root: Path, action: str, *names: str) -> Callable[..., str]:
     """A Gradio event's function: its inputs are the project and the named words; it answers with a line of HTML."""
 
     def answer(*values: Any) -> str:
-        return answered(lambda: ACTIONS[action](root, dict(zip(("project", *names), values, strict=True))))
+        words = dict(zip(("project", *names), values, strict=True))
+        return answered(lambda: perform(ACTIONS[action], root, words))
 
     return answer
 

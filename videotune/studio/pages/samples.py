@@ -52,7 +52,7 @@ def part(root: Path, project: Project, query: Mapping[str, str]) -> str:
         paths = (str(mapping(cells.get(step)).get("path") or "") for step in steps)
         there = [f"runs/{name}/{path}" if path and (run.folder / path).is_file() else "" for path in paths]
         rows.append((prompt, seed, _nearest(project, run, prompt), there))
-    at, shown = measured(project, name, run)
+    at, rows_measured = measured(project, name, run)
     return html(
         "samples",
         project=project,
@@ -60,7 +60,7 @@ def part(root: Path, project: Project, query: Mapping[str, str]) -> str:
         name=name,
         steps=steps,
         rows=rows,
-        measured=shown,
+        measured=rows_measured,
         measured_at=at,
     )
 
@@ -77,8 +77,8 @@ def _nearest(project: Project, run: Run, prompt: str) -> dict[str, str] | None:
 def _clip(project: Project, clip: Mapping[str, Any]) -> dict[str, str]:
     """A clip of the account: its name, its id, and its path where the browser may have its video."""
     path = Path(str(clip["path"]))
-    shown = path.suffix.lower() in (".mp4", ".webm", ".mov", ".m4v") and path.is_relative_to(project.folder)
-    inside = path.relative_to(project.folder).as_posix() if shown and path.is_file() else ""
+    playable = path.suffix.lower() in (".mp4", ".webm", ".mov", ".m4v") and path.is_relative_to(project.folder)
+    inside = path.relative_to(project.folder).as_posix() if playable and path.is_file() else ""
     return {"name": path.name, "id": str(clip.get("id"))[:16], "path": inside}
 
 
@@ -122,5 +122,5 @@ def described(path: Path, jobs: list[Job]) -> str:
             break
     forms = {"step": r"step-(\d+)", "strength": r"strength-([\d.]+)", "seed": r"seed(\d+)"}
     places = {what: found[1] for what, form in forms.items() if (found := re.search(form, path.stem))}
-    told = ", ".join(f"{what} {value if '.' in value else int(value)}" for what, value in places.items())
-    return f"{prompt}{told}" if prompt else told or path.stem
+    settings = ", ".join(f"{what} {value if '.' in value else int(value)}" for what, value in places.items())
+    return f"{prompt}{settings}" if prompt else settings or path.stem
