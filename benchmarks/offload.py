@@ -25,7 +25,7 @@ from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
-from videotune.memory.weight_streaming import OffloadSettings, stream_blocks
+from videotune.memory.weight_streaming import stream_blocks
 
 MODELS: dict[str, tuple[int, int, int, int]] = {
     "tiny": (4, 1024, 8, 320),
@@ -36,13 +36,13 @@ MODELS: dict[str, tuple[int, int, int, int]] = {
 """Heads, width of the feed-forward, blocks, and tokens of a sample."""
 
 WAYS = {
-    "all on the device, checkpointing ON": OffloadSettings(0.0, ON),
-    "checkpointing OFF": OffloadSettings(0.0, OFF),
-    "CPU_OFFLOADED": OffloadSettings(0.0, CPU_OFFLOADED),
-    "fraction 0.25": OffloadSettings(0.25, ON),
-    "fraction 0.5": OffloadSettings(0.5, ON),
-    "fraction 1": OffloadSettings(1.0, ON),
-    "fraction 1, CPU_OFFLOADED": OffloadSettings(1.0, CPU_OFFLOADED),
+    "all on the device, checkpointing ON": (0.0, ON),
+    "checkpointing OFF": (0.0, OFF),
+    "CPU_OFFLOADED": (0.0, CPU_OFFLOADED),
+    "fraction 0.25": (0.25, ON),
+    "fraction 0.5": (0.5, ON),
+    "fraction 1": (1.0, ON),
+    "fraction 1, CPU_OFFLOADED": (1.0, CPU_OFFLOADED),
 }
 
 
@@ -89,7 +89,7 @@ def measure(
 ) -> tuple[float, float]:
     """Seconds a step, and GB at the peak on a CUDA device (0 elsewhere); one step before it is not counted."""
     net = make(model, dtype)
-    streams = stream_blocks(net, ["blocks"], device, WAYS[way])
+    streams = stream_blocks(net, ["blocks"], device, *WAYS[way])
     words = inputs(net, model, tokens, device, dtype)
     step(net, words)
     cuda = device.type == "cuda"

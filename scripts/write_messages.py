@@ -48,6 +48,8 @@ def messages() -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in errors and node.args:
                 yield f"{path.relative_to(ROOT / 'videotune')}: {template(node.args[0])}"
+            elif isinstance(node, ast.Yield) and node.value and path.name == "rules.py":  # the faults of a config
+                yield f"{path.relative_to(ROOT / 'videotune')}: {template(node.value)}"
 
 
 def page() -> str:

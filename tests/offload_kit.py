@@ -18,7 +18,7 @@ from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.host_weights import HostWeights
-from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.memory.weight_streaming import Streams, stream_blocks
 from videotune.models.registry import find
 from videotune.trainer.optimizers import RateSettings, make_optimizer
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
@@ -112,7 +112,7 @@ class Rig:
 
 def rig(
     family: Any,
-    settings: OffloadSettings | None,
+    settings: tuple[float, str] | None,
     method: str = "LORA",
     dropout: float = 0.0,
     isolate: bool = False,
@@ -132,7 +132,7 @@ def rig(
     streams = None
     if settings is not None:
         resident = held.values() if method == "LORA" else ()
-        streams = stream_blocks(net, family.spec.blocks, CPU, settings, list(resident), host_weights)
+        streams = stream_blocks(net, family.spec.blocks, CPU, *settings, list(resident), host_weights)
         held = streams.parameters(held)
     masters = MasterWeights(held)
     trainable = Trainable(

@@ -4,11 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
-from videotune.adapters.layers import add_full, grouped, layers_of, load_weights
-from videotune.adapters.lora import add_lora, matching
-from videotune.config.schema import Lora
+from videotune.adapters.lora import matching
 from videotune.errors import VideotuneError
 
 Open = Callable[..., Any]
@@ -36,50 +33,3 @@ def test_targets_that_hit_nothing_are_errors(targets: Any, words: str, tiny_fami
     with pytest.raises(VideotuneError, match=r"lora\.targets") as caught:
         matching(family.skeleton(), family.spec, targets)
     assert words in str(caught.value)
-
-
-def test_loading_another_adapter_is_an_error(tiny_family: Open) -> None:
-    family = tiny_family("wan")
-    mine = add_lora(family.denoiser(), family.spec, Lora(rank=2), seed=0)
-    wider = add_lora(family.denoiser(), family.spec, Lora(rank=3), seed=0)
-    more = add_lora(family.denoiser(), family.spec, Lora(rank=2, targets="linear"), seed=0)
-    for state in (wider, more):
-        with pytest.raises(VideotuneError, match="tensors differ"):
-            load_weights(mine, state, "x")
-    again = add_lora(family.denoiser(), family.spec, Lora(rank=2), seed=9)
-    load_weights(again, mine, "x")
-    assert all(torch.equal(again[name], mine[name]) for name in mine)
-
-
-def test_a_module_trains_whole_and_a_parameter_by_itself(tiny_family: Open) -> None:
-    net = tiny_family("wan").denoiser()
-    names = list(dict(net.named_parameters()))
-    assert layers_of(names, None) == names
-    assert layers_of(names, ["blocks.1"]) == [name for name in names if name.startswith("blocks.1.")]
-    assert layers_of(names, [r"blocks\.\d+\.attn1"]) == [name for name in names if ".attn1." in name]
-    assert layers_of(names, ["to_q.bias"]) == [name for name in names if name.endswith(".to_q.bias")]
-    both = layers_of(names, ["proj_out", "ffn.net.2.weight"])
-    assert both == [name for name in names if name.startswith("proj_out.") or name.endswith("ffn.net.2.weight")]
-
-
-def test_the_rest_is_frozen(tiny_family: Open) -> None:
-    net = tiny_family("wan").denoiser()
-    chosen = add_full(net, ["blocks.0.ffn"])
-    assert chosen
-    assert {name for name, parameter in net.named_parameters() if parameter.requires_grad} == set(chosen)
-    assert all(name.startswith("blocks.0.ffn.") for name in chosen)
-
-
-@pytest.mark.parametrize(
-    ("layers", "words"),
-    [(["blocks.7"], "'blocks.7' matches no module or parameter"), (["blocks.0", "b(("], "not a valid pattern")],
-)
-def test_layers_that_are_not_there_are_errors(layers: list[str], words: str, tiny_family: Open) -> None:
-    with pytest.raises(VideotuneError, match=r"transformer\.layers") as caught:
-        add_full(tiny_family("wan").denoiser(), layers)
-    assert words in str(caught.value)
-
-
-def test_groups_write_a_block_s_number_as_a_star() -> None:
-    paths = ["blocks.0.attn1.to_out.0", "blocks.0.ffn.net.2", "blocks.11.attn1.to_out.0", "proj_out"]
-    assert grouped(paths) == {"blocks.*.attn1.to_out.0": 2, "blocks.*.ffn.net.2": 1, "proj_out": 1}

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from importlib import resources
 from typing import Any
 
 import pytest
@@ -89,11 +88,6 @@ def test_presets_and_the_guide_s_example_fit_the_schema_and_nonsense_does_not() 
         {"ema": {"decay": 1}},
     ):
         assert not fits.is_valid(wrong), wrong
-
-
-def test_every_preset_file_says_about_itself() -> None:
-    folder = resources.files("videotune") / "presets"
-    assert all("about" in json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in preset_names())
 
 
 def test_the_commands_print_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

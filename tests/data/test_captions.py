@@ -44,21 +44,6 @@ def test_captions_that_are_none(tmp_path: Path) -> None:
         assert caught.value.reason == reason
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.binary(max_size=60))
-def test_any_bytes_are_a_caption_or_a_reason(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "a.txt"
-    file.write_bytes(content)
-    try:
-        lines = read_caption(file)
-    except ClipProblem as problem:
-        lines, reason = (), problem.reason
-    else:
-        reason = ""
-    assert bool(lines) == (reason not in ("empty_caption", "undecodable_caption"))
-    assert all(line == line.strip() and line for line in lines)
-
-
 @pytest.mark.parametrize(
     ("caption", "trigger", "with_it"),
     [

@@ -1,6 +1,5 @@
 """Folders become a library: every file accounted for, the split, captions, what the account says and warns about."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -235,24 +234,6 @@ def test_cuts_inside_windows_and_caption_hints_are_warned_of_once(tmp_path: Path
     assert any(text.startswith("1 cut inside the windows (at 1.25 s)") for text in hints(tmp_path, scenes, 16))
     video = {"frame_sample_strategy": "keyframe", "keyframe_source": "scenes"}
     assert not any("cut inside" in text for text in hints(tmp_path, scenes, 16, video=video))
-
-
-def test_account_as_json(tmp_path: Path) -> None:
-    write_clip(tmp_path / "a.mp4", noise(40), 16)
-    write_clip(tmp_path / "b.mp4", noise(3, seed=2), 16)
-    (tmp_path / "c.mp4").touch()
-    value = json.loads(json.dumps(to_json(scanned(tmp_path))))
-    assert [value[key] for key in ("found", "used", "held_out", "skipped")] == [3, 1, 0, 2]
-    assert value["buckets"] == [{"shape": "17x48x80", "windows": 2}]
-    first, short, empty = value["clips"]
-    expected = {"used": True, "held_out": False, "reason": None, "source_fps": 16.0, "source_frames": 40, "width": 96}
-    expected |= {"height": 64, "windows": 2, "frames": 34, "shape": "17x48x80", "repeats_share": 0.0, "speed": 1.0}
-    assert first.items() >= expected.items()
-    assert first["seconds_cut"] == pytest.approx(0.375)
-    assert first["views"] is None
-    assert (short["reason"], short["source_frames"], short["windows"]) == ("too_short", 3, 0)
-    assert (empty["reason"], empty["source_fps"], Path(empty["path"]).name) == ("empty", None, "c.mp4")
-    assert any(note.startswith("no validation: 1 source video") for note in value["notes"])
 
 
 def test_near_duplicates_are_named(tmp_path: Path) -> None:

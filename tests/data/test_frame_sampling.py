@@ -15,7 +15,6 @@ from videotune.data.frame_sampling import (
     planned_frames,
     sample_frames,
     sample_window,
-    smallest_window,
     snap_frames,
     without_randomness,
 )
@@ -72,20 +71,6 @@ def test_a_changed_count_is_reported_and_strict_forbids_it() -> None:
         planned_frames(VideoConfig(stretch=True, frame_sample_strategy="keyframe"), rules())
 
 
-def test_smallest_window() -> None:
-    for of, video, least in [
-        (rules(), {}, 5),
-        (rules(8, 1), {}, 9),
-        (rules(0, 49), {}, 49),
-        (rules(0, 1), {}, 1),
-        (rules(), {"frames": 1}, 1),
-        (rules(), {"min_frames": 7}, 9),
-    ]:
-        assert smallest_window(VideoConfig.model_validate(video), of) == least
-    with pytest.raises(VideotuneError, match="min_frames is 20, above the 17"):
-        smallest_window(VideoConfig(min_frames=20), rules())
-
-
 def test_a_short_clip_takes_the_largest_window_that_it_fills_or_none() -> None:
     laid = sampled(info_of(20, 24), max_frames=33)  # 13 frames at 16 fps
     assert [w.shape.frames for w in laid.windows] == [13]
@@ -105,36 +90,6 @@ def test_used_and_cut_seconds_are_the_clip(frames: int, fps: float, wanted: int,
         return
     used = sum(w.shape.frames for w in laid.windows) / 16
     assert used + laid.seconds_cut == pytest.approx(clip.seconds, abs=1e-5)
-
-
-KEYS = (0, 12, 24, 36, 48, 60, 72)
-AT_KEYS = {"frame_sample_strategy": "keyframe"}
-
-
-@pytest.mark.parametrize(
-    ("info", "video", "begin", "cut"),
-    [
-        (info_of(113, 23.976), {}, [0, 17, 34, 51], 113 * 1001 / 24000 - 68 / 16),
-        (info_of(113, 23.976), {"windows": "head"}, [0], 113 * 1001 / 24000 - 17 / 16),
-        (info_of(480, 24), {"max_duration": 2.5}, [0, 17], 20 - 34 / 16),
-        (info_of(48, 16), {"windows": "slide"}, [0, 8, 16, 24], 7 / 16),
-        (info_of(48, 16), {"windows": "slide", "window_stride": 10}, [0, 10, 20, 30], 1 / 16),
-        (info_of(48, 16), {"windows": "slide", "window_stride": 1}, list(range(32)), 0),
-        (info_of(80, 16, KEYS), AT_KEYS, [0, 24, 48], 29 / 16),
-        (info_of(80, 16, KEYS), AT_KEYS | {"windows": "slide"}, [0, 12, 24, 36, 48, 60], 3 / 16),
-        (info_of(80, 16, KEYS), AT_KEYS | {"windows": "head"}, [0], 63 / 16),
-    ],
-)
-def test_where_windows_begin_and_what_is_cut(
-    info: MediaInfo, video: dict[str, Any], begin: list[int], cut: float
-) -> None:
-    """In frames at 16 fps; a source at a higher rate repeats none of them."""
-    laid = sampled(info, **video)
-    assert [window.start * 16 for window in laid.windows] == begin
-    assert {window.shape.frames for window in laid.windows} == {17}
-    assert laid.seconds_cut == pytest.approx(cut)
-    assert laid.repeats_share == 0
-    assert [time * 16 for time in times(laid.windows[-1])] == pytest.approx([begin[-1] + i for i in range(17)])
 
 
 def test_random_windows_share_the_clip_among_them() -> None:
@@ -207,9 +162,10 @@ def test_an_image_is_one_window_of_one_frame() -> None:
     st.booleans(),
     st.integers(0, 3),
     st.integers(1, 3),
+    st.sampled_from([{}, {"pad_short": "freeze"}, {"min_frames": 1}, {"keyframe_source": "scenes"}]),
 )
 def test_every_sample_of_every_window_lies_inside_the_clip(
-    frames: int, fps: float, wanted: int, strategy: Any, layout: Any, augment: bool, variant: int, keep: int
+    frames: int, fps: float, wanted: int, strategy: Any, layout: Any, augment: bool, variant: int, keep: int, more: Any
 ) -> None:
     clip = info_of(frames, fps, tuple(range(0, frames, 12)))
     video = VideoConfig(
@@ -219,9 +175,10 @@ def test_every_sample_of_every_window_lies_inside_the_clip(
         temporal_augmentation=augment,
         temporal_compression_ratio=4 * keep,
         window_stride=5,
+        **more,
     )
     try:
-        windows = sample_frames(clip, video, rules()).windows
+        windows = sample_frames(clip, video, rules(), (2.5, 1.0)).windows
     except ClipProblem:
         return
     for window in windows:

@@ -42,42 +42,19 @@ def by_name(root: Path) -> dict[str, ClipFile]:
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("clips", "others"),
     [
-        (
-            "videos/b.mp4 videos/a.MOV videos/sub/c.webm captions/a.txt captions/sub/c.txt notes.txt",
-            [("videos/a.MOV", "captions/a.txt"), ("videos/b.mp4", None), ("videos/sub/c.webm", "captions/sub/c.txt")],
-        ),
-        (
-            "videos/a.mp4 images/b.PNG images/sub/c.jpeg captions/a.txt captions/sub/c.txt images/b.txt",
-            [
-                *(("images/b.PNG", "images/b.txt"), ("images/sub/c.jpeg", "captions/sub/c.txt")),
-                ("videos/a.mp4", "captions/a.txt"),
-            ],
-        ),
-        (
-            "a.mp4 a.txt x/y/b.v2.mkv x/y/b.v2.txt x/c.avi x/readme.md",
-            [("a.mp4", "a.txt"), ("x/c.avi", None), ("x/y/b.v2.mkv", "x/y/b.v2.txt")],
-        ),
-        ("a.mp4 .b.mp4 .trash/c.mp4 ._a.mp4 .videotune-cache/archives/0/d.mp4", [("a.mp4", None)]),
-        (
-            "a.MP4 a.TXT b.mp4 b.Txt b.txt c.mp4 C.txt",
-            [("a.MP4", "a.TXT"), ("b.mp4", "b.txt"), ("c.mp4", None)],
-        ),
-        (
-            "videos/d.mp4 captions/d.TXT videos/e/f.mp4 captions/e/f.TXT videos/e/f.txt videos/g.mp4 videos/g.TXT",
-            [
-                ("videos/d.mp4", "captions/d.TXT"),
-                ("videos/e/f.mp4", "captions/e/f.TXT"),
-                ("videos/g.mp4", "videos/g.TXT"),
-            ],
-        ),
+        ("videos/a.MOV=captions/a.txt videos/b.mp4 videos/sub/c.webm=captions/sub/c.txt", "notes.txt"),
+        ("images/b.PNG=images/b.txt images/sub/c.jpeg=captions/sub/c.txt videos/a.mp4=captions/a.txt", ""),
+        ("a.mp4=a.txt x/c.avi x/y/b.v2.mkv=x/y/b.v2.txt", "x/readme.md"),
+        ("a.mp4", ".b.mp4 .trash/c.mp4 ._a.mp4 .videotune-cache/archives/0/d.mp4"),
+        ("a.MP4=a.TXT b.mp4=b.txt c.mp4", "b.Txt C.txt"),
+        ("videos/d.mp4=captions/d.TXT videos/e/f.mp4=captions/e/f.TXT videos/g.mp4=videos/g.TXT", "videos/e/f.txt"),
     ],
 )
-def test_clips_have_their_captions_in_every_layout(
-    tmp_path: Path, files: str, expected: list[tuple[str, str | None]]
-) -> None:
-    touch(tmp_path, *files.split())
+def test_clips_have_their_captions_in_every_layout(tmp_path: Path, clips: str, others: str) -> None:
+    expected = [(clip, caption or None) for clip, _, caption in (one.partition("=") for one in clips.split())]
+    touch(tmp_path, *clips.replace("=", " ").split(), *others.split())
     assert listing(tmp_path) == expected
     for clip in read_folder(tmp_path)[0]:
         assert (clip.missing == f"{clip.expected} does not exist") == (clip.caption is None)
@@ -93,35 +70,23 @@ def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
     assert [name for name, _ in listing(tmp_path / "set")] == ["b.mp4", "linked/a.mp4"]
 
 
-@pytest.mark.parametrize(
-    ("files", "rows", "notes"),
-    [
-        (
-            "a.mp4 b.m4v x.heic sub/y.HEIC z.avif .w.avif notes.md sub/song.mp3",
-            (),
-            ["3 files look like media and are not read: .heic (2), .avif (1)"],
-        ),
-        ("videos/a.mp4 images/b.png captions/a.txt captions/b.txt videos/README.txt notes.txt", (), []),
-        (
-            "videos/a.mp4 captions/w.txt captions/x.txt captions/y.txt captions/z.txt",
-            (),
-            ["4 caption files have the name of no clip: captions/w.txt, captions/x.txt, captions/y.txt and 1 more"],
-        ),
-        (
-            "a.mp4 a.txt b.mp4 typo.txt few/c.mp4 few/d.mp4 few/e.mp4 few/c.txt few/f.txt",
-            (),
-            ["1 caption file has the name of no clip: typo.txt"],
-        ),
-        (
-            "a.mp4 a.txt b.mp4 b.txt",
-            [("a.mp4", "from the row")],
-            ["the .txt files of 1 clips", "not used, since metadata.jsonl"],
-        ),
-        ("Clip.mp4", [("clip.mp4", "x")], ["lists clip.mp4, which does not exist; Clip.mp4 does"]),
-        ("a.mp4 a.txt a.jpg", (), ["1 images have the name of a video beside them (a.jpg)"]),
-        ("a.mp4 more.zip", (), ["1 archives stay closed", "(more.zip)"]),
-    ],
-)
+NOTES: list[tuple[str, tuple[tuple[str, str], ...], list[str]]] = [
+    ("a.mp4 b.m4v x.heic sub/y.HEIC z.avif .w.avif notes.md sub/song.mp3", (), ["3 files", ".heic (2), .avif (1)"]),
+    ("videos/a.mp4 images/b.png captions/a.txt captions/b.txt videos/README.txt notes.txt", (), []),
+    ("videos/a.mp4 captions/w.txt captions/x.txt captions/y.txt captions/z.txt", (), ["4 caption files", "and 1 more"]),
+    (
+        "a.mp4 a.txt b.mp4 typo.txt few/c.mp4 few/d.mp4 few/e.mp4 few/c.txt few/f.txt",
+        (),
+        ["1 caption file", ": typo.txt"],
+    ),
+    ("a.mp4 a.txt b.mp4 b.txt", (("a.mp4", "from the row"),), [".txt files of 1 clips", "since metadata.jsonl"]),
+    ("Clip.mp4", (("clip.mp4", "x"),), ["lists clip.mp4, which does not exist; Clip.mp4 does"]),
+    ("a.mp4 a.txt a.jpg", (), ["1 images have the name of a video beside them (a.jpg)"]),
+    ("a.mp4 more.zip", (), ["1 archives stay closed", "(more.zip)"]),
+]
+
+
+@pytest.mark.parametrize(("files", "rows", "notes"), NOTES)
 def test_what_is_not_used_is_reported(tmp_path: Path, files: str, rows: Any, notes: list[str]) -> None:
     touch(tmp_path, *files.split())
     if rows:

@@ -3,12 +3,7 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +29,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(2) as pool:
-        yield pool
-
-
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
     """A dataset of three: two good ones and a text."""
@@ -56,19 +45,17 @@ def put(made: Path, kind: str, path: Path) -> Path:
 Known = dict[str, tuple[str, MediaInfo | str | None, ContentScan | None]]
 
 
-def identified(
-    folder: Path, index: Path | None, workers: Workers | None = None, progress: Any = None, until: float = 10.0
-) -> tuple[Known, list[str]]:
+def identified(folder: Path, index: Path | None, progress: Any = None, until: float = 10.0) -> tuple[Known, list[str]]:
     """By name the id, the media info or the problem's text, and the content scan; and the notes."""
     paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
-    media = MediaIndex(index, progress, workers)
+    media = MediaIndex(index, progress)
     known = media.examine(paths, [folder], until)
     plain = [(one.id, str(one.problem) if one.problem else one.info, one.scan) for one in known]
     return {path.name: what for path, what in zip(paths, plain, strict=True)}, media.notes
 
 
-def scan(folder: Path, index: Path | None, workers: Workers | None = None, *how: Any) -> Known:
-    known, notes = identified(folder, index, workers, *how)
+def scan(folder: Path, index: Path | None, *how: Any) -> Known:
+    known, notes = identified(folder, index, *how)
     assert notes == []
     return known
 
@@ -102,13 +89,11 @@ def mark(index: Path) -> None:
     edit(index, lambda row: row.get("info", {}).update({"codec": "marked"}))
 
 
-def test_files_are_what_hashing_and_probing_give(
-    folder: Path, tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_what_hashing_and_probing_give(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a second scan starts no worker and writes nothing."""
     index = tmp_path / "index.json"
     for place in (None, index):
-        known = scan(folder, place, workers)
+        known = scan(folder, place)
         for name in ("a.mp4", "c.mp4"):
             assert known[name] == expected(folder / name)
         with pytest.raises(ClipProblem) as caught:
@@ -117,22 +102,22 @@ def test_files_are_what_hashing_and_probing_give(
     value, written = read(index), index.stat().st_mtime_ns
     assert (value["version"], len(value["files"]), len(value["contents"])) == (INDEX_VERSION, 3, 3)
     monkeypatch.setattr(module, "default_workers", lambda: pytest.fail("workers were asked for"))
-    assert scan(folder, index, None, None, 3600.0) == known, "both are of the whole clip"
+    assert scan(folder, index, None, 3600.0) == known, "both are of the whole clip"
     assert index.stat().st_mtime_ns == written
 
 
 def test_changed_files_are_probed_and_moved_copied_or_touched_ones_hashed(
-    made: Path, folder: Path, tmp_path: Path, workers: Workers
+    made: Path, folder: Path, tmp_path: Path
 ) -> None:
     index = tmp_path / "index.json"
     put(made, "good3", folder / "d.mp4")
-    scan(folder, index, workers)
+    scan(folder, index)
     mark(index)
     (folder / "a.mp4").rename(folder / "moved.mp4")
     put(made, "good1", folder / "copied.mp4")
     os.utime(folder / "c.mp4", ns=(1, 1))
     put(made, "good2", folder / "d.mp4")
-    known = scan(folder, index, workers)
+    known = scan(folder, index)
     assert codecs(known) == {"copied.mp4": "marked", "c.mp4": "marked", "d.mp4": "h264", "moved.mp4": "marked"}
     assert known["d.mp4"] == expected(folder / "d.mp4")
     for name, (clip_id, info, _) in known.items():
@@ -141,17 +126,15 @@ def test_changed_files_are_probed_and_moved_copied_or_touched_ones_hashed(
     assert len(read(index)["contents"]) == 4
 
 
-def test_the_index_follows_its_folders_and_leaves_others(
-    made: Path, folder: Path, tmp_path: Path, workers: Workers
-) -> None:
+def test_the_index_follows_its_folders_and_leaves_others(made: Path, folder: Path, tmp_path: Path) -> None:
     index = tmp_path / "index.json"
     put(made, "good2", tmp_path / "set2" / "x.mp4")  # a folder whose name begins like the other's
-    scan(folder, index, workers)
-    scan(tmp_path / "set2", index, workers)
+    scan(folder, index)
+    scan(tmp_path / "set2", index)
     assert names(index) == {"a.mp4", "b.mp4", "c.mp4", "x.mp4"}
     (folder / "c.mp4").unlink()
     (tmp_path / "set2" / "x.mp4").unlink()
-    scan(folder, index, workers)
+    scan(folder, index)
     assert names(index) == {"a.mp4", "b.mp4", "x.mp4"}
     assert len(read(index)["contents"]) == 3
 
@@ -178,67 +161,42 @@ DAMAGE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_index_is_reported_and_mended(folder: Path, tmp_path: Path, workers: Workers, how: str) -> None:
+def test_a_damaged_index_is_reported_and_mended(folder: Path, tmp_path: Path, how: str) -> None:
     """Also for a copy of a file whose content it had."""
     index = tmp_path / "index.json"
-    good = scan(folder, index, workers)
+    good = scan(folder, index)
     value = DAMAGE[how](read(index))
     text = value if isinstance(value, str) else json.dumps(value)
     index.write_bytes(text.encode(errors="surrogateescape"))
     shutil.copy(folder / "a.mp4", folder / "d.mp4")
-    known, notes = identified(folder, index, workers)
+    known, notes = identified(folder, index)
     assert [known.pop("d.mp4")[0], known] == [good["a.mp4"][0], good]
     assert ["was damaged" in note for note in notes] == [True]
-    assert scan(folder, index, workers).items() >= good.items()
+    assert scan(folder, index).items() >= good.items()
 
 
-def test_another_versions_index_is_made_anew_without_a_note(folder: Path, tmp_path: Path, workers: Workers) -> None:
+def test_another_versions_index_is_made_anew_without_a_note(folder: Path, tmp_path: Path) -> None:
     index = tmp_path / "index.json"
-    good = scan(folder, index, workers)
+    good = scan(folder, index)
     mark(index)
     value = read(index)
     index.write_text(json.dumps(value | {"av": "1.2.3"}))
-    assert scan(folder, index, workers) == good
+    assert scan(folder, index) == good
     assert read(index)["av"] == value["av"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_an_interrupted_scan_keeps_what_it_has(
-    folder: Path, tmp_path: Path, workers: Workers, error: type[BaseException]
-) -> None:
+def test_an_interrupted_scan_keeps_what_it_has(folder: Path, tmp_path: Path, error: type[BaseException]) -> None:
     def interrupt(done: int, total: int, name: str) -> None:
         if done == 2:
             raise error
 
     index = tmp_path / "index.json"
     with pytest.raises(error):
-        scan(folder, index, workers, interrupt)
+        scan(folder, index, interrupt)
     assert names(index) == {"a.mp4", "b.mp4"}
     mark(index)
-    assert codecs(scan(folder, index, workers)) == {"a.mp4": "marked", "c.mp4": "h264"}
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_scan_killed_outright_leaves_a_whole_index(made: Path, tmp_path: Path, workers: Workers) -> None:
-    (tmp_path / "set").mkdir()
-    for i in range(60):
-        (tmp_path / "set" / f"{i:02d}.mp4").write_bytes((made / "good0.mp4").read_bytes() + bytes([i]) * 9)
-    code = f"""
-        from pathlib import Path
-        from videotune.data import media_index
-        media_index.SAVE_EVERY = 0
-        folder = Path({str(tmp_path / "set")!r})
-        media_index.MediaIndex(folder.parent / "index.json").examine(sorted(folder.iterdir()), [folder], 10.0)
-    """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-    end = time.monotonic() + 20
-    while not (tmp_path / "index.json").exists() and time.monotonic() < end:
-        time.sleep(0.005)
-    process.kill()
-    assert process.wait() in (-signal.SIGKILL, 0)
-    assert 1 <= len(read(tmp_path / "index.json")["files"]) <= 60
-    known = scan(tmp_path / "set", tmp_path / "index.json", workers)
-    assert len({clip_id for clip_id, info, _ in known.values() if isinstance(info, MediaInfo)}) == 60
+    assert codecs(scan(folder, index)) == {"a.mp4": "marked", "c.mp4": "h264"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
@@ -247,14 +205,15 @@ def test_a_hang_is_reported_and_not_remembered(folder: Path, tmp_path: Path, mon
     monkeypatch.setattr(module, "stat_of", Path.stat)  # which would refuse it
     monkeypatch.setattr(module, "SLOWEST_DECODER", 0.0)
     with Workers(2, limit=1.0) as workers:
-        known = scan(folder, tmp_path / "index.json", workers)
+        monkeypatch.setattr(module, "default_workers", lambda: workers)
+        known = scan(folder, tmp_path / "index.json")
     assert known["aa.mp4"] == ("", "unreadable: no answer within 1 s", None)
     assert set(codecs(known)) == {"a.mp4", "c.mp4"}
     assert names(tmp_path / "index.json") == {"a.mp4", "b.mp4", "c.mp4"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
-def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(tmp_path: Path, workers: Workers) -> None:
+def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(tmp_path: Path) -> None:
     """Pipes, devices, links to nowhere, folders and files that are gone are not waited for; damaged pictures are content."""
     folder, index = tmp_path / "set", tmp_path / "index.json"
     path = write_clip(folder / "damaged.mp4", noise(12), options={"bf": "0"})
@@ -269,7 +228,7 @@ def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(tmp_path: 
     (folder / "folder.mp4").mkdir()
     paths = sorted([*folder.iterdir(), folder / "missing.mp4"])
     for _ in range(2):
-        media = MediaIndex(index, None, workers)
+        media = MediaIndex(index)
         known = {one.name: found for one, found in zip(paths, media.examine(paths, [folder], 10.0), strict=True)}
         assert {name: found.problem and found.problem.reason for name, found in known.items()} == {
             "damaged.mp4": "decode_error",
@@ -284,15 +243,15 @@ def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(tmp_path: 
         assert names(index) == {"damaged.mp4", "damaged.png"}
 
 
-def test_a_content_scan_is_of_the_seconds_asked_for(folder: Path, tmp_path: Path, workers: Workers) -> None:
+def test_a_content_scan_is_of_the_seconds_asked_for(folder: Path, tmp_path: Path) -> None:
     index = tmp_path / "index.json"
     calls: list[tuple[int, int, str]] = []
-    first = scan(folder, index, workers, lambda done, total, name: calls.append((done, total, name[-5:])), 0.5)
+    first = scan(folder, index, lambda done, total, name: calls.append((done, total, name[-5:])), 0.5)
     assert calls == [(0, 3, "a.mp4"), (1, 3, "b.mp4"), (2, 3, "c.mp4"), (3, 3, "")]
     assert first["a.mp4"] == expected(folder / "a.mp4", 0.5)
     edit(index, lambda row: row.get("scan", {}).update({"jitter": 0.125}))
-    found = scan(folder, index, workers, None, 0.5)["a.mp4"][2]
+    found = scan(folder, index, None, 0.5)["a.mp4"][2]
     assert found is not None
     assert found.jitter == 0.125
     for other in (0.25, 0.75):  # what another run asked for decides nothing
-        assert scan(folder, index, workers, None, other)["a.mp4"] == expected(folder / "a.mp4", other)
+        assert scan(folder, index, None, other)["a.mp4"] == expected(folder / "a.mp4", other)

@@ -23,7 +23,7 @@ from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo, probe
-from videotune.data.workers import DecoderCrash, Workers, default_workers
+from videotune.data.workers import DecoderCrash, Workers
 from videotune.files import hash_file
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs pipes with names, and signals")
@@ -320,22 +320,3 @@ def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:
         child.stdin.close()
         assert child.wait(20) == 0
         assert (child.stdout.read(), child.stderr.read()) == (b"", b"")
-
-
-def test_the_default_pool_is_one_and_ends_with_the_process(clip: Path) -> None:
-    assert default_workers() is default_workers()
-    code = f"""
-        import json
-        from videotune.data.workers import default_workers
-        workers = default_workers()
-        workers.submit("examine", {{"path": {str(clip)!r}, "until": 9.0}}).result()
-        print(json.dumps([workers.count, [child.pid for child in workers._children]]))
-    """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
-    )
-    count, pids = json.loads(done.stdout)
-    assert 1 <= count <= 8
-    assert len(pids) == 1
-    assert gone(set(pids))
-    assert done.stderr == ""

@@ -16,7 +16,7 @@ from tests.runs import measure
 from videotune.adapters.kinds import PARTS, split
 from videotune.config.fields import ROUNDED
 from videotune.errors import VideotuneError
-from videotune.memory.quantization import QuantizedLinear, share_of
+from videotune.memory.quantization import QuantizedLinear
 from videotune.models.registry import names
 from videotune.models.wan import Wan
 from videotune.trainer.resolve_config import Overrides, resolve_config
@@ -254,7 +254,7 @@ def packed(net: torch.nn.Module) -> set[str]:
 
 
 def bytes_of(trainer: Trainer) -> int:
-    return share_of(trainer.net).bytes
+    return sum(parameter.nbytes for parameter in trainer.net.parameters())
 
 
 def first_text(lab: Lab, knobs: dict[str, Any]) -> torch.Tensor:

@@ -15,8 +15,7 @@ import torch
 
 from tests.clips import write_clip
 from tests.data_kit import config_of, with_config
-from tests.runs import fill as fill_cache
-from videotune.data.buckets import padded_box
+from tests.latent_cache.conftest import Make
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import probe
@@ -26,27 +25,14 @@ from videotune.latent_cache.batches import Source, StepBatch, prepare, quiet_poo
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import Schedule, picks
 from videotune.latent_cache.store import Store
-from videotune.trainer.components import make_objective, make_source
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
 from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window
 
 Open = Callable[..., Any]
 
 
 @pytest.fixture
-def source(small_clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Open, tmp_path: Path) -> Source:
-    sets = (
-        f"base_model_name={tiny_bases('wan')}",
-        f"cache_dir={tmp_path}",
-        "resolution=32x32",
-        "batch_size=3",
-        "seed=5",
-    )
-    job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
-    family, store = tiny_family("wan"), Store(tmp_path)
-    fill_cache(job, family, store)
-    return make_source(job, family, store, make_objective(job.spec, job.config))
+def source(make: Make) -> Source:
+    return make("t2v", "batch_size=3")[2]
 
 
 def same(a: StepBatch, b: StepBatch) -> bool:
@@ -98,24 +84,6 @@ def test_a_stream_that_is_left_ends_its_threads(source: Source) -> None:
     next(batches)
     batches.close()
     assert threading.active_count() == before
-
-
-def test_a_step_holds_one_bucket_and_exactly_the_batch(source: Source) -> None:
-    for step in range(1, 20):
-        one = prepare(source, step)
-        assert len(one.batch) == len(one.t) == len(one.noise) == 3
-        assert one.noise.shape == one.batch.x0.shape
-    shapes = {tuple(prepare(source, step).batch.x0.shape[2:]) for step in range(1, 20)}
-    assert shapes == {(5, 4, 4), (3, 4, 4)}
-
-
-def test_draws_differ_by_step_sample_and_seed(source: Source) -> None:
-    one, two = prepare(source, 1), prepare(source, 2)
-    other = prepare(replace(source, keys=replace(source.keys, seed=6)), 1)
-    draws = [*one.t.tolist(), *two.t.tolist(), *other.t.tolist()]
-    assert len(set(draws)) == len(draws)
-    assert not torch.equal(one.noise[0], one.noise[1])
-    assert one.noise.std().item() == pytest.approx(1, abs=0.1)
 
 
 def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
@@ -233,23 +201,10 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
     assert numbers == Counter([number_of(shown) for shown in asked] + [number_of(sample_window(windows[1], 0, 0))] * 10)
 
 
-def test_encoding_in_the_loop_gives_what_the_cache_holds(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Open, tmp_path: Path
-) -> None:
+def test_encoding_in_the_loop_gives_what_the_cache_holds(make: Make) -> None:
     """Real clips, cropped at random: view v in the loop is variant v of the cache, bit for bit."""
-    sets = (
-        f"base_model_name={tiny_bases('wan')}",
-        f"cache_dir={tmp_path}",
-        "resolution=16x32",
-        "resize=random",
-        "video_config.variants=2",
-        "video_config.frames=5",
-        "video_config.windows=head",
-    )
-    job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
-    family, store = tiny_family("wan"), Store(tmp_path)
-    fill_cache(job, family, store)
-    cached = make_source(job, family, store, make_objective(job.spec, job.config))
+    video = ("video_config.variants=2", "video_config.frames=5", "video_config.windows=head")
+    _, _, cached = make("t2v", "resolution=16x32", "resize=random", *video)
     in_the_loop = with_config(cached, {"variants": 0})
     first = [source.sample(source.buckets[0][0], 0).mean for source in (cached, in_the_loop)]
     second = [source.sample(source.buckets[0][0], source.variant(0, 0, 1)).mean for source in (cached, in_the_loop)]
@@ -284,37 +239,6 @@ def test_frame_dropout_drops_its_share_and_never_the_first(patch_frames: int, tm
     assert len(mask.unique(dim=0)) > 10
     alone = replace(source, schedule=replace(source.schedule, batches=(1,)))
     assert torch.equal(prepare(alone, 1).batch.dropped, prepare(source, 1).batch.dropped[:1])
-
-
-def test_loss_weight_and_target_reach_the_batch(tmp_path: Path) -> None:
-    base = replace(some_clips(1)[0], kind="regularization", target="base", loss_weight=0.5)
-    clip = replace(some_clips(1, 1)[1], kind="regularization", target="clip")
-    train = replace(some_clips(1, 1, 1)[2], loss_weight=3.0)
-    clips = [base, clip, train]
-    source = made(tmp_path, [entries(clips)], clips, schedule=Schedule(0, (3,), (3,), shuffle=False))
-    batch = prepare(source, 1).batch
-    assert batch.scale.tolist() == [0.5, 1.0, 3.0]
-    assert batch.prior == (True, False, False)
-    trained = replace(base, kind="train")  # a target is for regularization alone
-    assert not any(prepare(replace(source, clips={**source.clips, base.id: trained}), 1).batch.prior)
-
-
-@pytest.mark.parametrize("size", [(1000, 100), (100, 1000), (64, 48), (48, 32), (500, 333), (3, 2), (7, 2000)])
-def test_latent_cells_that_show_border_alone_count_nothing(size: tuple[int, int], tmp_path: Path) -> None:
-    clips = some_clips(1, 1)
-    padded, plain = entries(clips)
-    padded = replace(padded, resize="pad")
-    schedule = Schedule(0, (2,), (2,), shuffle=False)
-    source = made(tmp_path, [[padded, plain]], clips, sizes={clips[0].id: size, clips[1].id: size}, schedule=schedule)
-    weight = prepare(source, 1).batch.weight
-    assert weight.shape == (2, 1, 3, 4, 6)
-    assert (weight[1] == 1).all()
-    top, left, high, wide = padded_box(*size, (32, 48))
-    picture = torch.zeros(32, 48)
-    picture[top : top + high, left : left + wide] = 1
-    shows_some = picture.view(4, 8, 6, 8).amax((1, 3))
-    assert torch.equal(weight[0, 0], shows_some.expand(3, 4, 6))
-    assert (shows_some == 0).any() or size in ((48, 32), (500, 333), (3, 2), (64, 48))
 
 
 def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:

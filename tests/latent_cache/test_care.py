@@ -9,7 +9,7 @@ import torch
 
 from tests.kills import kill_points, killed_at
 from videotune.errors import VideotuneError
-from videotune.latent_cache.maintenance import listing, prune, verify
+from videotune.latent_cache.maintenance import prune, verify
 from videotune.latent_cache.store import Store
 
 
@@ -138,18 +138,6 @@ def test_killed_anywhere_in_verifying_no_damaged_entry_comes_back_as_sound(tmp_p
         store = Store(folder)
         assert [i for i in range(8) if not store.has("latents", f"k{i}")] == [1, 7]
         assert all(torch.equal(store.get("latents", f"k{i}")["mean"], value(i)["mean"]) for i in (0, 2, 3, 4, 5, 6))
-
-
-def test_the_list_says_what_each_entry_is(tmp_path: Path) -> None:
-    filled(tmp_path, 3)
-    rows = {row["key"]: row for row in listing(Store(tmp_path))}
-    assert [row["kind"] for row in rows.values()] == ["latents"] * 3 + ["text"]
-    assert [rows[f"k{i}"]["of"] for i in range(3)] == ["0.mp4 w0 plain", "1.mp4 w1", "2.mp4 w2 variant 1"]
-    assert (rows["k0"]["clip"], rows["k0"]["encoder"], rows["k0"]["bytes"]) == ("/clips/0.mp4", "vae-print", 128)
-    assert rows["k0"]["tensors"] == {"mean": "float32 8x4"}
-    assert (rows["t"]["of"], rows["t"]["tensors"]) == ("a cat", {"text": "bfloat16 2x3"})
-    assert rows["t"]["versions"]["torch"] == torch.__version__
-    assert rows["t"]["made"] is not None
 
 
 def test_nobody_verifies_or_prunes_what_another_fills(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -287,55 +284,7 @@ def test_a_change_makes_exactly_what_it_touches_anew(
     assert not todo_of(family, Store(cache), data)
 
 
-# ---- kills, and two at once
-
-
-KILLED = """
-import sys
-sys.path[:0] = sys.argv[4:]
-import torch
-torch.set_num_threads(1)
-from pathlib import Path
-from tests.latent_cache.test_encode import Watched, data_of, quiet, todo_of
-from videotune.latent_cache import store
-from videotune.latent_cache.encode import fill
-from videotune.models.registry import find
-
-data = data_of(Path(sys.argv[1]))
-family = Watched(find("wan")(Path(sys.argv[2]), torch.device("cpu"), torch.float32))
-cache = store.Store(Path(sys.argv[3]))
-fill(family, cache, todo_of(family, cache, data), data.facts, data.seed, None,
-     lambda what, done, total: print(what, done, flush=True))
-"""
-
-
-def test_killed_while_filling_and_run_again_no_entry_is_encoded_twice(
-    clips: Path, tiny_bases: Callable[[str], Path], tiny_family: Callable[..., Any], tmp_path: Path
-) -> None:
-    """A real SIGKILL after three captions and three clips, in the midst of the fourth; then the rest is made."""
-    folders = [str(Path(__file__).parents[2])]
-    command = [sys.executable, "-c", KILLED, str(clips), str(tiny_bases("wan")), str(tmp_path / "cache"), *folders]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("windows") and line.split()[-1] == "3":
-            os.kill(process.pid, signal.SIGKILL)
-            break
-    assert process.wait() == -signal.SIGKILL
-    process.stdout.close()
-    there = {entry.name: entry.hash for entry in Store(tmp_path / "cache").entries()}
-    assert len(there) >= 6
-    family, data = tiny_family("wan"), data_of(clips)
-    watched = filled(family, tmp_path / "cache", data)
-    assert (len(watched.captions), len(watched.pixels)) == (0, 7 - len(there))
-    filled(family, tmp_path / "whole", data)
-    killed, whole = Store(tmp_path / "cache"), Store(tmp_path / "whole")
-    assert {entry.name: entry.hash for entry in killed.entries()} == {
-        entry.name: entry.hash for entry in whole.entries()
-    }
-    for entry in whole.entries():
-        for name, tensor in whole.get(*entry.name).items():
-            assert torch.equal(killed.get(*entry.name)[name], tensor)
+# ---- two at once
 
 
 def test_two_fills_at_once_do_not_disturb_each_other(

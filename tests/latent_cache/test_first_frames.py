@@ -10,37 +10,17 @@ import pytest
 import torch
 
 from tests.data_kit import with_config
+from tests.latent_cache.conftest import Make
 from tests.runs import fill as fill_cache
 from videotune.diffusion.loss import denoising_loss
 from videotune.latent_cache.batches import Source, prepare
-from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing, tensors_of
+from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.trainer.components import make_objective, make_source, plain_batch
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import Job, open_job
 from videotune.types import PLAIN, Moments, Window
 
 Open = Callable[..., Any]
-Make = Callable[..., tuple[Job, Any, Source]]
-
-
-@pytest.fixture
-def make(small_clips: Path, tiny_bases: Callable[..., Path], tiny_family: Open, tmp_path: Path) -> Make:
-    """A job on a kind of Wan, its family, and its filled source."""
-
-    def get(variant: str, *sets: str) -> tuple[Job, Any, Source]:
-        words = (f"base_model_name={tiny_bases('wan', variant)}", f"cache_dir={tmp_path}", "resolution=32x32")
-        job = open_job(
-            *resolve_config(
-                Overrides(data=str(small_clips), sets=(*words, "batch_size=4", "seed=5", "dataloader_threads=0", *sets))
-            )
-        )
-        family, store = tiny_family("wan", variant=variant), Store(tmp_path)
-        fill_cache(job, family, store)
-        return job, family, make_source(job, family, store, make_objective(job.spec, job.config))
-
-    return get
 
 
 def told(source: Source, steps: int) -> list[bool]:
@@ -109,7 +89,7 @@ def test_of_a_still_nothing_is_given(make: Make) -> None:
     assert batch.weight.eq(1).all()
 
 
-def test_the_ruler_is_told_what_most_samples_are(make: Make) -> None:
+def test_validation_is_conditioned_as_most_samples_are(make: Make) -> None:
     for variant in ("i2v", "ti2v"):
         _, _, source = make(variant)
         for share, tells in ((0.0, False), (0.4, False), (0.6, True), (1.0, True)):
@@ -177,17 +157,3 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     items, few = CacheItems((), tuple((bucket[0], variant) for variant in (PLAIN, 0, 1))), Store(tmp_path / "few")
     assert len(missing(few, source.keys, items).samples) == len(entries_of(source.keys, items)) == 3
     assert len(missing(few, replace(source.keys, image_noise=False), items).samples) == 1
-
-
-@pytest.mark.parametrize("wide", [False, True])
-def test_an_entry_is_read_as_it_was_encoded(wide: bool, make: Make) -> None:
-    _, _, source = make("t2v")
-    window, mean, extra = source.buckets[0][0], torch.rand(1, 2), torch.rand(3)
-    moments = Moments(mean, mean + 1 if wide else None, {"image": extra})
-    source.store.put("latents", source.names[window, 0], tensors_of(moments), {})
-    again = source._moments(window, 0)
-    assert torch.equal(again.mean, mean)
-    assert (again.logvar is None) == (not wide)
-    assert torch.equal(again.extras["image"], extra)
-    with pytest.raises(AssertionError, match="named as the moments"):
-        tensors_of(Moments(mean, None, {"mean": extra}))

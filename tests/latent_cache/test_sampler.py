@@ -55,14 +55,6 @@ def test_every_bucket_has_its_share_and_every_window_of_it(schedule: Schedule, s
         assert max(counts) - min(counts) <= 1
 
 
-def test_shuffling_draws_an_order_for_each_seed_bucket_and_epoch() -> None:
-    one = Schedule(0, (50, 50), (2, 2))
-    orders = [order(one, 0, 0), order(one, 0, 1), order(one, 1, 0), order(Schedule(1, (50, 50), (2, 2)), 0, 0)]
-    assert all(sorted(each) == list(range(50)) for each in orders)
-    assert len({tuple(each) for each in orders}) == 4
-    assert list(order(Schedule(0, (50,), (2,), shuffle=False), 0, 3)) == list(range(50))
-
-
 def test_small_orders_are_all_about_equally_likely() -> None:
     """24 orders of four windows in 4,800 epochs: chi squared of 23 degrees of freedom, below its 99.99 % point."""
     found = Counter(tuple(order(Schedule(3, (4,), (1,)), 0, epoch)) for epoch in range(4800))

@@ -3,10 +3,6 @@
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -64,26 +60,6 @@ def latent_key(shown: Take, vae: str) -> str:
     return CacheKeys(vae, "", 0, 0).latents(shown)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(WINDOW, clip_id="d" * 32),
-        replace(WINDOW, start=0.5625),
-        replace(WINDOW, end=1.6),
-        replace(WINDOW, shape=ClipShape(13, 64, 64, 16.0)),
-        replace(WINDOW, shape=ClipShape(17, 48, 64, 16.0)),
-        replace(WINDOW, shape=ClipShape(17, 64, 48, 16.0)),
-        replace(WINDOW, resize="pad"),
-        replace(WINDOW, resize="stretch"),
-    ],
-)
-def test_whatever_decides_the_latents_is_in_their_name(other: Window) -> None:
-    key = latent_key(sample_window(WINDOW, 0, 1), "vae")
-    assert latent_key(sample_window(replace(WINDOW), 0, 2), "vae") == key, "nothing of it is drawn"
-    assert latent_key(sample_window(other, 0, 1), "vae") != key
-    assert latent_key(sample_window(WINDOW, 0, 1), "another vae") != key
-
-
 def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> None:
     for varying in (replace(WINDOW, resize="random"), replace(WINDOW, swaps=True), replace(WINDOW, sampling="frames")):
         keys = {latent_key(sample_window(varying, variant, 7), "vae") for variant in range(4)}
@@ -94,23 +70,7 @@ def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> N
     assert len({latent_key(sample_window(WINDOW, variant, 7), "vae") for variant in (PLAIN, 0, 1, 5)}) == 1
 
 
-def test_whatever_decides_the_text_states_is_in_their_name() -> None:
-    keys = [CacheKeys("", encoder, tokens, 0) for encoder, tokens in (("e", 512), ("f", 512), ("e", 256))]
-    assert len({*(one.text("a") for one in keys), keys[0].text("b")}) == 4
-
-
 # ---- entries
-
-
-def test_entries_come_back_bit_for_bit(tmp_path: Path) -> None:
-    filled(tmp_path, 6)
-    store = Store(tmp_path)
-    assert all(equal(store.get("latents", f"k{i}"), i) for i in range(6))
-    assert store.get("text", "t")["text"].dtype == torch.bfloat16
-    entry = store.entry("latents", "k1")
-    assert entry is not None
-    assert (entry.about, entry.versions["torch"]) == ({"window": "w1"}, torch.__version__)
-    is_sound(tmp_path, 6)
 
 
 def test_views_of_one_memory_are_stored_as_what_they_show(tmp_path: Path) -> None:
@@ -154,23 +114,6 @@ def test_many_threads_read_one_store(tmp_path: Path) -> None:
         assert all(pool.map(lambda i: equal(store.get("latents", f"k{i}"), i), order))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda path: path.unlink(), lambda path: path.write_bytes(b""), lambda path: os.truncate(path, 300)],
-    ids=["gone", "empty", "cut short"],
-)
-def test_what_is_not_whole_does_not_count_and_is_made_anew(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    filled(tmp_path, 3)
-    damage(Store(tmp_path).path("latents", "k1"))
-    store = Store(tmp_path)
-    assert [i for i in range(3) if not store.has("latents", f"k{i}")] == [1]
-    with pytest.raises(VideotuneError, match="videotune cache verify"):
-        store.get("latents", "k1")
-    with (writer := Store(tmp_path)).filling():
-        writer.put("latents", "k1", value(1), {})
-    is_sound(tmp_path, 3)
-
-
 def test_files_of_others_and_of_earlier_versions_are_named_and_left_alone(tmp_path: Path) -> None:
     filled(tmp_path, 2)
     (tmp_path / "latents" / "mine.txt").write_text("a note")
@@ -205,28 +148,6 @@ def test_killed_anywhere_in_putting_nothing_is_lost(tmp_path: Path) -> None:
         is_sound(folder, 6)
     assert made == sorted(made), "what was once there stays there"
     assert set(made) == {False, True}
-
-
-def test_a_killed_process_leaves_no_lock_and_a_living_one_is_named(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from videotune.latent_cache.store import Store\n"
-        "with Store(Path(sys.argv[1])).filling(): print('held', flush=True); time.sleep(60)"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    try:
-        assert holder.stdout.readline() == "held\n"
-        with (
-            pytest.raises(VideotuneError, match=f"process {holder.pid} on .* Wait until that is done"),
-            Store(tmp_path).filling(),
-        ):
-            raise AssertionError
-    finally:
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.wait()
-        holder.stdout.close()
-    filled(tmp_path, 2)
-    is_sound(tmp_path, 2)
 
 
 def test_parts_of_killed_writers_are_swept_when_the_next_one_comes(tmp_path: Path) -> None:

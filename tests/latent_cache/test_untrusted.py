@@ -17,7 +17,6 @@ from tests.clips import noise, write_clip
 from tests.latent_cache.test_care import filled, silent, value
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.media_index import Examined, MediaIndex
-from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.latent_cache.encode import cut_captions, fits_of, tensors_of
@@ -178,21 +177,15 @@ def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
         assert not fits(replace(states, tensors=dict(states.tensors) | odd), None), kind
 
 
-@pytest.fixture(scope="module")
-def workers() -> Any:
-    with Workers(1) as pool:
-        yield pool
-
-
 ODD = [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}, "9" * 4000, "0 1x9999999999", "1" * 400]
 
 
-def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path: Path, workers: Workers) -> None:
+def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path: Path) -> None:
     clip = write_clip(tmp_path / "a.mp4", noise(5, 32, 48))
     index = tmp_path / ".videotune-cache" / "index.json"
 
     def read() -> Examined:
-        (one,) = MediaIndex(index, None, workers).examine([clip], [tmp_path], 10.0)
+        (one,) = MediaIndex(index).examine([clip], [tmp_path], 10.0)
         return one
 
     good = read()

@@ -7,7 +7,6 @@ a loss that is not a number.
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.offload_kit import BLOCKS, CPU, Rig, batch_of, deepen, open_family, resident_bytes, rig, same
+from tests.offload_kit import BLOCKS, CPU, Rig, batch_of, deepen, open_family, rig, same
 from videotune.adapters.lora import adapter_off
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.memory import host_memory as host
+from videotune.memory import host_weights
 from videotune.memory.host_weights import HostWeights
-from videotune.memory.weight_streaming import OffloadSettings, spread, stream_blocks
+from videotune.memory.weight_streaming import spread, stream_blocks
 from videotune.models.registry import find, names
 
 Bases = Callable[..., Path]
@@ -30,9 +30,6 @@ KINDS = [(name, variant) for name in names() for variant in find(name).variants]
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PLAIN: dict[tuple[str, str], Rig] = {}
 """What the plain network of a family has measured, by the method."""
-
-SMALL = 16 << 10
-"""Bytes of a piece: a block's weights lie across several of them."""
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +44,6 @@ def deep(tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Deep:
         return open_family(name, made[name, variant], dtype)
 
     return get
-
-
-def poisoned(fraction: float, checkpointing: str = "ON") -> OffloadSettings:
-    return OffloadSettings(fraction, checkpointing, piece=SMALL, poison=True)
 
 
 def test_which_blocks_are_streamed() -> None:
@@ -77,7 +70,7 @@ def test_three_steps_are_those_of_the_plain_network(
     if (name, method) not in PLAIN:
         PLAIN[name, method] = rig(family, None, method, dropout).steps(batch)
     mode = {0.0: "CPU_OFFLOADED", 0.25: "OFF", 0.5: "ON", 0.75: "CPU_OFFLOADED", 1.0: "OFF"}[fraction]
-    same(PLAIN[name, method], rig(family, poisoned(fraction, mode), method, dropout).steps(batch))
+    same(PLAIN[name, method], rig(family, (fraction, mode), method, dropout).steps(batch))
 
 
 @pytest.mark.long
@@ -89,7 +82,7 @@ def test_every_kind_at_every_setting_is_the_plain_network(name: str, variant: st
     plain = rig(family, None, method).steps(batch, count=2, parts=2)
     for fraction in FRACTIONS:
         for mode in ("OFF", "ON", "CPU_OFFLOADED"):
-            same(plain, rig(family, poisoned(fraction, mode), method).steps(batch, count=2, parts=2))
+            same(plain, rig(family, (fraction, mode), method).steps(batch, count=2, parts=2))
 
 
 @pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
@@ -98,7 +91,7 @@ def test_in_bf16_too(method: str, deep: Deep) -> None:
     family = deep("wan", "t2v", torch.bfloat16)
     batch = batch_of(family)
     plain = rig(family, None, method).steps(batch, count=2, parts=2)
-    same(plain, rig(family, poisoned(0.75, "CPU_OFFLOADED"), method).steps(batch, count=2, parts=2))
+    same(plain, rig(family, (0.75, "CPU_OFFLOADED"), method).steps(batch, count=2, parts=2))
 
 
 @pytest.mark.parametrize("name", ["wan", "cogvideox"])
@@ -107,32 +100,7 @@ def test_prior_samples_and_isolated_frames(name: str, deep: Deep) -> None:
     family = deep(name, find(name).variants[0])
     batch = batch_of(family)
     plain = rig(family, None, dropout=0.3, isolate=True).steps(batch, parts=2, prior=True)
-    same(plain, rig(family, poisoned(0.5), dropout=0.3, isolate=True).steps(batch, parts=2, prior=True))
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize(("name", "variant"), [("wan", "t2v"), ("cogvideox", "2b")])
-def test_gradients_flow_to_the_text_and_to_the_latents(name: str, variant: str, fraction: float, deep: Deep) -> None:
-    """Nothing of the network trains: what enters it does, as new words of a textual inversion do."""
-    family = deep(name, variant)
-    batch = batch_of(family)
-
-    def gradients(settings: OffloadSettings | None) -> list[torch.Tensor]:
-        net = family.denoiser()
-        if settings is not None:
-            stream_blocks(net, family.spec.blocks, CPU, settings)
-        text, x_t = batch.cond.text.clone().requires_grad_(True), batch.x0.clone().requires_grad_(True)
-        told = replace(batch.cond, text=text)
-        out = family.predict(net, x_t, torch.full((len(batch),), 0.4), replace(batch, cond=told))
-        out.square().sum().backward()
-        assert text.grad is not None
-        assert x_t.grad is not None
-        return [out.detach(), text.grad, x_t.grad]
-
-    plain = gradients(None)
-    assert plain[1].abs().sum() > 0
-    for streamed in (gradients(poisoned(fraction, mode)) for mode in ("OFF", "CPU_OFFLOADED")):
-        assert all(torch.equal(one, other) for one, other in zip(plain, streamed, strict=True))
+    same(plain, rig(family, (0.5, "ON"), dropout=0.3, isolate=True).steps(batch, parts=2, prior=True))
 
 
 def predicted(family: Any, net: nn.Module, batch: Any) -> torch.Tensor:
@@ -144,7 +112,7 @@ def test_without_a_graph_blocks_pass_forward_only(deep: Deep) -> None:
     """Previews and validation: each block is loaded once a pass, and the next pass begins with what is there."""
     family = deep()
     batch, plain = batch_of(family), rig(family, None)
-    streamed = rig(family, OffloadSettings(1.0, "OFF", piece=SMALL))
+    streamed = rig(family, (1.0, "OFF"))
     ring = streamed.streams.buffers
     wanted = predicted(family, plain.net, batch)
     for _ in range(3):
@@ -160,27 +128,18 @@ def test_one_block_at_a_time_and_the_ring_turns_round(deep: Deep) -> None:
     family = deep()
     batch = batch_of(family)
     loads = []
-    streamed = rig(family, OffloadSettings(1.0, piece=SMALL))
+    streamed = rig(family, (1.0, "OFF"))
     ring = streamed.streams.buffers
+    bind, bound = ring._bind, []
+    ring._bind = lambda *words: (bind(*words), bound.append(len(ring._bound)))
     for _ in range(3):
         streamed.steps(batch, count=1)
         loads.append(ring.loads)
     assert loads == [14, 26, 38]
-    assert {end - begin for begin, end in ring.host_weights.spans} == {ring.bytes / 38}
-    assert ring.most_bound == 1
+    assert max(bound) == 1
     away = [p for name, p in streamed.net.named_parameters() if name.startswith("blocks.") and "lora" not in name]
     assert away
     assert all(p.isnan().all() and p.untyped_storage().nbytes() == p.element_size() for p in away)
-
-
-def test_a_larger_share_leaves_less_on_the_device(deep: Deep) -> None:
-    family = deep()
-    resident = [resident_bytes(rig(family, OffloadSettings(f, piece=SMALL)).streams) for f in (0.0, 0.5, 0.75, 1.0)]
-    assert resident == sorted(resident, reverse=True)
-    net = family.denoiser()
-    block = sum(p.numel() * 4 for p in net.blocks[0].parameters())
-    assert resident[1] - resident[2] == pytest.approx(2 * block, rel=0.01)
-    assert resident[0] - resident[3] == pytest.approx((BLOCKS - 2) * block, rel=0.05), "two slots stay"
 
 
 def test_inputs_wait_on_the_host_and_what_is_shared_stays(deep: Deep) -> None:
@@ -188,7 +147,7 @@ def test_inputs_wait_on_the_host_and_what_is_shared_stays(deep: Deep) -> None:
     for name, variant, parked, first in (("wan", "t2v", 1, 0), ("cogvideox", "5b", 2, 1)):
         family = deep(name, variant)
         batch, entered = batch_of(family), []
-        streamed = rig(family, OffloadSettings(0.0, "CPU_OFFLOADED"))
+        streamed = rig(family, (0.0, "CPU_OFFLOADED"))
         blocks = list(streamed.net.get_submodule(family.spec.blocks[0]))
 
         def see(_: Any, words: Any, named: Any, entered: list[Any] = entered, parked: int = parked) -> None:
@@ -209,9 +168,9 @@ def test_another_network_takes_over_the_weights_that_have_trained(deep: Deep) ->
     family = deep()
     batch = batch_of(family)
     plain = rig(family, None, "FINE_TUNE").steps(batch, count=2)
-    first = rig(family, poisoned(1.0), "FINE_TUNE").steps(batch, count=2)
+    first = rig(family, (1.0, "ON"), "FINE_TUNE").steps(batch, count=2)
     home: HostWeights = first.streams.host_weights
-    second = rig(family, poisoned(1.0), "FINE_TUNE", host_weights=home)
+    second = rig(family, (1.0, "ON"), "FINE_TUNE", host_weights=home)
     with torch.no_grad():
         for name, parameter in second.net.named_parameters():
             if name not in home.parameters:
@@ -221,7 +180,7 @@ def test_another_network_takes_over_the_weights_that_have_trained(deep: Deep) ->
 
 
 def test_letting_go_of_a_network_frees_its_weights(deep: Deep) -> None:
-    streamed: Rig = rig(deep(), poisoned(0.5))
+    streamed: Rig = rig(deep(), (0.5, "ON"))
     watched = [weakref.ref(streamed.streams.host_weights), weakref.ref(streamed.streams.buffers.slots[0].flat)]
     del streamed
     gc.collect()
@@ -233,7 +192,7 @@ def test_what_breaks_off_a_pass_leaves_nothing_behind(deep: Deep) -> None:
     family = deep()
     batch = batch_of(family)
     for method in ("LORA", "FINE_TUNE"):
-        plain, streamed = rig(family, None, method), rig(family, poisoned(0.75), method)
+        plain, streamed = rig(family, None, method), rig(family, (0.75, "ON"), method)
         block = streamed.net.blocks[5].attn1
         calls = []
 
@@ -285,11 +244,12 @@ class Net(nn.Module):
         return x
 
 
-def test_buffers_strides_and_arguments_that_are_no_tensors() -> None:
+def test_buffers_strides_and_arguments_that_are_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_weights, "PIECE", 256)
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(True)
     plain, streamed = Net(), Net()
     order = streamed.blocks[1].order
-    stream_blocks(streamed, ["blocks"], CPU, OffloadSettings(1.0, piece=256, poison=True))
+    stream_blocks(streamed, ["blocks"], CPU, 1.0)
     assert order.untyped_storage().nbytes() == order.element_size(), "a buffer is away too"
     answers = []
     for net in (plain, streamed):
@@ -301,7 +261,7 @@ def test_buffers_strides_and_arguments_that_are_no_tensors() -> None:
 
 def test_a_weight_in_two_places_stays_on_the_device() -> None:
     plain, streamed = Net(tie=True), Net(tie=True)
-    streams = stream_blocks(streamed, ["blocks"], CPU, OffloadSettings(1.0))
+    streams = stream_blocks(streamed, ["blocks"], CPU, 1.0)
     assert streams.host_weights is not None
     assert {entry.name for entries in streams.host_weights.slots for entry in entries if "weight" in entry.name} == {
         "blocks.1.weight",
@@ -313,7 +273,7 @@ def test_a_weight_in_two_places_stays_on_the_device() -> None:
 
 def test_a_block_that_changes_its_buffers_is_refused() -> None:
     net = Net(counts=True)
-    stream_blocks(net, ["blocks"], CPU, OffloadSettings(1.0))
+    stream_blocks(net, ["blocks"], CPU, 1.0)
     with pytest.raises(VideotuneError, match=r"layer_offload_fraction: blocks\.0\.calls is changed by its own block"):
         net(torch.ones(1, 4))
 
@@ -325,12 +285,12 @@ def test_a_weight_of_a_kind_of_its_own_is_refused() -> None:
     net = Net()
     net.blocks[1].weight = Packed(torch.ones(4, 4), requires_grad=False)
     with pytest.raises(VideotuneError, match=r"blocks\.1\.weight is a Packed, whose bytes cannot be streamed"):
-        stream_blocks(net, ["blocks"], CPU, OffloadSettings(1.0))
+        stream_blocks(net, ["blocks"], CPU, 1.0)
 
 
 def test_a_weight_that_is_read_outside_its_window_is_not_a_number() -> None:
     net = Net()
-    stream_blocks(net, ["blocks"], CPU, OffloadSettings(0.5, poison=True))
+    stream_blocks(net, ["blocks"], CPU, 0.5)
     assert torch.isnan(torch.ones(4) @ net.blocks[1].weight).all()
     assert torch.isfinite(torch.ones(4) @ net.blocks[0].weight).all()
 
@@ -351,7 +311,7 @@ class Hoard(torch.autograd.Function):
 def test_the_poison_finds_a_function_that_keeps_a_weight_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Block, "forward", lambda self, x, *_, **__: Hoard.apply(x, self.weight))
     net, x = Net(), torch.ones(1, 4, requires_grad=True)
-    stream_blocks(net, ["blocks"], CPU, OffloadSettings(1.0, slots=1, poison=True))
+    stream_blocks(net, ["blocks"], CPU, 1.0)
     net(x).sum().backward()
     assert x.grad is not None
     assert x.grad.isnan().any()
@@ -367,7 +327,7 @@ def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         DoesNotFit, match=r"4 of 4 blocks on the host need 0\.0 GB of host memory, and 0\.0 GB are free"
     ):
-        stream_blocks(Net(), ["blocks"], CPU, OffloadSettings(1.0))
+        stream_blocks(Net(), ["blocks"], CPU, 1.0)
     host.refuse_if_short(100, "so many bytes")
 
 
@@ -383,7 +343,8 @@ def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(monkey
 
     monkeypatch.setattr(torch, "empty", refuse)
     weights = {str(i): torch.randn(64) for i in range(4)}
-    home = HostWeights([weights], True, 256, said.append)
+    monkeypatch.setattr(host_weights, "PIECE", 256)
+    home = HostWeights([weights], True, said.append)
     for entry in home.slots[0]:
         home.store(entry, weights[entry.name])
     assert asked == [256, 256]

@@ -14,7 +14,7 @@ from tests.offload_kit import batch_of, deepen, resident_bytes
 from tests.runs import open_run, prepare
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
-from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.memory.weight_streaming import Streams, stream_blocks
 from videotune.models.registry import find
 from videotune.trainer.loop import step_records
 from videotune.trainer.resolve_config import Overrides
@@ -24,7 +24,7 @@ Bases = Callable[..., Path]
 GPU = torch.device("cuda")
 
 
-def opened(folder: Path, settings: OffloadSettings | None, full: bool) -> tuple[Any, nn.Module, dict, Streams | None]:
+def opened(folder: Path, settings: tuple[float, str] | None, full: bool) -> tuple[Any, nn.Module, dict, Streams | None]:
     """A tiny network with what trains in it, on the device, streamed or plain."""
     family = find("wan")(folder, GPU, torch.float32)
     net = family.denoiser(device=torch.device("cpu") if settings else GPU)
@@ -34,12 +34,12 @@ def opened(folder: Path, settings: OffloadSettings | None, full: bool) -> tuple[
         held = add_lora(net, family.spec, Lora(rank=4), 0)
     streams = None
     if settings is not None:
-        streams = stream_blocks(net, family.spec.blocks, GPU, settings, () if full else list(held.values()))
+        streams = stream_blocks(net, family.spec.blocks, GPU, *settings, () if full else list(held.values()))
         held = streams.parameters(held)
     return family, net, held, streams
 
 
-def gradients(folder: Path, settings: OffloadSettings | None, full: bool) -> list[torch.Tensor]:
+def gradients(folder: Path, settings: tuple[float, str] | None, full: bool) -> list[torch.Tensor]:
     """Of two passes over the same batch."""
     family, net, held, _ = opened(folder, settings, full)
     batch = batch_of(family).map(lambda x: x.to(GPU))
@@ -58,7 +58,7 @@ def test_streamed_gradients_are_the_plain_ones(
 ) -> None:
     folder = deepen(tiny_bases("wan"), tmp_path / "deep")
     plain = gradients(folder, None, full)
-    streamed = gradients(folder, OffloadSettings(fraction, checkpointing, poison=True), full)
+    streamed = gradients(folder, (fraction, checkpointing), full)
     for one, other in zip(plain, streamed, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7)
         assert torch.isfinite(other).all()
@@ -68,7 +68,7 @@ def test_homes_are_pinned_and_leave_the_device_free(tiny_bases: Bases, tmp_path:
     folder = deepen(tiny_bases("wan"), tmp_path / "deep", blocks=40)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    _, net, _, streams = opened(folder, OffloadSettings(1.0), False)
+    _, net, _, streams = opened(folder, (1.0, "OFF"), False)
     assert streams is not None
     assert streams.host_weights is not None
     assert all(part.is_pinned() for part in streams.host_weights.parts(0))

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.offload_kit import deepen, resident_bytes
-from tests.planner.planning_kit import held_by_a_real_step
+from tests.planner.planning_kit import bytes_of, held_by_a_real_step
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
-from videotune.memory.weight_streaming import OffloadSettings, stream_blocks
+from videotune.memory.weight_streaming import stream_blocks
 from videotune.models.base_model import published
 from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
@@ -75,18 +75,31 @@ def fake_run(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> Fa
         ("cogvideox", "LORA", "auto"),
         ("wan", "LORA", "NFLOAT_4"),
         ("cogvideox", "LORA", "FLOAT_8"),
+        ("hidream", "LORA", "auto"),  # tensors without numbers cannot be routed: its experts have a stand-in in a plan
+        ("hidream", "FINE_TUNE", "auto"),
     ],
 )
 def test_a_real_step_holds_what_was_read(
     checkpointing: str, family: str, method: str, kind: str, tiny_bases: BASES
 ) -> None:
-    """Within 2 %: the very step on real tensors, by the allocator's own events."""
-    folder, shape = tiny_bases(family), ClipShape(17, 256, 256, 16.0)
+    """Within 2 % (HiDream: 5 %): the very step on real tensors, by the allocator's own events."""
+    folder, image = tiny_bases(family), family == "hidream"
+    shape = ClipShape(1, 96, 96, 1.0) if image else ClipShape(17, 256, 256, 16.0)
     run = fake_run(folder, family, torch.float32, training_method=method, weight_dtype=kind)
     run.piece = 1  # as a CPU's allocator
     real = find(family)(folder, torch.device("cpu"), torch.float32, run.family.weights)
     held = held_by_a_real_step(real, run.config, shape, 2, checkpointing)
-    assert run.deep_step(shape, 2, checkpointing).peak == pytest.approx(held, rel=0.02)
+    assert run.deep_step(shape, 2, checkpointing).peak == pytest.approx(held, rel=0.05 if image else 0.02)
+
+
+def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: BASES) -> None:
+    run = fake_run(tiny_bases("hidream"), "hidream", torch.float32)
+    run.piece = 1
+    parts, _, blocks = run.read_text()
+    family: Any = run.family
+    encoders = [part.encoder for part in family.text_parts().values()]
+    assert parts["text encoder"] == pytest.approx(sum(bytes_of(net) for net in encoders), rel=1e-3)
+    assert [len(one) for one in blocks] == [1, 1, 2, 2]  # the tiny T5's one block is a list of two layers itself
 
 
 def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
@@ -148,9 +161,7 @@ def test_streamed_weights_leave_what_the_plan_says(
     family = find("wan")(folder, torch.device("cpu"), torch.float32, seen.family.weights)
     net = family.denoiser()
     held = add_lora(net, family.spec, seen.config.lora, 0)
-    streams = stream_blocks(
-        net, family.spec.blocks, torch.device("cpu"), OffloadSettings(fraction), list(held.values())
-    )
+    streams = stream_blocks(net, family.spec.blocks, torch.device("cpu"), fraction, resident=list(held.values()))
     assert streams.buffers is not None
     gaps = sum(slot.flat.numel() for slot in streams.buffers.slots) - planned["ring"]
     assert 0 <= gaps < 256 * len(streams.buffers.slots) * len(streams.buffers.tensors[0]), (

@@ -1,13 +1,11 @@
 """Which settings fit: arithmetic on readings, on small made facts and on a real model's."""
 
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
-from videotune.files import write_json
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.models.base_model import published, spec_for
 from videotune.planner.cards import USUAL, card, cards
@@ -30,7 +28,7 @@ from videotune.planner.memory import (
     sharded,
     smallest,
 )
-from videotune.planner.memory_plan import PlanInputs, _remembered, read_step_spec
+from videotune.planner.memory_plan import PlanInputs, read_step_spec
 from videotune.types import BasePlace, ClipShape
 
 MB = 10**6
@@ -189,38 +187,16 @@ def test_a_card_is_known_by_every_word_of_its_name(asked: str, name: str, gigaby
     assert (found.name, found.vram) == (name, gigabytes << 30)
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "",
-        " ",
-        "rtx",
-        "4",
-        "h",
-        "nvidia",
-        "voodoo",
-        "rtx 4090 ti",
-        "rtx 4090 48gb",
-        "rtx 4060 ti",
-        "a100",
-        "rtx 6000",
-        "4 0",
-    ],
-)
-def test_a_name_that_is_no_card_or_several_is_refused(asked: str) -> None:
-    with pytest.raises(VideotuneError):
-        card(asked)
+def test_a_name_that_is_no_card_or_several_is_refused() -> None:
+    for asked in ("", "rtx", "4", "nvidia", "voodoo", "rtx 4090 ti", "rtx 4060 ti", "a100", "rtx 6000", "4 0"):
+        with pytest.raises(VideotuneError):
+            card(asked)
 
 
 def test_every_card_of_the_table_is_found_by_its_own_name() -> None:
     assert [card(one.name) for one in cards()] == list(cards())
     assert all(10e12 < one.flops < 1e16 and one.link > 1e9 for one in cards())
     assert not card("T4").timed, "without bfloat16 units no time is calculated"
-
-
-def test_facts_are_kept_as_they_are(tmp_path: Path) -> None:
-    write_json(tmp_path / "plan.json", asdict(facts()))
-    assert _remembered(tmp_path / "plan.json") == facts()
 
 
 @pytest.mark.long

@@ -1,11 +1,7 @@
-from pathlib import Path
-
-import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from videotune.toy.dataset import encode_clip
 from videotune.toy.detect import Seen, detect
 from videotune.toy.shapes import COMBINATIONS, DIRECTIONS, Look, draw_clip
 
@@ -31,20 +27,6 @@ def test_drawn_clips_are_read_right() -> None:
     seen = detect(clips[0])
     assert seen.visible_frames == 17
     assert seen.iou > 0.97
-
-
-@pytest.mark.parametrize("suffix", [".mp4", ".webm"])
-def test_encoded_clips_are_read_right(tmp_path: Path, suffix: str) -> None:
-    rng = np.random.default_rng(5)
-    wanted = looks(20, seed=2)
-    decoded = []
-    for index, look in enumerate(wanted):
-        path = tmp_path / f"{index}{suffix}"
-        encode_clip(path, draw_clip(rng, *look), 16)
-        with av.open(str(path)) as file:
-            decoded.append(np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]))
-    assert all(clip.shape == (17, 64, 64, 3) for clip in decoded)
-    assert share_right(decoded, wanted) >= 0.95
 
 
 @pytest.mark.parametrize("side", [32, 160])

@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from videotune.config.aliases import renamed
 from videotune.config.schema import leaves
 from videotune.config.suggestions import nearest_key, other_trainer
@@ -96,9 +98,7 @@ def _parsed(text: str, path: Path) -> Any:
     kind = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}.get(path.suffix.lower(), "JSON")
     try:
         if kind == "YAML":
-            import yaml
-
-            return yaml.load(text, _yaml_loader())
+            return yaml.load(text, _Loader)
         return tomllib.loads(text) if kind == "TOML" else json.loads(text, object_pairs_hook=_each_once)
     except _SaidTwice:
         raise
@@ -108,7 +108,7 @@ def _parsed(text: str, path: Path) -> Any:
         raise VideotuneError(
             f"{path} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
         ) from error
-    except (ValueError, yaml_error()) as error:  # also a number of 5,000 digits, or a date that there is not
+    except (ValueError, yaml.YAMLError) as error:  # also a number of 5,000 digits, or a date that there is not
         raise VideotuneError(f"{path} is not valid {kind}: {shortened(str(error))}") from error
 
 
@@ -125,47 +125,36 @@ def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def yaml_error() -> type[Exception]:
-    """PyYAML's own kind of error."""
-    import yaml
-
-    return yaml.YAMLError
-
-
-def _yaml_loader() -> Any:
+class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader for the YAML that a config needs: no tags, no aliases, and the plain words of YAML 1.2.
 
     A few nested aliases stand for more values than a memory holds. YAML 1.1 takes 1e-4 for text, 017 for 15, 1:30 for
     90, and ``on`` for true: of numbers, the forms of JSON are read.
     """
-    import yaml
 
-    class Loader(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            event = self.peek_event()
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
-                what = "an alias (*name)" if isinstance(event, yaml.AliasEvent) else f"a tag ({event.tag})"
-                raise yaml.YAMLError(
-                    f"{what} in line {event.start_mark.line + 1}, which is not read: write the value out"
-                )
-            return super().compose_node(parent, index)
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
+            what = "an alias (*name)" if isinstance(event, yaml.AliasEvent) else f"a tag ({event.tag})"
+            raise yaml.YAMLError(f"{what} in line {event.start_mark.line + 1}, which is not read: write the value out")
+        return super().compose_node(parent, index)
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            _each_once((str(name.value), None) for name, _ in node.value)
-            return super().construct_mapping(node, deep)
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        _each_once((str(name.value), None) for name, _ in node.value)
+        return super().construct_mapping(node, deep)
 
-    number = (
-        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
-    )
-    Loader.yaml_implicit_resolvers = {}
-    for tag, form in (
-        ("null", "~|null|Null|NULL|"),
-        ("bool", "true|True|TRUE|false|False|FALSE"),
-        ("int", "[-+]?(?:0|[1-9][0-9]*)"),
-        ("float", number),
-    ):
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{form})$"), None)
-    return Loader
+
+_FLOAT = (
+    r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _form in (
+    ("null", "~|null|Null|NULL|"),
+    ("bool", "true|True|TRUE|false|False|FALSE"),
+    ("int", "[-+]?(?:0|[1-9][0-9]*)"),
+    ("float", _FLOAT),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_form})$"), None)
 
 
 def preset_names() -> list[str]:

@@ -93,26 +93,7 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: ModelSpec 
     origins = dict.fromkeys(flatten(config.model_dump(mode="json")), "default")
     for name, layer in layers.items():
         origins |= {key: name for key, value in flatten(layer).items() if key in origins}
-    refuse_what_does_not_apply(config)
-    if spec and spec.first_frame is None and config.first_frame_probability is not None:
-        raise VideotuneError(
-            f"first_frame_probability: {spec.title} takes no image; it is drawn from text alone. Leave it out."
-        )
-    if spec and isinstance(config.lora.targets, str) and config.lora.targets not in spec.lora_targets:
-        known = ", ".join(sorted(spec.lora_targets))
-        raise VideotuneError(
-            f"lora.targets: {config.lora.targets!r} is no named set of {spec.title} ({known}) and no list of patterns"
-        )
-    if spec and len(spec.experts) == 1 and config.sample.guidance_2 is not None:
-        raise VideotuneError(f"sample.guidance_2: {spec.title} has one denoiser, which sample.guidance is for")
-    if spec and config.timestep_shift == "resolution" and spec.shift_by_tokens is None:
-        raise VideotuneError(
-            f"timestep_shift: {spec.title} publishes no shift by resolution; give a number, say {spec.timestep_shift:g}"
-        )
-    if spec and spec.path != "v" and config.loss_weighting != "none":
-        raise VideotuneError(
-            f"loss_weighting {config.loss_weighting!r} is defined for v-prediction; {spec.title} is flow"
-        )
+    refuse_what_does_not_apply(config, spec)
     return Resolved(config, origins)
 
 

@@ -1,93 +1,163 @@
 """What keys may stand together: contradictions, and keys that another choice does not use, are refused."""
 
+from collections.abc import Iterator
+
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config, leaves
 from videotune.errors import VideotuneError
+from videotune.types import ModelSpec
 
 LEAST_OF_PRODIGY = 0.01
 """A rate below it is another optimizer's: PRODIGY multiplies it with the rate that it finds."""
 
 
-def refuse_what_does_not_apply(config: Config) -> None:
-    """Raise VideotuneError for keys that contradict each other, or that the choice beside them does not use.
+def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
+    """Raise VideotuneError for keys that contradict each other, or that the choice beside them or the model does not use.
 
     A number that is its default says nothing: a run's kept config names every key.
     """
+    for faults in (_unused, _with_sharding, _with_the_optimizer, _with_the_method, _of_datasets):
+        for fault in faults(config):
+            raise VideotuneError(fault)
+    for fault in _with_the_model(config, spec) if spec else ():
+        raise VideotuneError(fault)
+
+
+def _unused(config: Config) -> Iterator[str]:
     for key, field in leaves().items():
         of, choices = field.json_schema_extra.get("goes_with", (None, ()))
         if of and getattr(config, key) != field.default and getattr(config, of) not in choices:
-            raise VideotuneError(
-                f"{key}: {of} {getattr(config, of)} does not use it; it is for {' and '.join(choices)}. Leave it out."
-            )
-    refuse_for_sharding(config)
-    _refuse_of_optimizer(config)
-    if (config.missing_caption == "text") != (config.missing_caption_text is not None):
-        raise VideotuneError('missing_caption "text" and missing_caption_text belong together: set both or neither')
-    refuse_what_would_not_train(config)
-    full = config.training_method == "FINE_TUNE"
-    if config.transformer.layers is not None and not full:
-        raise VideotuneError("transformer.layers: it is for FINE_TUNE; where an adapter goes, lora.targets says")
-    if config.lora.variant == "OFT" and not full:
-        refuse_for_rotations(config)
-    for dataset in config.datasets:
-        if full and dataset.kind == "regularization" and dataset.prior_preservation is not False:
-            raise VideotuneError(
-                "datasets.prior_preservation: FINE_TUNE keeps no base model beside the one it changes; "
-                f"set it to false for {dataset.path}"
-            )
-        of = f"the {dataset.kind} dataset {dataset.path} does not use"
-        if dataset.prior_preservation is not None and dataset.kind != "regularization":
-            raise VideotuneError(f'datasets.prior_preservation: {of} it; it is for kind "regularization"')
-        for name, default in (("repeats", 1), ("loss_weight", 1.0)):
-            if dataset.kind == "validation" and getattr(dataset, name) != default:
-                raise VideotuneError(f"datasets.{name}: {of} it: it is measured, never trained")
+            yield f"{key}: {of} {getattr(config, of)} does not use it; it is for {' and '.join(choices)}. Leave it out."
 
 
-def refuse_for_rotations(config: Config) -> None:
-    """VideotuneError for keys of the adapter that mean nothing to OFT."""
-    if config.lora.alpha is not None:
-        raise VideotuneError("lora.alpha: OFT turns weights and scales nothing; leave it out")
-    if config.lora.dropout:
-        raise VideotuneError("lora.dropout: PEFT's OFT drops nothing out; leave it at 0")
-    if config.lora.rank < 2:
-        raise VideotuneError("lora.rank: OFT turns so many inputs together, at least 2")
+def _with_sharding(config: Config) -> Iterator[str]:
+    """What cannot stand beside weights that several processes share out."""
+    if config.sharding == "OFF":
+        return
+    kind, full = config.optimizer, config.training_method == "FINE_TUNE" and config.transformer.train
+    if config.layer_offload_fraction:
+        yield (
+            "layer_offload_fraction: with sharding FULL the weights lie with the processes, not on the host: set it to 0, "
+            "or sharding to OFF"
+        )
+    if config.gradient_checkpointing == "CPU_OFFLOADED":
+        yield (
+            "gradient_checkpointing: CPU_OFFLOADED computes a block by itself, and with sharding FULL its weights would not "
+            "be there: set it to ON, or sharding to OFF"
+        )
+    by_number = [name for name, one in OPTIMIZERS.items() if one.by_number]
+    if full and kind.name not in by_number:
+        yield (
+            f"optimizer.name: {kind.name} looks at a matrix, or at blocks of numbers, as a whole, and with sharding FULL a "
+            f"process has some rows of each: take {' or '.join(by_number)}, or LORA, whose adapter each process has whole"
+        )
 
 
-def refuse_what_would_not_train(config: Config) -> None:
-    """VideotuneError where the method cannot train what is to train, or nothing would."""
+def _with_the_optimizer(config: Config) -> Iterator[str]:
+    kind, own = config.optimizer, type(config.optimizer).model_fields
+    for key in ("beta1", "beta2"):
+        if not OPTIMIZERS[kind.name].betas and getattr(kind, key) != own[key].default:
+            yield f"optimizer.{key}: {kind.name} keeps no such mean; leave it out"
+    if kind.name == "PRODIGY" and config.learning_rate < LEAST_OF_PRODIGY:
+        yield (
+            f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {config.learning_rate:g} is a rate for "
+            "other optimizers (a preset may have set it): set learning_rate=1"
+        )
+    full, rounds = config.training_method == "FINE_TUNE", kind.masters == "STOCHASTIC_ROUNDING"
+    if rounds and (not full or config.train_dtype == "FLOAT_32"):
+        yield (
+            "optimizer.masters: STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 "
+            f"copies; here {'they are float32 themselves' if full else 'an adapter trains, in float32'}. Leave it out."
+        )
+    if kind.name == "PRODIGY" and (kind.step_in_backward or rounds):
+        apart = "optimizer.step_in_backward" if kind.step_in_backward else "optimizer.masters STOCHASTIC_ROUNDING"
+        yield f"{apart}: PRODIGY finds one rate from all gradients together; choose another optimizer"
+    summed = "optimizer.step_in_backward: a gradient that is used at once cannot be summed over"
+    if kind.step_in_backward and config.gradient_accumulation_steps > 1:
+        yield f"{summed} gradient_accumulation_steps {config.gradient_accumulation_steps}; set one of the two back"
+    if config.layer_offload_fraction and (why := cannot_wait(config)):
+        yield f"{why} (FINE_TUNE with layer_offload_fraction): leave it out, or set layer_offload_fraction to 0"
+    if kind.step_in_backward and (config.micro_batch_size or config.batch_size) < config.batch_size:
+        yield f"{summed} the passes of micro_batch_size {config.micro_batch_size}; set one of the two back"
+
+
+def _with_the_method(config: Config) -> Iterator[str]:
+    """What the training method cannot train or does not use, and where nothing would train."""
     method, net, text = config.training_method, config.transformer.train, config.text_encoder.train
+    if (config.missing_caption == "text") != (config.missing_caption_text is not None):
+        yield 'missing_caption "text" and missing_caption_text belong together: set both or neither'
     if method == "EMBEDDING" and (net or text):
         key = "transformer.train" if net else "text_encoder.train"
-        raise VideotuneError(f"{key}: EMBEDDING trains new tokens and leaves all weights as they are: leave it out")
+        yield f"{key}: EMBEDDING trains new tokens and leaves all weights as they are: leave it out"
     if method == "LORA" and not net:
-        raise VideotuneError("transformer.train: LORA trains an adapter of the transformer; without it nothing trains")
+        yield "transformer.train: LORA trains an adapter of the transformer; without it nothing trains"
     if method == "LORA" and text:
-        raise VideotuneError(
+        yield (
             "text_encoder.train: FINE_TUNE trains the text encoder, and EMBEDDING new tokens of it; LORA does not, since "
             "the pipelines of video models read no adapter of a text encoder"
         )
     if method == "FINE_TUNE":
-        refuse_rounded(config)
-    if method == "FINE_TUNE" and not (net or text):
-        raise VideotuneError("transformer.train: nothing would train: set it, or text_encoder.train, to true")
+        yield from _rounded(config)
+        if not (net or text):
+            yield "transformer.train: nothing would train: set it, or text_encoder.train, to true"
+        return
     others = [dataset.path for dataset in config.datasets if dataset.kind == "regularization"]
     if method == "EMBEDDING" and others:
-        raise VideotuneError(
-            f"datasets.kind: a regularization clip does not hold the new token, so EMBEDDING learns nothing of {others[0]}"
-        )
+        yield f"datasets.kind: a regularization clip does not hold the new token, so EMBEDDING learns nothing of {others[0]}"
+    if config.transformer.layers is not None:
+        yield "transformer.layers: it is for FINE_TUNE; where an adapter goes, lora.targets says"
+    if config.lora.variant == "OFT":
+        if config.lora.alpha is not None:
+            yield "lora.alpha: OFT turns weights and scales nothing; leave it out"
+        if config.lora.dropout:
+            yield "lora.dropout: PEFT's OFT drops nothing out; leave it at 0"
+        if config.lora.rank < 2:
+            yield "lora.rank: OFT turns so many inputs together, at least 2"
 
 
-def refuse_rounded(config: Config) -> None:
-    """VideotuneError where weights that train would be kept in another dtype: updates are smaller than its steps."""
+def _rounded(config: Config) -> Iterator[str]:
+    """Weights that train and would be kept in another dtype: updates are smaller than its steps."""
     for name, part in (("transformer", config.transformer), ("text_encoder", config.text_encoder)):
         own = part.weight_dtype != "auto"
         kept, key = (part.weight_dtype, f"{name}.weight_dtype") if own else (config.weight_dtype, "weight_dtype")
         if part.train and kept not in ("auto", config.train_dtype):
             other = "text_encoder" if name == "transformer" else "transformer"
-            raise VideotuneError(
+            yield (
                 f"{key}: FINE_TUNE trains the {name.replace('_', ' ')}, and {kept} is for frozen weights: weights that "
                 f"train are in train_dtype. Leave it out{'' if own else f', or set {other}.weight_dtype alone'}."
             )
+
+
+def _of_datasets(config: Config) -> Iterator[str]:
+    for dataset in config.datasets:
+        prior, keeps = dataset.prior_preservation, dataset.kind == "regularization"
+        if config.training_method == "FINE_TUNE" and keeps and prior is not False:
+            yield (
+                "datasets.prior_preservation: FINE_TUNE keeps no base model beside the one it changes; "
+                f"set it to false for {dataset.path}"
+            )
+        of = f"the {dataset.kind} dataset {dataset.path} does not use"
+        if prior is not None and not keeps:
+            yield f'datasets.prior_preservation: {of} it; it is for kind "regularization"'
+        for name, default in (("repeats", 1), ("loss_weight", 1.0)):
+            if dataset.kind == "validation" and getattr(dataset, name) != default:
+                yield f"datasets.{name}: {of} it: it is measured, never trained"
+
+
+def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
+    targets = config.lora.targets
+    if spec.first_frame is None and config.first_frame_probability is not None:
+        yield f"first_frame_probability: {spec.title} takes no image; it is drawn from text alone. Leave it out."
+    if isinstance(targets, str) and targets not in spec.lora_targets:
+        known = ", ".join(sorted(spec.lora_targets))
+        yield f"lora.targets: {targets!r} is no named set of {spec.title} ({known}) and no list of patterns"
+    if len(spec.experts) == 1 and config.sample.guidance_2 is not None:
+        yield f"sample.guidance_2: {spec.title} has one denoiser, which sample.guidance is for"
+    if config.timestep_shift == "resolution" and spec.shift_by_tokens is None:
+        usual = f"{spec.timestep_shift:g}"
+        yield f"timestep_shift: {spec.title} publishes no shift by resolution; give a number, say {usual}"
+    if spec.path != "v" and config.loss_weighting != "none":
+        yield f"loss_weighting {config.loss_weighting!r} is defined for v-prediction; {spec.title} is flow"
 
 
 def cannot_wait(config: Config) -> str | None:
@@ -105,62 +175,3 @@ def cannot_wait(config: Config) -> str | None:
     if kind.masters == "STOCHASTIC_ROUNDING":
         return "optimizer.masters: weights that wait on the host have float32 masters there"
     return None
-
-
-def refuse_for_sharding(config: Config) -> None:
-    """Raise VideotuneError for what cannot stand beside weights that several processes share out."""
-    if config.sharding == "OFF":
-        return
-    kind, full = config.optimizer, config.training_method == "FINE_TUNE" and config.transformer.train
-    if config.layer_offload_fraction:
-        raise VideotuneError(
-            "layer_offload_fraction: with sharding FULL the weights lie with the processes, not on the host: set it to 0, "
-            "or sharding to OFF"
-        )
-    if config.gradient_checkpointing == "CPU_OFFLOADED":
-        raise VideotuneError(
-            "gradient_checkpointing: CPU_OFFLOADED computes a block by itself, and with sharding FULL its weights would not "
-            "be there: set it to ON, or sharding to OFF"
-        )
-    by_number = [name for name, one in OPTIMIZERS.items() if one.by_number]
-    if full and kind.name not in by_number:
-        raise VideotuneError(
-            f"optimizer.name: {kind.name} looks at a matrix, or at blocks of numbers, as a whole, and with sharding FULL a "
-            f"process has some rows of each: take {' or '.join(by_number)}, or LORA, whose adapter each process has whole"
-        )
-
-
-def _refuse_of_optimizer(config: Config) -> None:
-    kind, own = config.optimizer, type(config.optimizer).model_fields
-    for key in ("beta1", "beta2"):
-        if not OPTIMIZERS[kind.name].betas and getattr(kind, key) != own[key].default:
-            raise VideotuneError(f"optimizer.{key}: {kind.name} keeps no such mean; leave it out")
-    if kind.name == "PRODIGY" and config.learning_rate < LEAST_OF_PRODIGY:
-        raise VideotuneError(
-            f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {config.learning_rate:g} is a rate for "
-            "other optimizers (a preset may have set it): set learning_rate=1"
-        )
-    full = config.training_method == "FINE_TUNE"
-    if kind.masters == "STOCHASTIC_ROUNDING" and (not full or config.train_dtype == "FLOAT_32"):
-        raise VideotuneError(
-            "optimizer.masters: STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 "
-            f"copies; here {'they are float32 themselves' if full else 'an adapter trains, in float32'}. Leave it out."
-        )
-    apart = "optimizer.step_in_backward" if kind.step_in_backward else "optimizer.masters STOCHASTIC_ROUNDING"
-    if kind.name == "PRODIGY" and (kind.step_in_backward or kind.masters == "STOCHASTIC_ROUNDING"):
-        raise VideotuneError(f"{apart}: PRODIGY finds one rate from all gradients together; choose another optimizer")
-    if kind.step_in_backward and config.gradient_accumulation_steps > 1:
-        raise VideotuneError(
-            "optimizer.step_in_backward: a gradient that is used at once cannot be summed over "
-            f"gradient_accumulation_steps {config.gradient_accumulation_steps}; set one of the two back"
-        )
-    why = cannot_wait(config)
-    if config.layer_offload_fraction and why:
-        raise VideotuneError(
-            f"{why} (FINE_TUNE with layer_offload_fraction): leave it out, or set layer_offload_fraction to 0"
-        )
-    if kind.step_in_backward and (config.micro_batch_size or config.batch_size) < config.batch_size:
-        raise VideotuneError(
-            "optimizer.step_in_backward: a gradient that is used at once cannot be summed over the passes of "
-            f"micro_batch_size {config.micro_batch_size}; set one of the two back"
-        )

@@ -60,10 +60,12 @@ def decode(
     for row, index in enumerate(indices):
         rows.setdefault(index, []).append(row)
     if rows:
-        reshape = _Reshape(info, height, width, resize, place)
+        reshape = _reshaper(info, height, width, resize, place)
         with closing(Reader(info, threads)) as reader:
             for index, frame in reader.frames(sorted(rows)):
-                reshape(frame, out, rows[index])
+                first, *others = rows[index]
+                reshape(frame, out[first])
+                out[others] = out[first]
     return out
 
 
@@ -206,59 +208,51 @@ def _still_frame(info: MediaInfo) -> Any:
     return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
 
 
-class _Reshape:
-    """A decoded frame -> uint8 (height, width, 3), written in place: upright, square pixels, sized and cropped."""
+def _reshaper(
+    info: MediaInfo, height: int, width: int, resize: str, place: tuple[float, float]
+) -> Callable[[Any, Frames], None]:
+    """What writes a decoded frame into uint8 (height, width, 3): upright, square pixels, sized and cropped."""
+    size = _size(info, height, width, resize)
+    if math.prod(size) > MAX_PIXELS:
+        shape = f"a picture of {info.width} × {info.height} cannot be cut to {width} × {height}"
+        raise ClipProblem("decode_error", f"{shape}: it is far too long and narrow")
+    margins = [have - want for have, want in zip(size, (height, width), strict=True)]
+    top, left, down, right = 0, 0, *(-free // 2 for free in margins)
+    if resize in ("center", "random"):  # the nearest whole pixel, ties up and left
+        top, left, down, right = (
+            *(math.ceil(part * free - 0.5) for part, free in zip(place, margins, strict=True)),
+            0,
+            0,
+        )
+    turns, reformatter, flags = info.rotation // 90, av_reformatter.VideoReformatter(), av_reformatter.Interpolation
+    high, wide = size if turns % 2 == 0 else size[::-1]
+    # colour at every pixel, in and out; where nothing is scaled, colour alone is spread to every pixel: linearly, as
+    # players do, in half the time
+    how = flags.ACCURATE_RND | flags.FULL_CHR_H_INT | flags.FULL_CHR_H_INP
+    how |= flags.BILINEAR if size == (info.height, info.width) else flags.BICUBIC
+    # swscale writes planes with vector instructions and packed RGB without: the same values in a third of the time
+    form, dtype = ("gbrp10le", np.uint16) if info.hdr else ("gbrp", np.uint8)
 
-    def __init__(self, info: MediaInfo, height: int, width: int, resize: str, place: tuple[float, float]) -> None:
-        self.size = _size(info, height, width, resize)
-        if math.prod(self.size) > MAX_PIXELS:
-            shape = f"a picture of {info.width} × {info.height} cannot be cut to {width} × {height}"
-            raise ClipProblem("decode_error", f"{shape}: it is far too long and narrow")
-        margins = [have - want for have, want in zip(self.size, (height, width), strict=True)]
-        if resize in ("center", "random"):  # the nearest whole pixel, ties up and left
-            self.source = [math.ceil(part * free - 0.5) for part, free in zip(place, margins, strict=True)]
-            self.target = [0, 0]
-        else:
-            self.source, self.target = [0, 0], [-free // 2 for free in margins]
-        self.padded = resize == "pad" and any(margins)
-        self.turns = info.rotation // 90
-        self.mirrored = info.mirrored
-        self.hdr = info.hdr
-        self.reformatter = av_reformatter.VideoReformatter()
-        # where nothing is scaled, colour alone is spread to every pixel: linearly, as players do, in half the time
-        same = self.size == (info.height, info.width)
-        flags = av_reformatter.Interpolation
-        # colour at every pixel, in and out
-        self.how = flags.ACCURATE_RND | flags.FULL_CHR_H_INT | flags.FULL_CHR_H_INP
-        self.how |= flags.BILINEAR if same else flags.BICUBIC
-
-    def __call__(self, frame: Any, out: Frames, rows: Sequence[int]) -> None:
-        """Write the frame into these rows of ``out`` (T, height, width, 3)."""
-        high, wide = self.size if self.turns % 2 == 0 else self.size[::-1]
+    def reshape(frame: Any, out: Frames) -> None:
         matrix = None
         if not frame.format.is_rgb and frame.colorspace not in (1, 4, 5, 6, 7, 9):
             hd = frame.height > 576 or frame.width >= 1280
             matrix = av_reformatter.Colorspace.ITU709 if hd else av_reformatter.Colorspace.ITU601
-        # swscale writes planes with vector instructions and packed RGB without: the same values in a third of the time
-        form, dtype = ("gbrp10le", np.uint16) if self.hdr else ("gbrp", np.uint8)
-        planes: Any = self.reformatter.reformat(
-            frame, wide, high, form, src_colorspace=matrix, interpolation=self.how, threads=1
+        planes: Any = reformatter.reformat(
+            frame, wide, high, form, src_colorspace=matrix, interpolation=how, threads=1
         ).planes
-        first, *others = rows
-        (top, left), (down, right) = self.source, self.target
-        height, width = min(out.shape[1], self.size[0]), min(out.shape[2], self.size[1])
-        if self.padded:
-            out[first] = 0
-        place = out[first, down : down + height, right : right + width]
-        cropped: Any = np.empty(place.shape, np.uint16) if self.hdr else place
+        if resize == "pad" and any(margins):
+            out[...] = 0
+        shown = out[down : down + size[0], right : right + size[1]]
+        cropped: Any = np.empty(shown.shape, np.uint16) if info.hdr else shown
         for channel, plane in enumerate((planes[2], planes[0], planes[1])):
             pixels: Any = np.frombuffer(memoryview(plane), dtype).reshape(high, -1)[:, :wide]
-            upright = np.rot90(np.flipud(pixels) if self.mirrored else pixels, self.turns)
+            upright = np.rot90(np.flipud(pixels) if info.mirrored else pixels, turns)
             cropped[..., channel] = upright[top : top + height, left : left + width]
-        if self.hdr:
-            place[...] = to_sdr(cropped, self.hdr)
-        for row in others:
-            out[row] = out[first]
+        if info.hdr:
+            shown[...] = to_sdr(cropped, info.hdr)
+
+    return reshape
 
 
 def _size(info: MediaInfo, height: int, width: int, resize: str) -> tuple[int, int]:

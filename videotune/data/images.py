@@ -95,15 +95,11 @@ def _pixels(picture: Picture) -> NDArray[np.uint8]:
 def _is_transparent(picture: Picture) -> bool:
     """Whether some pixel is not wholly opaque, by an alpha channel, a palette's or one colour that stands for nothing."""
     key = picture.info.get("transparency")
-    if picture.mode in ("LA", "La", "RGBA", "RGBa"):
-        return bool(np.asarray(picture)[..., -1].min() < 255)
-    if picture.mode == "PA" or (picture.mode == "P" and key is not None):
-        return bool(np.asarray(picture.convert("RGBA"))[..., 3].min() < 255)
-    if key is None or isinstance(key, bytes):
+    if picture.mode.startswith("I"):  # no way of Pillow's from there to RGBA
+        return key is not None and bool((np.asarray(picture) == key).any())
+    if not picture.has_transparency_data or (isinstance(key, tuple) and max(key) > 255):  # a colour of 16 bits
         return False
-    pixels = np.asarray(picture)
-    same = pixels == np.asarray(key)  # by hand: Pillow refuses colours of 16 bits here
-    return bool((same.all(-1) if pixels.ndim == 3 else same).any())
+    return bool(np.asarray(picture.convert("RGBA"))[..., 3].min() < 255)
 
 
 def _to_srgb(picture: Picture, profile: bytes | None) -> Picture:

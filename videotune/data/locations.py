@@ -103,7 +103,8 @@ def _snapshot(repo: str, revision: str | None, suffixes: Sequence[str], names: S
     Its last part is the commit. What is not in the Hub's cache is downloaded, unless HF_HUB_OFFLINE is set. VideotuneError
     that names the id, the cause and the remedy.
     """
-    patterns = [*map(_any_case, suffixes), *names, *(f"*/{name}" for name in names)]
+    cases = ("".join(f"[{x}{x.upper()}]" if x.isalpha() else x for x in suffix) for suffix in suffixes)  # any case
+    patterns = [*(f"*{suffix}" for suffix in cases), *names, *(f"*/{name}" for name in names)]
     try:
         return Path(hub.snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub's library raises a dozen kinds; each is explained to the user
@@ -116,7 +117,3 @@ def _listing(repo: str, root: Path) -> list[str]:
         return sorted(file.path for file in hub.get_cached_repo_tree(repo, repo_type="dataset", revision=root.name))
     except hub.errors.CachedRepoTreeNotFoundError:  # written by an older version of the hub's library, or by hand
         return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir())
-
-
-def _any_case(suffix: str) -> str:
-    return "*" + "".join(f"[{char}{char.upper()}]" if char.isalpha() else char for char in suffix)

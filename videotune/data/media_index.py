@@ -24,7 +24,7 @@ from .archives import Progress
 from .content_scan import ContentScan
 from .file_checks import REASONS, ClipProblem, stat_of
 from .media_info import MediaInfo
-from .workers import Call, Workers, default_workers
+from .workers import Call, default_workers
 
 INDEX_VERSION = 5
 """Raised whenever ``probe`` or ``scan_content`` would say something else of the same file."""
@@ -59,18 +59,17 @@ class Examined(NamedTuple):
 
 
 class MediaIndex:
-    """The index at ``path`` (None: nothing is remembered), and ``workers`` (None: the process's own) for what it lacks.
+    """The index at ``path`` (None: nothing is remembered); the process's own workers answer for what it lacks.
 
     It is written anew, whole, when something changed: at the end, every minute, and when a call is interrupted. What may be
     otherwise next time (rights, a decoder that crashed or hung) is not remembered. ``notes`` report an index that was
     damaged, or cannot be written.
     """
 
-    def __init__(self, path: Path | None, progress: Progress | None = None, workers: Workers | None = None) -> None:
+    def __init__(self, path: Path | None, progress: Progress | None = None) -> None:
         self.path = path
         self.notes: list[str] = []
         self._progress = progress or (lambda done, total, text: None)
-        self._workers = workers
         self._changed = False
         self._files: dict[str, Row] = {}
         self._contents: dict[str, Row] = {}
@@ -109,7 +108,7 @@ class MediaIndex:
         """The workers' answers for these files, in order. Contents known by another name are hashed only."""
         if not unknown:
             return
-        pool = self._workers or default_workers()
+        pool = default_workers()
         alike: dict[tuple[int, str], set[str]] = {(stamp["size"], _key("", path)): set() for path, stamp in unknown}
         for name, row in self._files.items():
             ids = alike.get((row["size"], _key("", name)))

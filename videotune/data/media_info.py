@@ -9,7 +9,7 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -185,38 +185,39 @@ def _read(path: str, container: Any) -> MediaInfo:
     limit_pixels(context)
     packets, frame, cut_short = _demux(container, stream)
     counted = "avi" in container.format.name.split(",") or any(packet.pts is None for packet in packets)
-    order = _presentation_order(packets, stream, counted)
-    if len(order.ticks) < 2:
-        raise ClipProblem("one_frame", f"it has {len(order.ticks)} frame; a video needs two")
+    ticks, time_base, keyframes, unusable, last_duration = _presentation_order(packets, stream, counted)
+    if len(ticks) < 2:
+        raise ClipProblem("one_frame", f"it has {len(ticks)} frame; a video needs two")
+    numerator, denominator = time_base.as_integer_ratio()
+    timestamps = [(tick - ticks[0]) * numerator / denominator for tick in ticks]
+    frame_seconds = _last_duration(timestamps, last_duration * float(time_base), float(time_base), stream)
+    seconds = timestamps[-1] + frame_seconds
+    _check_whole(packets, cut_short, stream, container, float(ticks[0] * time_base) + seconds)
     rotation, mirrored = _orientation(frame)
     width, height = max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), frame.height
     transfers = {number: name for name, number in HDR_TRANSFERS.items()}
     hdr = transfers.get(int(frame.color_trc)) or transfers.get(int(context.color_trc))
-    info = MediaInfo(
+    if hdr is None and context.codec_tag.startswith(("dvh", "dva")):
+        raise ClipProblem("unreadable", "it is Dolby Vision profile 5: export it as HLG, HDR10 or SDR")
+    return MediaInfo(
         path=path,
         codec=context.name,
         width=height if rotation % 180 else width,
         height=width if rotation % 180 else height,
         rotation=rotation,
-        ticks=tuple(order.ticks),
-        frame_seconds=0.0,
-        fps=0.0,
-        keyframes=order.keyframes,
+        ticks=tuple(ticks),
+        frame_seconds=frame_seconds,
+        fps=len(ticks) / seconds,
+        keyframes=keyframes,
         container=container.format.name,
         mirrored=mirrored,
         counted=counted,
-        time_base=order.time_base.as_integer_ratio(),
-        unusable=order.unusable,
+        time_base=(numerator, denominator),
+        unusable=unusable,
         interlaced=frame.interlaced_frame or context.field_order in _INTERLACED,
         hdr=hdr,
         transparent=_is_transparent(frame, context.name) or stream.metadata.get("alpha_mode") == "1",
     )
-    frame_seconds = _last_duration(info.timestamps, order, stream)
-    seconds = info.timestamps[-1] + frame_seconds
-    _check_whole(packets, cut_short, stream, container, float(order.ticks[0] * order.time_base) + seconds)
-    if hdr is None and context.codec_tag.startswith(("dvh", "dva")):
-        raise ClipProblem("unreadable", "it is Dolby Vision profile 5: export it as HLG, HDR10 or SDR")
-    return replace(info, frame_seconds=frame_seconds, fps=len(order.ticks) / seconds)
 
 
 def limit_pixels(codec_context: Any) -> None:
@@ -270,18 +271,13 @@ def _demux(container: Any, stream: Any) -> tuple[list[_Packet], Any, bool]:
     return packets, first_frame, cut_short
 
 
-class _Order(NamedTuple):
-    """Frames in order of presentation: their ticks, the tick's length, and what ``MediaInfo`` tells of them."""
+def _presentation_order(
+    packets: Sequence[_Packet], stream: Any, counted: bool
+) -> tuple[list[int], Fraction, tuple[int, ...], int, int]:
+    """Sort the frames by presentation, without those that come before the first keyframe: nothing can decode them.
 
-    ticks: list[int]
-    time_base: Fraction
-    keyframes: tuple[int, ...]
-    unusable: int
-    last_duration: int
-
-
-def _presentation_order(packets: Sequence[_Packet], stream: Any, counted: bool) -> _Order:
-    """Sort the frames by presentation, without those that come before the first keyframe: nothing can decode them."""
+    Their ticks, the tick's length, the indices of keyframes, how many frames are unusable, and the last one's duration.
+    """
     rows = packets[next((i for i, row in enumerate(packets) if row.keyframe), 0) :]
     time_base: Fraction = stream.time_base
     if counted and any(row.dts is None for row in rows):
@@ -296,23 +292,17 @@ def _presentation_order(packets: Sequence[_Packet], stream: Any, counted: bool) 
     usable = [(row, tick) for row, tick in timed if row.displayed and (earliest is None or tick >= earliest)]
     ticks = sorted({tick for _, tick in usable})
     index = {tick: i for i, tick in enumerate(ticks)}
-    return _Order(
-        ticks=ticks,
-        time_base=time_base,
-        keyframes=tuple(sorted({index[tick] for row, tick in usable if row.keyframe})),
-        unusable=sum(row.displayed for row in packets) - len(usable),
-        last_duration=max((row.duration for row, tick in usable if tick == ticks[-1]), default=0),
-    )
+    keyframes = tuple(sorted({index[tick] for row, tick in usable if row.keyframe}))
+    last_duration = max((row.duration for row, tick in usable if tick == ticks[-1]), default=0)
+    return ticks, time_base, keyframes, sum(row.displayed for row in packets) - len(usable), last_duration
 
 
-def _last_duration(timestamps: tuple[float, ...], order: _Order, stream: Any) -> float:
-    """How long the last frame stays, in seconds.
+def _last_duration(timestamps: Sequence[float], declared: float, unit: float, stream: Any) -> float:
+    """How long the last frame stays, in seconds; ``declared`` by its packet, and ``unit`` a tick.
 
     Where all timestamps are those of a constant rate but for the container's rounding, the clip plays frames / rate
     exactly: 60 frames at 24 fps are 2.5 s, not the 2.499 s of a Matroska file.
     """
-    unit = float(order.time_base)
-    declared = order.last_duration * unit
     for rate in filter(None, (stream.guessed_rate, stream.average_rate)):
         even = all(abs(t - i / float(rate)) <= 1.01 * unit for i, t in enumerate(timestamps))
         if even and (declared == 0 or math.isclose(declared, 1 / rate, abs_tol=1.01 * unit)):

@@ -23,30 +23,23 @@ SAME_BITS = "cpu-independent=1"
 """Of x264's parameters, for the same file each time: as it comes, its AVX-512 code makes other bits from call to call."""
 
 
-def write_video(
-    path: Path,
-    frames: Sequence[NDArray[Any]] | NDArray[Any],
-    fps: float,
-    crf: int = 16,
-    codec: str = "libx264",
-    options: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Write uint8 frames (T,H,W,3) in the container that ``path`` names, whole or not at all. Odd sides lose a pixel."""
-    write_bytes(path, video_bytes(frames, fps, crf, path.suffix[1:], codec, options), durable=False)
+def write_video(path: Path, frames: Sequence[NDArray[Any]] | NDArray[Any], fps: float, **how: Any) -> None:
+    """Write uint8 frames (T,H,W,3) in the container that ``path`` names, whole or not at all; ``how``: ``video_bytes``'."""
+    write_bytes(path, video_bytes(frames, fps, kind=path.suffix[1:], **how), durable=False)
 
 
 def video_bytes(
     frames: Sequence[NDArray[Any]] | NDArray[Any],
     fps: float | Fraction,
-    crf: int,
+    crf: int = 16,
     kind: str = "mp4",
     codec: str = "libx264",
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """Frames uint8 (T,H,W,3) as a file of this ``kind`` of container; a higher ``crf`` is smaller and coarser.
 
-    H.264 plays in every browser. Frames a second are exact up to a denominator of 1001. One thread encodes, for another
-    number of them makes other bits.
+    Odd sides lose a pixel. H.264 plays in every browser. Frames a second are exact up to a denominator of 1001. One
+    thread encodes, for another number of them makes other bits.
     """
     height, width = (side // 2 * 2 for side in frames[0].shape[:2])
     encoder_options = {"crf": str(crf), **options}

@@ -112,7 +112,11 @@ class Workers:
                     waiting.append(self.submit(*call))
                 if not waiting:
                     return
-                yield _result(waiting.popleft())
+                try:
+                    answer = waiting.popleft().result()
+                except ClipProblem as problem:
+                    answer = problem
+                yield answer
         finally:
             for future in waiting:
                 future.cancel()
@@ -194,14 +198,6 @@ class Workers:
             _kill(child)
             with self._lock:
                 self._children.discard(child)
-
-
-def _result(future: Future[Any]) -> Any:
-    """Wait for an answer; a ClipProblem is one."""
-    try:
-        return future.result()
-    except ClipProblem as problem:
-        return problem
 
 
 def _call(child: subprocess.Popen[bytes], task: _Task) -> Any:

@@ -152,7 +152,7 @@ def dealt(todo: CacheItems, part: int, of: int) -> CacheItems:
     return CacheItems(todo.captions[part::of], tuple(own))
 
 
-def _pixels(pairs: Sequence[tuple[Window, int]]) -> int:
+def _pixels(pairs: Iterable[tuple[Window, int]]) -> int:
     return sum(window.shape.frames * window.shape.height * window.shape.width for window, _ in pairs)
 
 
@@ -204,7 +204,8 @@ def encode_sample(family: Family, keys: CacheKeys, sample: Take, media: Mapping[
 
     Raises VideotuneError that names the clip.
     """
-    return _encoded(family, keys, sample, frames_of(sample, media), media[sample.window.clip_id])
+    clip = media[sample.window.clip_id]
+    return _encoded(family, keys, sample, _frames_of([sample], clip, None), clip)
 
 
 def _encoded(family: Family, keys: CacheKeys, sample: Take, frames: np.ndarray, clip: MediaInfo) -> Moments:
@@ -270,27 +271,6 @@ def decode_arguments(group: Sequence[Take], media: MediaInfo) -> dict[str, Any]:
     return {"info": media, "times": times, **size, "resize": first.window.resize, "place": first.place}
 
 
-def frames_of(sample: Take, media: Mapping[str, MediaInfo]) -> np.ndarray:
-    """A take's frames, decoded in this process, uint8 (T,H,W,3).
-
-    Raises VideotuneError that names the clip.
-    """
-    return _frames_to_come([sample], media, None)
-
-
-@contextmanager
-def _clip_named(clip: MediaInfo) -> Iterator[None]:
-    try:
-        yield
-    except ClipProblem as problem:
-        remedy = "Its frames were counted but cannot be decoded: the file is damaged. Repair it or take it out."
-        if isinstance(problem, DecoderCrash):
-            remedy = "It may go well next time: start again. If it does not, take the clip out of the dataset."
-        raise VideotuneError(
-            f"{clip.path}: {problem.reason}: {problem.detail}\n{remedy} What was encoded before is kept."
-        ) from problem
-
-
 def _decoded(
     samples: Iterable[Take], media: Mapping[str, MediaInfo], workers: Workers | None
 ) -> Iterator[tuple[Take, np.ndarray, float]]:
@@ -300,7 +280,7 @@ def _decoded(
     each window by itself would decode all that comes before it.
     """
     rest, held = _groups(samples), 0
-    ahead: deque[tuple[list[Take], Future[Any]]] = deque()
+    ahead: deque[tuple[list[Take], MediaInfo, Future[Any] | None]] = deque()
     following = next(rest, None)
     most = 4 * workers.count if workers else 1
     try:
@@ -308,12 +288,15 @@ def _decoded(
             while following is not None and (
                 not ahead or (len(ahead) < most and held + _frame_bytes(following) <= AHEAD_BYTES)
             ):
-                ahead.append((following, _asked(following, media[following[0].window.clip_id], workers)))
+                clip, last = media[following[0].window.clip_id], max(max(sample.times) for sample in following)
+                asked = decode_arguments(following, clip)
+                coming = workers.submit("decode", asked, workers.limit + SLOWEST_DECODER * last) if workers else None
+                ahead.append((following, clip, coming))
                 held += _frame_bytes(following)
                 following = next(rest, None)
-            group, future = ahead.popleft()
+            group, clip, future = ahead.popleft()
             begun = time.monotonic()
-            frames = _frames_to_come(group, media, future if workers else None)
+            frames = _frames_of(group, clip, future)
             waited = time.monotonic() - begun
             for sample in group:
                 yield sample, frames[: len(sample.times)], waited
@@ -321,16 +304,16 @@ def _decoded(
             held -= _frame_bytes(group)
             del future, frames  # before more are asked for
     finally:
-        for _, future in ahead:
-            future.cancel()
+        for *_, future in ahead:
+            if future is not None:
+                future.cancel()
 
 
 def _groups(samples: Iterable[Take]) -> Iterator[list[Take]]:
     """Neighbouring samples of one clip that are cropped alike, together within GROUP_BYTES; one take may always."""
     group: list[Take] = []
     for sample in samples:
-        alike = group and _picture(group[0]) == _picture(sample)
-        if group and not (alike and _frame_bytes([*group, sample]) <= GROUP_BYTES):
+        if group and (_picture(group[0]) != _picture(sample) or _frame_bytes([*group, sample]) > GROUP_BYTES):
             yield group
             group = []
         group.append(sample)
@@ -344,22 +327,21 @@ def _picture(sample: Take) -> tuple[Any, ...]:
     return window.clip_id, window.shape.height, window.shape.width, window.resize, sample.place
 
 
-def _asked(group: Sequence[Take], clip: MediaInfo, workers: Workers | None) -> Future[Any]:
-    """The frames to come; without workers they are decoded when they are waited for."""
-    if workers is None:
-        return Future()
-    last = max(max(sample.times) for sample in group)
-    return workers.submit("decode", decode_arguments(group, clip), workers.limit + SLOWEST_DECODER * last)
+def _frames_of(group: Sequence[Take], clip: MediaInfo, future: Future[Any] | None) -> np.ndarray:
+    """The frames of all samples of a group, uint8 (T,H,W,3), one take after the other; None: decoded now, here.
 
-
-def _frames_to_come(group: Sequence[Take], media: Mapping[str, MediaInfo], future: Future[Any] | None) -> np.ndarray:
-    """The frames of all samples of a group, uint8 (T,H,W,3), one take after the other."""
-    clip = media[group[0].window.clip_id]
-    with _clip_named(clip):
+    Raises VideotuneError that names the clip.
+    """
+    try:
         return decode(**decode_arguments(group, clip)) if future is None else future.result()
+    except ClipProblem as problem:
+        remedy = "Its frames were counted but cannot be decoded: the file is damaged. Repair it or take it out."
+        if isinstance(problem, DecoderCrash):
+            remedy = "It may go well next time: start again. If it does not, take the clip out of the dataset."
+        raise VideotuneError(
+            f"{clip.path}: {problem.reason}: {problem.detail}\n{remedy} What was encoded before is kept."
+        ) from problem
 
 
 def _frame_bytes(group: Sequence[Take]) -> int:
-    return sum(
-        3 * sample.window.shape.frames * sample.window.shape.height * sample.window.shape.width for sample in group
-    )
+    return 3 * _pixels((sample.window, sample.variant) for sample in group)

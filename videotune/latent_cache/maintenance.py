@@ -73,21 +73,9 @@ def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
 
 def listing(store: Store) -> list[dict[str, Any]]:
     """Every entry, latents first, by what it was made of (``of``: the caption or the window), ``made`` when and by what."""
-    rows = [
-        {
-            "kind": entry.kind,
-            "key": entry.key,
-            "of": entry.of,
-            "clip": entry.about.get("clip"),
-            "bytes": entry.bytes,
-            "tensors": {
-                name: f"{kind} {'x'.join(map(str, size))}".strip() for name, (kind, size) in entry.tensors.items()
-            },
-            "encoder": entry.about.get("encoder"),
-            "made": entry.made,
-            "versions": dict(entry.versions),
-            "file": entry.file,
-        }
-        for entry in store.entries()
-    ]
+    rows = []
+    for entry in store.entries():
+        tensors = {name: f"{kind} {'x'.join(map(str, size))}".strip() for name, (kind, size) in entry.tensors.items()}
+        row = {name: getattr(entry, name) for name in ("kind", "key", "of", "bytes", "made", "versions", "file")}
+        rows.append(row | {"clip": entry.about.get("clip"), "encoder": entry.about.get("encoder"), "tensors": tensors})
     return sorted(rows, key=lambda row: (row["kind"], row["clip"] or "", row["of"], row["key"]))

@@ -11,6 +11,9 @@ from videotune.errors import VideotuneError
 from videotune.memory.gradient_release import GradientRelease
 from videotune.memory.host_weights import HostSlot, HostWeights
 
+SLOTS = 2
+"""Places on the device: one block computes, the next one arrives."""
+
 
 @dataclass
 class Slot:
@@ -31,20 +34,11 @@ class DeviceBuffers:
     At all other times they point at a single NaN, so that a weight that is read outside its window cannot go unnoticed.
     Weights go from the host to the device and never back. On CUDA they have a stream of their own, ordered by events: the
     host waits for nothing. What the last pass has left in the slots is used by the next one, which turns round at its end.
-    ``poison``: bytes that a block has left are made NaN, so that a tensor that still points there is found out (for tests).
     """
 
-    def __init__(
-        self,
-        host_weights: HostWeights,
-        tensors: Sequence[Sequence[Tensor]],
-        device: torch.device,
-        slots: int,
-        poison: bool,
-    ) -> None:
-        self.host_weights, self.tensors, self.device, self.poison = host_weights, tensors, device, poison
-        self.loads = self.bytes = 0
-        self.most_bound = 0
+    def __init__(self, host_weights: HostWeights, tensors: Sequence[Sequence[Tensor]], device: torch.device) -> None:
+        self.host_weights, self.tensors, self.device = host_weights, tensors, device
+        self.loads = 0
         self.gradient_release = GradientRelease(device)
         self._bound: dict[int, list[int]] = {}  # block -> versions of its tensors when its window began
         self._open: int | None = None
@@ -53,7 +47,7 @@ class DeviceBuffers:
         size = max(end - begin for begin, end in host_weights.spans)
         self.slots = [
             Slot(torch.empty(size, dtype=torch.uint8, device=device))
-            for _ in range(min(slots, len(host_weights.spans)))
+            for _ in range(min(SLOTS, len(host_weights.spans)))
         ]
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # its memory may have been another's until now
@@ -123,7 +117,6 @@ class DeviceBuffers:
         for tensor, entry in self.pairs(block):
             tensor.data = entry.view(slot.flat, entry.begin - begin)
         self._bound[block] = [tensor._version for tensor in self.tensors[block]]
-        self.most_bound = max(self.most_bound, len(self._bound))
 
     def _load(self, block: int, wanted: Sequence[int]) -> None:
         """Start a block's way to the device, unless it is there, or every slot has something that is wanted sooner."""
@@ -149,7 +142,6 @@ class DeviceBuffers:
         for part in self.host_weights.parts(block):
             slot.flat[done : done + len(part)].copy_(part, non_blocking=True)
             done += len(part)
-        self.bytes += done
 
     def _release(self, block: int) -> None:
         before = self._bound.pop(block)
@@ -159,10 +151,6 @@ class DeviceBuffers:
         slot = self._slot_of(block)
         if slot.free is not None:
             slot.free.record(torch.cuda.current_stream(self.device))
-        if self.poison:
-            flat = slot.flat.clone()
-            slot.flat.fill_(255)  # a NaN in every floating dtype
-            slot.flat = flat
         if changed:
             raise VideotuneError(
                 f"layer_offload_fraction: {changed[0]} is changed by its own block while it computes, which would be lost "

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 PIECE = 1 << 30
-"""Bytes that are pinned at a time; drivers refuse larger ones sooner."""
+"""Bytes that are pinned at a time, a multiple of ``ALIGNED``; drivers refuse larger ones sooner."""
 
 ALIGNED = 256
 """Tensors begin at multiples of so many bytes, as a device's own allocator would lay them."""
@@ -37,11 +37,8 @@ class HostWeights:
     outlive their network: another one of the same shape can be streamed from them.
     """
 
-    def __init__(
-        self, blocks: Sequence[Mapping[str, Tensor]], pin: bool, piece: int, echo: Callable[[str], None]
-    ) -> None:
-        assert piece % ALIGNED == 0
-        self.piece, self._pin, self._echo = piece, pin, echo
+    def __init__(self, blocks: Sequence[Mapping[str, Tensor]], pin: bool, echo: Callable[[str], None]) -> None:
+        self.piece, self._pin, self._echo = PIECE, pin, echo
         self.slots: list[list[HostSlot]] = []
         self.spans: list[tuple[int, int]] = []
         end = 0
@@ -49,12 +46,12 @@ class HostWeights:
             entries = []
             begin = end
             for name, tensor in block.items():
-                entries.append(_entry(name, tensor, end, piece))
+                entries.append(_entry(name, tensor, end, self.piece))
                 end = _up(entries[-1].begin + entries[-1].size)
             self.slots.append(entries)
             self.spans.append((begin, end))
         self.size, self.trains = end, any(entry.trains for entries in self.slots for entry in entries)
-        self._pieces: list[Tensor | None] = [None] * -(-end // piece)
+        self._pieces: list[Tensor | None] = [None] * -(-end // self.piece)
         self.parameters: dict[str, nn.Parameter] = {}
         self._taken: set[str] = set()
 

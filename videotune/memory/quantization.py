@@ -7,13 +7,14 @@
 All that is kept are plain frozen tensors, so blocks of such layers are streamed like any others.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from videotune.console import size
 from videotune.errors import VideotuneError
 
 BLOCK = 128
@@ -220,26 +221,16 @@ def pack_linears(
     return found
 
 
-@dataclass(frozen=True)
-class Share:
-    """Numbers of a network that are packed, and all of them; bytes of all as they are, and in the network's own dtype."""
-
-    packed: int
-    numbers: int
-    bytes: int
-    plain: int
-
-
-def share_of(net: nn.Module) -> Share:
-    """How much of a network is packed."""
+def packed_note(net: nn.Module, what: str, kind: str) -> str:
+    """How much of a network is packed, in words."""
     layers = [module for module in net.modules() if isinstance(module, QuantizedLinear)]
     own = {id(tensor) for layer in layers for tensor in layer.kept.values()}
-    packed = sum(layer.in_features * layer.out_features for layer in layers)
     others = [parameter for parameter in net.parameters() if id(parameter) not in own]
-    rest = sum(parameter.nbytes for parameter in others)
-    plain = sum(layer.in_features * layer.out_features * layer.dtype.itemsize for layer in layers)
-    there = sum(tensor.nbytes for layer in layers for name, tensor in layer.kept.items() if name != "code")
-    return Share(packed, packed + sum(parameter.numel() for parameter in others), rest + there, rest + plain)
+    packed, rest = sum(math.prod(layer.shape) for layer in layers), sum(parameter.nbytes for parameter in others)
+    plain = rest + sum(math.prod(layer.shape) * layer.dtype.itemsize for layer in layers)
+    there = sum(parameter.nbytes for parameter in net.parameters())
+    share = packed / (packed + sum(parameter.numel() for parameter in others))
+    return f"{share:.0%} of the weights of {what} are kept in {kind}: {size(there)} in place of {size(plain)}"
 
 
 def bytes_a_number(kind: str) -> float:

@@ -9,7 +9,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,22 +20,7 @@ from videotune.memory.activation_offload import ActivationOffload
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF
 from videotune.memory.device_buffers import DeviceBuffers
 from videotune.memory.host_memory import refuse_if_short
-from videotune.memory.host_weights import PIECE, HostWeights, dense
-
-
-@dataclass(frozen=True)
-class OffloadSettings:
-    """The share of the blocks whose weights are streamed, what the others do with activations, and how many device buffers.
-
-    ``checkpointing``: OFF, ON or CPU_OFFLOADED; streamed blocks are always computed again. ``piece``: bytes pinned at once.
-    ``poison`` makes what a block leaves on the device NaN, for tests.
-    """
-
-    fraction: float = 0.0
-    checkpointing: str = OFF
-    slots: int = 2
-    piece: int = PIECE
-    poison: bool = False
+from videotune.memory.host_weights import HostWeights, dense
 
 
 class Streams:
@@ -100,13 +84,15 @@ def stream_blocks(
     net: nn.Module,
     paths: Sequence[str],
     device: torch.device,
-    settings: OffloadSettings,
+    fraction: float,
+    checkpointing: str = OFF,
     resident: Collection[nn.Parameter] = (),
     host_weights: HostWeights | None = None,
     echo: Callable[[str], None] = print,
 ) -> Streams:
-    """Move a network to the device, but for the weights of so many of its blocks, which stay on the host and are streamed.
+    """Move a network to the device, but for the weights of this ``fraction`` of its blocks, which stay on the host.
 
+    ``checkpointing`` (OFF, ON or CPU_OFFLOADED) is what the other blocks do; streamed ones are always computed again.
     ``net`` lies on the CPU, mapped from its files at best, with what trains in it; ``paths`` are module paths of lists of
     blocks. ``resident`` (an adapter's parameters) stay on the device, as does what stands in several places of the network.
     Weights that train have gradients and updates on the host: see ``Streams.parameters``. ``host_weights``: of another
@@ -115,26 +101,26 @@ def stream_blocks(
     Raises VideotuneError where the host has no room, or a block cannot be streamed.
     """
     blocks = [(f"{path}.{name}", block) for path in paths for name, block in net.get_submodule(path).named_children()]
-    chosen = spread(len(blocks), settings.fraction)
+    chosen = spread(len(blocks), fraction)
     streams = Streams(net, device, chosen)
-    if settings.checkpointing == CPU_OFFLOADED:
+    if checkpointing == CPU_OFFLOADED:
         streams.activation_offload = ActivationOffload(device)
     if chosen:
         alone = _alone(net, resident)
         named = [_streamable(*blocks[i], alone) for i in chosen]
         if host_weights is None:
-            host_weights = HostWeights(named, device.type == "cuda", settings.piece, echo)
+            host_weights = HostWeights(named, device.type == "cuda", echo)
             refuse_if_short(
                 host_weights.size, f"layer_offload_fraction: {len(chosen)} of {len(blocks)} blocks on the host"
             )
-        _move_in(net, streams, host_weights, named, settings)
+        _move_in(streams, host_weights, named)
     streamed = {id(tensor) for tensors in streams.buffers.tensors for tensor in tensors} if streams.buffers else set()
     for tensor in (*net.parameters(), *net.buffers()):
         if id(tensor) not in streamed:
             tensor.data = tensor.data.to(device)
     places = {number: place for place, number in enumerate(chosen)}
     for number, (_, block) in enumerate(blocks):
-        if number in places or settings.checkpointing != OFF:
+        if number in places or checkpointing != OFF:
             streams._wrap(block, places.get(number))
     net.register_forward_pre_hook(streams._begin)
     return streams
@@ -175,13 +161,7 @@ def _streamable(path: str, block: nn.Module, alone: Collection[int]) -> dict[str
     return found
 
 
-def _move_in(
-    net: nn.Module,
-    streams: Streams,
-    host_weights: HostWeights,
-    named: Sequence[Mapping[str, Tensor]],
-    settings: OffloadSettings,
-) -> None:
+def _move_in(streams: Streams, host_weights: HostWeights, named: Sequence[Mapping[str, Tensor]]) -> None:
     """Move the weights to the host, block by block, so that none is there twice, and make their device buffers."""
     found = [[(entry.name, entry.shape) for entry in entries] for entries in host_weights.slots]
     assert found == [[(name, tuple(t.shape)) for name, t in block.items()] for block in named], (
@@ -189,7 +169,7 @@ def _move_in(
     )
     tensors = [list(block.values()) for block in named]
     streams.host_weights = host_weights
-    streams.buffers = DeviceBuffers(host_weights, tensors, streams.device, settings.slots, settings.poison)
+    streams.buffers = DeviceBuffers(host_weights, tensors, streams.device)
     for place in range(len(tensors)):
         if not host_weights.filled(place):
             for tensor, entry in streams.buffers.pairs(place):

@@ -106,9 +106,9 @@ def _pack(
 def _streamed(net: nn.Module, device: torch.device, echo: Say) -> nn.Module:
     """Move a network to the device, but for the weights of its longest list of blocks."""
     from videotune.memory.quantization import longest_list
-    from videotune.memory.weight_streaming import OffloadSettings, stream_blocks  # imports torch
+    from videotune.memory.weight_streaming import stream_blocks  # imports torch
 
-    streams = stream_blocks(net, [longest_list(net)], device, OffloadSettings(1.0), echo=echo)
+    streams = stream_blocks(net, [longest_list(net)], device, 1.0, echo=echo)
     net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network
     return net
 
@@ -145,7 +145,7 @@ def quietly() -> Iterator[None]:
 
 def _load_packed(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str) -> nn.Module:
     """A network of transformers on the CPU, packed on ``device``."""
-    from videotune.memory.quantization import QuantizedLinear, share_of  # imports torch
+    from videotune.memory.quantization import QuantizedLinear, packed_note  # imports torch
 
     found = {header.dtype for header in headers(weight_files(folder)).values()} & set(DTYPES)
     there = getattr(torch, DTYPES[found.pop()]) if len(found) == 1 else dtype  # then weights are pages, and no memory
@@ -159,11 +159,7 @@ def _load_packed(cls: Any, folder: Path, dtype: torch.dtype, device: torch.devic
     for name, parameter in net.named_parameters():
         if id(parameter) not in kept:  # a page that stayed would keep the file mapped
             parameter.data = parameter.data.to(dtype_of(name, cls, dtype), copy=True)
-    share = share_of(net)
-    note(
-        f"text encoder {cls.__name__}: {share.packed / share.numbers:.0%} of its weights are kept in {packed}, "
-        f"{share.bytes / 1e9:.2f} GB in place of {share.plain / 1e9:.2f}"
-    )
+    note(packed_note(net, f"text encoder {cls.__name__}", packed))
     return net
 
 

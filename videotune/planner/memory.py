@@ -10,7 +10,8 @@ import numpy as np
 
 from videotune.files import Count, Number
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
-from videotune.memory.weight_streaming import OffloadSettings, spread
+from videotune.memory.device_buffers import SLOTS
+from videotune.memory.weight_streaming import spread
 from videotune.planner.cards import REACHED, Card
 from videotune.planner.measure import Parts, Reading, plus
 
@@ -19,9 +20,6 @@ SPARE = 1.3
 
 ROOM = 2**30
 """Bytes for CUDA's context and its libraries."""
-
-SLOTS = OffloadSettings().slots
-"""Device buffers of streamed blocks: one computes, the next one arrives."""
 
 
 @dataclass(frozen=True)

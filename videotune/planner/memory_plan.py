@@ -12,10 +12,11 @@ from videotune._version import __version__
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config
 from videotune.files import checked, digest, write_json
+from videotune.memory.device_buffers import SLOTS
 from videotune.models.registry import find
 from videotune.planner.fake_run import FakeRun
 from videotune.planner.measure import FEW, MORE, Parts, Reading, plus
-from videotune.planner.memory import ASIDE, PLAIN, SLOTS, STREAMED, TILED, StepSpec
+from videotune.planner.memory import ASIDE, PLAIN, STREAMED, TILED, StepSpec
 from videotune.trainer.components import DTYPES, weights_of
 from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec

@@ -40,13 +40,7 @@ def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
         for shape, bucket, batch, share in zip(job.shapes, job.buckets, job.schedule.batches, job.shares, strict=True)
     ]
     return {
-        "fits": None,
-        "hours": None,
-        "hours_beside": None,
-        "device": None,
-        "host": None,
-        "seconds_a_step": None,
-        "chosen": None,
+        **dict.fromkeys(("fits", "hours", "hours_beside", "device", "host", "seconds_a_step", "chosen")),
         "remedies": [],
         "effective_batch": job.effective_batch,
         "micro_batch": min(config.micro_batch_size or config.batch_size, config.batch_size),

@@ -1,6 +1,5 @@
 """Writes the toy's data set as a person's would lie on a disk: encoded clips with a caption file each."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,10 @@ from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.files import write_text
 from videotune.rng import draws
-from videotune.toy.shapes import DIRECTIONS, FPS, KNOWN, Look, draw_clip, phrase
+from videotune.toy.shapes import DIRECTIONS, FPS, KNOWN, draw_clip, phrase
 
 CONCEPT = ("orange", "diamond")
 """What the trigger word stands for: a colour and a shape that the base model was never shown."""
-
-
-@dataclass(frozen=True)
-class _Item:
-    """One clip to write."""
-
-    stem: str
-    caption: str
-    look: Look
-    frames: int
-    fps: float
-    suffix: str
 
 
 def write_dataset(
@@ -44,31 +31,24 @@ def write_dataset(
         raise VideotuneError(f"{concept_clips} concept and {reminder_clips} reminder clips make no data set")
     if len(trigger.split()) != 1:
         raise VideotuneError(f"the trigger {trigger!r} must be one word")
-    concept = [(*CONCEPT, list(DIRECTIONS)[index % 4]) for index in range(concept_clips)]
-    items = [_item("concept", index, look, trigger) for index, look in enumerate(concept)]
-    known = enumerate(_known(reminder_clips))
-    items += [_item("reminder", index, look, f"{look[0]} {look[1]}") for index, look in known]
-    videos = {item.stem: folder / "videos" / f"{item.stem}{item.suffix}" for item in items}
-    captions = {item.stem: folder / "captions" / f"{item.stem}.txt" for item in items}
-    _refuse_others(folder, {*videos.values(), *captions.values()})
-    for item in items:
-        clip = draw_clip(draws(seed, "toy", item.stem), *item.look, frames=item.frames, fps=item.fps)
-        encode_clip(videos[item.stem], clip, item.fps)
-        write_text(captions[item.stem], item.caption + "\n", durable=False)
-    return list(videos.values())
-
-
-def _known(count: int) -> list[Look]:
-    """``count`` combinations that the base model knows; strides of 7 keep any beginning of the list mixed."""
-    return [KNOWN[24 * (index // 24 % 2) + index * 7 % 24] for index in range(count)]
-
-
-def _item(part: str, index: int, look: Look, thing: str) -> _Item:
-    """The index-th clip of a part; rates, lengths and file types vary so that no direction has its own."""
-    frames, fps = (34, 2 * FPS) if index % 6 == 5 else (20, FPS) if index % 7 == 3 else (17, FPS)
-    suffix = ".mp4" if (index + index // 4) % 2 == 0 else ".webm"
-    name = look[2] if part == "concept" else "-".join(look)
-    return _Item(f"{part}-{index:03d}-{name}", phrase(thing, look[2]), look, frames, fps, suffix)
+    parts = {
+        "concept": [(*CONCEPT, list(DIRECTIONS)[index % 4]) for index in range(concept_clips)],
+        # strides of 7 keep any beginning of the list mixed
+        "reminder": [KNOWN[24 * (index // 24 % 2) + index * 7 % 24] for index in range(reminder_clips)],
+    }
+    items = [(part, index, look) for part, looks in parts.items() for index, look in enumerate(looks)]
+    names = [f"{part}-{i:03d}-{look[2] if part == 'concept' else '-'.join(look)}" for part, i, look in items]
+    # rates, lengths and file types vary so that no direction has its own
+    suffixes = [".mp4" if (i + i // 4) % 2 == 0 else ".webm" for _, i, _ in items]
+    videos = [folder / "videos" / f"{name}{suffix}" for name, suffix in zip(names, suffixes, strict=True)]
+    captions = [folder / "captions" / f"{name}.txt" for name in names]
+    _refuse_others(folder, {*videos, *captions})
+    for (part, i, look), name, video, caption in zip(items, names, videos, captions, strict=True):
+        frames, fps = (34, 2 * FPS) if i % 6 == 5 else (20, FPS) if i % 7 == 3 else (17, FPS)
+        thing = trigger if part == "concept" else f"{look[0]} {look[1]}"
+        encode_clip(video, draw_clip(draws(seed, "toy", name), *look, frames=frames, fps=fps), fps)
+        write_text(caption, phrase(thing, look[2]) + "\n", durable=False)
+    return videos
 
 
 def _refuse_others(folder: Path, ours: set[Path]) -> None:
@@ -84,10 +64,10 @@ def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:
 
     Raises VideotuneError for another suffix.
     """
-    codecs: dict[str, tuple[str, dict[str, str]]] = {
-        ".mp4": ("libx264", {}),
-        ".webm": ("libvpx-vp9", {"b": "0", "cpu-used": "2"}),
+    codecs: dict[str, dict[str, Any]] = {
+        ".mp4": {},
+        ".webm": {"codec": "libvpx-vp9", "options": {"b": "0", "cpu-used": "2"}},
     }
     if path.suffix not in codecs:
         raise VideotuneError(f"{path}: a toy clip is written as .mp4 or .webm, not {path.suffix!r}")
-    write_video(path, clip, fps, 10, *codecs[path.suffix])
+    write_video(path, clip, fps, crf=10, **codecs[path.suffix])

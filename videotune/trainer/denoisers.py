@@ -17,9 +17,9 @@ from videotune.errors import VideotuneError
 from videotune.latent_cache.expert_schedule import ExpertSchedule, exact
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.host_weights import HostWeights
-from videotune.memory.quantization import share_of
+from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
-from videotune.memory.weight_streaming import OffloadSettings, Streams, stream_blocks
+from videotune.memory.weight_streaming import Streams, stream_blocks
 from videotune.trainer.components import device_and_dtype, dtype_name
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.ema import Ema
@@ -131,9 +131,7 @@ def open_pool(
         net = family.denoiser(name, device=torch.device("cpu") if from_host else None)
         first = not pool.trainables and not fresh
         if first and (kept := family.weights.transformer) is not None:
-            part = share_of(net)
-            small, plain = f"{part.packed / part.numbers:.0%} of the denoiser's weights", size(part.plain)
-            echo(f"{small} are kept in {kept}: {size(part.bytes)} in place of {plain}")
+            echo(packed_note(net, "the denoiser", kept))
         family.isolate_frames(net, not config.video_config.use_temporal_attention)
         held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in expert_schedule.names else {}
         trainable, home = pool.trainables.get(name), homes.get(name)
@@ -191,7 +189,7 @@ def arrange_blocks(
         return None
     device = device_and_dtype(config)[0]
     resident = () if config.training_method == "FINE_TUNE" else tuple(held.values())
-    streams = stream_blocks(net, spec.blocks, device, OffloadSettings(fraction, mode), resident, home, echo)
+    streams = stream_blocks(net, spec.blocks, device, fraction, mode, resident, home, echo)
     if first and streams.host_weights is not None:
         echo(
             f"{len(streams.streamed)} blocks are streamed from host memory ({size(streams.host_weights.size)}); "
