@@ -18,7 +18,7 @@ from videotune.text import counted
 if TYPE_CHECKING:
     from videotune.trainer.resolve_config import Overrides
 
-cache_app = typer.Typer(help="Encode clips and captions ahead of a training; list, verify, prune what is encoded.")
+cache_app = typer.Typer(help="Encode clips and captions before a training; list, verify and prune the cache.")
 
 
 @cache_app.callback(invoke_without_command=True)
@@ -40,7 +40,7 @@ def cache_ls(
     as_json: AsJson = False,
     every: Annotated[bool, typer.Option("--all", help="a row for each entry")] = False,
 ) -> None:
-    """List what a cache holds: clips, captions, sizes, and what made them."""
+    """List the entries of a cache: clips, captions, sizes, and the encoders that made them."""
     store, rows = commands.cache.list_cache(place)
     total = f"{len(rows)} entries, {size(sum(row['bytes'] for row in rows))}"
     if as_json:
@@ -57,7 +57,7 @@ def cache_ls(
 
 @cache_app.command("verify")
 def cache_verify(place: CachePlace) -> None:
-    """Read every entry again; damaged ones are dropped, and the next run makes them anew (exit code 2)."""
+    """Verify every entry; drop damaged ones, which the next run encodes again (exit code 2)."""
     store, count, damaged = commands.cache.verify_cache(place)
     for row in damaged:
         out(f"{row.file}: {row.kind} of {row.of[:80]!r} {row.why}")
@@ -71,9 +71,9 @@ def cache_verify(place: CachePlace) -> None:
 @takes_config
 def cache_prune(
     words: Overrides,
-    yes: Annotated[bool, typer.Option("--yes", help="remove it; without this option it is only listed")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="remove them; without --yes they are only listed")] = False,
 ) -> None:
-    """Remove what a run of these words would not read."""
+    """Remove the entries that a run with these options would not read."""
     store, pruned = commands.cache.prune_cache(words, yes=yes)
     for entry in pruned.entries[:20]:
         out(f"{entry.kind} of {entry.of[:80]!r}: {size(entry.bytes)}")

@@ -45,7 +45,7 @@ def check(
         Path | None,
         typer.Option("--contact-sheet", help="folder for pictures of each clip as it is trained, and a page"),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="a line for each clip, also where there are many")] = False,
+    every: Annotated[bool, typer.Option("--all", help="a line for each clip, however many there are")] = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
     result = commands.check.check(with_clips(words, folder), allow_skips=allow_skips, contact_sheet=contact_sheet)

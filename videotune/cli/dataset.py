@@ -27,12 +27,12 @@ def _tools() -> None:
 def dataset_split(
     source: Annotated[Path, typer.Argument(help="a video, or a folder of videos")],
     out: Annotated[Path, typer.Option("--out", help="folder for the scenes; the originals are not touched")],
-    min_seconds: Annotated[float, typer.Option("--min-seconds", help="shorter scenes are left out, and listed")] = 1.0,
+    min_seconds: Annotated[float, typer.Option("--min-seconds", help="leave shorter scenes out, and list them")] = 1.0,
     threshold: Annotated[
         float | None,
-        typer.Option("--threshold", help="how many times as strong as the changes around it a cut is (default: 3)"),
+        typer.Option("--threshold", help="strength of a cut, as a multiple of the changes around it (default: 3)"),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace scenes that are there")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing scenes")] = False,
 ) -> None:
     """Cut videos into their scenes, one file a scene, with their captions."""
     from videotune.data.split import split  # --help needs no video reader

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="folder for everything the demo makes")] = Path("demo"),
+    out: Annotated[Path, typer.Option("--out", help="folder for all files of the demo")] = Path("demo"),
     seed: Annotated[int, typer.Option("--seed", min=0, help="of the clips and of the training")] = 0,
 ) -> None:
-    """Fine-tune the toy base on a shape that it does not know, and show before and after."""
+    """Fine-tune the toy base model on a new shape, and show before and after."""
     result = commands.demo.demo(out, seed, show)
     if result is None:
         echo("run the demo again to continue")

@@ -14,13 +14,13 @@ from videotune.errors import DONE, FAILED, VideotuneError
 
 
 def doctor(
-    run: Annotated[Path | None, typer.Argument(help="a run folder: what its journal says is wrong with it")] = None,
+    run: Annotated[Path | None, typer.Argument(help="a run folder whose problems to show")] = None,
     as_json: AsJson = False,
     repair_journal: Annotated[
-        bool, typer.Option("--repair-journal", help="take damaged lines out of the run's journal; a copy is kept")
+        bool, typer.Option("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept")
     ] = False,
 ) -> None:
-    """Say what is installed, which device there is, and what is missing; or what a run's journal shows."""
+    """Show what is installed, the devices, and what is missing; or the problems of a run."""
     if run is not None:
         diagnose(run, as_json, repair_journal)
     elif repair_journal:

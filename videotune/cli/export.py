@@ -22,12 +22,12 @@ def export(
     ] = False,
     offline: Offline = False,
 ) -> None:
-    """Write what a run has learnt for other programs, and read it back through diffusers."""
+    """Write a run's weights for diffusers, ComfyUI or PEFT, and read each file back."""
     for done in commands.export.export(run, formats or (), step=step, out=out, merge=merge):
         read = f"{done.modules} parts, read back by {done.reader}: {exactly(done.max_error)}"
         print(f"{done.format}: {done.path}  ({read})")
 
 
-def report(run: Annotated[Path, typer.Argument(help="a run folder, also of a run that goes on")]) -> None:
-    """Write a run's page, RUN/report.html, as it stands now: how it goes, what to take, every clip and setting."""
+def report(run: Annotated[Path, typer.Argument(help="a run folder, also of a running run")]) -> None:
+    """Write RUN/report.html: progress, verdict, recommended checkpoint, every clip and setting."""
     print(commands.report.report(run))

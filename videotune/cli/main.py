@@ -42,11 +42,11 @@ def studio(
         "videotune-projects"
     ),
     host: Annotated[
-        str, typer.Option("--host", help="another than this computer's own needs a password: see docs/studio.md")
+        str, typer.Option("--host", help="address to listen on; other addresses need a password: see docs/studio.md")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="the address's number")] = 7860,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="port to listen on")] = 7860,
 ) -> None:
-    """Open the studio: everything from clips to a finished LoRA in the browser, without a terminal."""
+    """Serve the studio: from clips to a finished LoRA in the browser."""
     from videotune.studio.app import serve
 
     raise typer.Exit(serve(root, host, port))

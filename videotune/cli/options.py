@@ -26,16 +26,14 @@ def _offline(asked: bool) -> bool:
 
 Preset = Annotated[str | None, typer.Option("--preset", help="a preset by name; `videotune presets list` shows them")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="a JSON or YAML file with the config's keys")]
-FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where no base model says it")]
+FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, if no base model is named")]
 Data = Annotated[str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
-Folder = Annotated[str | None, typer.Argument(help="the clips; --data says the same")]
+Folder = Annotated[str | None, typer.Argument(help="the clips; the same as --data")]
 Base = Annotated[str | None, typer.Option("--base", help="the base model: a folder in diffusers layout, or a Hub id")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be given many times")]
-Skips = Annotated[str | None, typer.Option("--allow-skips", help="go on although N (or all) clips are skipped")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be repeated")]
+Skips = Annotated[str | None, typer.Option("--allow-skips", help="continue although N (or all) clips are skipped")]
 CachePlace = Annotated[Path, typer.Argument(help="a cache folder, or the dataset folder that holds one")]
-Offline = Annotated[
-    bool, typer.Option("--offline", callback=_offline, help="ask no network; use what the Hub's cache holds")
-]
+Offline = Annotated[bool, typer.Option("--offline", callback=_offline, help="no network requests; use the Hub's cache")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 

@@ -28,7 +28,7 @@ def plan(
     as_json: AsJson = False,
     allow_skips: Skips = None,
     timesteps: Annotated[
-        bool, typer.Option("--timesteps", help="draw which noise levels would be trained instead; needs no clips")
+        bool, typer.Option("--timesteps", help="show the trained noise levels instead; needs no clips")
     ] = False,
     vram: Annotated[
         float | None, typer.Option("--vram", min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")
@@ -39,10 +39,10 @@ def plan(
     ] = None,
     views: Annotated[
         list[int] | None,
-        typer.Option("--views", min=1, help="say the steps for so many views of a window (default: 10, 20, 50, 100)"),
+        typer.Option("--views", min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)"),
     ] = None,
 ) -> None:
-    """Say what a run would do: steps, views of each clip, tokens, memory, time, disk. Exit code 2: it does not fit."""
+    """Show what a run needs: steps, views of each clip, memory, time, disk. Exit code 2: it does not fit."""
     words = with_clips(words, folder)
     if timesteps:
         found = commands.plan.noise_levels(words)

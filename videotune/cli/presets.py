@@ -12,13 +12,13 @@ from videotune.config.load import flatten, preset_about, preset_named, preset_na
 from videotune.config.schema import leaves
 from videotune.console import echo, print_table
 
-presets_app = typer.Typer(help="The presets that come with videotune, and every key.", no_args_is_help=True)
-config_app = typer.Typer(help="What a config may say.", no_args_is_help=True)
+presets_app = typer.Typer(help="List presets, and every key of a config.", no_args_is_help=True)
+config_app = typer.Typer(help="Explain keys, and print the JSON Schema of a config.", no_args_is_help=True)
 
 
 @presets_app.command("list")
 def list_presets() -> None:
-    """The presets' names, models, and the memory of the cards that they are for."""
+    """List presets: names, models, and memory of the cards that they are for."""
     rows = []
     for name in preset_names():
         settings, about = read_preset(name), preset_about(name)
@@ -33,7 +33,7 @@ def list_presets() -> None:
 
 @presets_app.command("show")
 def show_preset(name: Annotated[str, typer.Argument(help="the preset")]) -> None:
-    """A preset as a config file; the reason of each value goes to standard error."""
+    """Print a preset as a config file; the reasons for its values go to standard error."""
     print(json.dumps(read_preset(name), indent=2, ensure_ascii=False))
     values, reasons = flatten(read_preset(name)), preset_reasons(name)
     echo(f"{preset_named(name)}: {preset_about(name)}")
@@ -43,7 +43,7 @@ def show_preset(name: Annotated[str, typer.Argument(help="the preset")]) -> None
 
 @presets_app.command("keys")
 def list_keys() -> None:
-    """Every key of the config with its default and its meaning."""
+    """List every key of a config with its default and meaning."""
     rows = []
     for name, field in leaves().items():
         default = "required" if field.is_required() else field.get_default(call_default_factory=True)
@@ -53,7 +53,7 @@ def list_keys() -> None:
 
 @config_app.command("schema")
 def show_schema() -> None:
-    """The JSON Schema of a config file, for editors."""
+    """Print the JSON Schema of a config file, for editors."""
     print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
@@ -62,7 +62,7 @@ def explain_key(
     key: Annotated[str, typer.Argument(help="a key, such as learning_rate or lora.rank, or a section")],
     as_json: AsJson = False,
 ) -> None:
-    """A key's meaning, unit, bounds, default and its reason, and what the guide advises."""
+    """Explain a key: meaning, unit, bounds, default with its reason, and the guide's advice."""
     facts = explain(key)
     if as_json:
         print(json.dumps({"key": key} | dict(facts), indent=2, ensure_ascii=False))

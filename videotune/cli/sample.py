@@ -11,7 +11,7 @@ from videotune.cli.options import Offline, Sets
 
 def sample(
     run: Annotated[Path | None, typer.Argument(help="a run folder")] = None,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="what to draw; may be given many times")] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="a prompt; may be repeated")] = None,
     out: Annotated[Path, typer.Option("--out", help="folder for the videos")] = Path("samples"),
     seed: Annotated[int | None, typer.Option("--seed", help="seed of the first prompt (default: sample.seed)")] = None,
     step: Annotated[
@@ -22,19 +22,19 @@ def sample(
         list[Path] | None, typer.Option("--lora", help="a LoRA file for --base; of two experts one for each")
     ] = None,
     embedding: Annotated[
-        list[Path] | None, typer.Option("--embedding", help="a file of new tokens for --base; may be given many times")
+        list[Path] | None, typer.Option("--embedding", help="a file of new tokens for --base; may be repeated")
     ] = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option("--image", help="what the video begins with; one for all prompts, or one for each"),
+        typer.Option("--image", help="the first frame; one for all prompts, or one for each"),
     ] = None,
     strength: Annotated[
-        float, typer.Option("--strength", help="how strongly the adapter acts; 0: the base alone")
+        float, typer.Option("--strength", help="strength of the adapter; 0: the base model alone")
     ] = 1.0,
     sets: Sets = None,
     offline: Offline = False,
 ) -> None:
-    """Draw videos with what a run has learnt, with a LoRA or embedding file, or with a base model alone."""
+    """Generate videos with a run, with a LoRA or embedding file, or with a base model alone."""
     paths = commands.sample.sample(
         run,
         prompt or (),
@@ -54,12 +54,12 @@ def sample(
 
 def compare(
     run: Annotated[Path, typer.Argument(help="a run folder")],
-    prompt: Annotated[str | None, typer.Option("--prompt", help="what to draw (default: the first preview's)")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="the prompt (default: the first preview's)")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="its seed (default: sample.seed)")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="folder for what is drawn (default: RUN/compare)")] = None,
-    image: Annotated[Path | None, typer.Option("--image", help="what the video begins with")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for the files (default: RUN/compare)")] = None,
+    image: Annotated[Path | None, typer.Option("--image", help="the first frame")] = None,
     offline: Offline = False,
 ) -> None:
-    """Draw one prompt with one seed at every checkpoint of a run, the base model first, side by side."""
+    """Generate one prompt with one seed at the base model and every checkpoint, side by side."""
     for path in commands.compare.compare(run, prompt, seed=seed, out=out, image=image):
         print(path)

@@ -13,11 +13,11 @@ def tiny(
     folder: Annotated[Path, typer.Argument(help="a new folder; name it as base_model_name")],
     variant: Annotated[
         str | None,
-        typer.Option("--variant", help="which kind of its checkpoints; a wrong word lists them (default: the first)"),
+        typer.Option("--variant", help="the kind of checkpoint; an unknown name lists them (default: the first)"),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="names the random weights")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="seed of the random weights")] = 0,
 ) -> None:
-    """Write a tiny base model of random weights in a family's real layout, to try a whole run on any machine."""
+    """Write a tiny base model of random weights in a family's real layout, for trying a run on any machine."""
     from videotune.models.loading import quietly
     from videotune.models.registry import find
 

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 def train(
     words: Overrides,
     out: Annotated[Path, typer.Option("--out", help="the run folder")],
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run that lies in --out")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="resume the run in --out")] = False,
     step: Annotated[
         int | None,
-        typer.Option("--from", help="--resume from the checkpoint of this step; what came after is set aside"),
+        typer.Option("--from", help="--resume from the checkpoint of this step; later steps are set aside"),
     ] = None,
     override: Annotated[
-        bool, typer.Option("--override", help="--resume although --set changes what is learnt from here on")
+        bool, typer.Option("--override", help="--resume although a changed setting changes the training")
     ] = False,
     allow_data_change: Annotated[
-        bool, typer.Option("--allow-data-change", help="--resume although the clips are not the same any more")
+        bool, typer.Option("--allow-data-change", help="--resume although the clips have changed")
     ] = False,
     replan: Annotated[
-        bool, typer.Option("--replan", help="--resume with micro-batch, checkpointing and offloading chosen anew")
+        bool, typer.Option("--replan", help="--resume with micro-batch, checkpointing and offloading chosen again")
     ] = False,
     init_from: Annotated[
         Path | None,
-        typer.Option("--init-from", help="begin a new run with a LoRA or embedding file's weights; fresh optimizer"),
+        typer.Option("--init-from", help="start a new run from a LoRA or embedding file's weights; fresh optimizer"),
     ] = None,
     allow_skips: Skips = None,
 ) -> None:

@@ -97,7 +97,7 @@ def first_prompt(run: Path) -> str:
     """The prompt of the run's first preview; VideotuneError where it has drawn none."""
     drawn = [line["prompt"] for line in History(run).of_kind("sample")]
     if not drawn:
-        raise VideotuneError(f"which prompt? {run} has drawn no preview that could be taken: give --prompt TEXT")
+        raise VideotuneError(f"which prompt? {run} has no preview to take a prompt from: give --prompt TEXT")
     return str(drawn[0])
 
 
@@ -119,7 +119,7 @@ def lay_out(cells: Sequence[Cell], folder: Path, name: str, fps: float) -> dict[
         videos = [read_video(cell.path, 512)[0] for cell in cells]
     except (OSError, ValueError) as problem:
         raise VideotuneError(
-            f"a video in {folder} cannot be read ({problem}): remove it, and it is drawn anew"
+            f"a video in {folder} cannot be read ({problem}): remove it, and videotune generates it again"
         ) from None
     titles = ["base" if cell.step == 0 else f"step {cell.step}" for cell in cells]
     columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length

@@ -47,7 +47,7 @@ def export(
 def refuse_merge(config: Config, formats: Sequence[str]) -> None:
     """Raise VideotuneError where a run has no adapter, or --merge stands beside a format."""
     if config.training_method == "EMBEDDING":
-        raise VideotuneError("--merge: new tokens are no adapter: the base model stays as it is")
+        raise VideotuneError("--merge: new tokens are no adapter and cannot be merged")
     if config.training_method == "FINE_TUNE":
         raise VideotuneError("--merge: a fine-tuned model has no adapter; its export is whole already")
     if formats:

@@ -150,9 +150,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
             read_file(family, net, files[name], ADAPTER)
         if words.strength != 1.0 and (name in files or name in learnt):
             if (kind := kind_of(lora_parameters(net))) in NOT_BY_DEGREES:
-                raise VideotuneError(
-                    f"--strength: {kind} acts wholly or not at all; leave it out, or draw with --base alone"
-                )
+                raise VideotuneError(f"--strength: {kind} cannot be scaled; leave it out, or use --base alone")
             net.set_adapters([ADAPTER], [words.strength])  # type: ignore[operator]
         return net
 
@@ -180,12 +178,10 @@ def refuse(words: SampleOptions) -> None:
     if words.seed is not None and not 0 <= words.seed < 2**63:
         raise VideotuneError(f"--seed is {str(words.seed)[:40]}, and must be from 0 to 2^63 - 1")
     if (words.run is None) == (words.base is None):
-        raise VideotuneError(
-            "sample draws from a RUN folder, or from --base MODEL with or without --lora FILE: name one"
-        )
+        raise VideotuneError("name a RUN folder, or --base MODEL with or without --lora FILE")
     if (words.run and (words.loras or words.embeddings)) or (words.base and words.step is not None):
         raise VideotuneError(
-            "--lora and --embedding go with --base, and --step with a RUN: a run is drawn with what it has learnt itself"
+            "--lora and --embedding need --base, and --step needs a RUN: a run is sampled with its own weights"
         )
     for path in words.loras:
         if not path.is_file():
@@ -195,7 +191,7 @@ def refuse(words: SampleOptions) -> None:
 def refuse_images(words: SampleOptions, spec: ModelSpec) -> None:
     """VideotuneError where the model takes no image, cannot do without, or the images are not one for each prompt."""
     if words.images and spec.first_frame is None:
-        raise VideotuneError(f"--image: {spec.title} takes no image; it draws from text alone")
+        raise VideotuneError(f"--image: {spec.title} takes no image; it generates from text alone")
     if not words.images and spec.given == "concat":
         raise VideotuneError(f"which image? {spec.title} continues one: give --image FILE, for each prompt or for all")
     if len(words.images) not in (0, 1, len(words.prompts)):

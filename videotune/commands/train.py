@@ -164,7 +164,7 @@ def explained_loop(trainer: Trainer) -> str:
         kept = save_what_is_good(trainer, trainer.journal.history.last - trainer.skipped_in_a_row)
         raise VideotuneError(
             f"{error}; the journal names their clips. {kept} A resume meets the same steps: "
-            "add --set learning_rate=… --override, take the clips out, or start anew in FLOAT_32."
+            "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
         ) from error
 
 

@@ -147,7 +147,7 @@ def _of_datasets(config: Config) -> Iterator[str]:
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
     targets = config.lora.targets
     if spec.first_frame is None and config.first_frame_probability is not None:
-        yield f"first_frame_probability: {spec.title} takes no image; it is drawn from text alone. Leave it out."
+        yield f"first_frame_probability: {spec.title} takes no image; it generates from text alone. Leave it out."
     if isinstance(targets, str) and targets not in spec.lora_targets:
         known = ", ".join(sorted(spec.lora_targets))
         yield f"lora.targets: {targets!r} is no named set of {spec.title} ({known}) and no list of patterns"

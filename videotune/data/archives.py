@@ -136,7 +136,7 @@ def _write_all(
         used += member.size
         if used > free:
             room = f"{free / 1e9:.1f} GB are free on the disk of {folder.parent}"
-            raise VideotuneError(f"{archive} does not fit: {room}. Make room, or set cache_dir to another disk.")
+            raise VideotuneError(f"{archive} does not fit: {room}. Free some space, or set cache_dir to another disk.")
         if used > most or count > MAX_MEMBERS:
             limits = f"{most / 1e9:.1f} GB, over {RATIO} times its size, or {MAX_MEMBERS:,} files"
             raise VideotuneError(f"{archive} unpacks to more than {limits}. If you trust it, unpack it yourself.")

@@ -84,7 +84,7 @@ def head_of(file: Path) -> bytes:
 
 
 def refuse_links(folder: Path) -> None:
-    """VideotuneError where a cache folder holds a link: what is written or deleted through one lies elsewhere."""
+    """VideotuneError where a cache folder holds a link: what is written or deleted through one is elsewhere."""
     places = [folder]
     for place in places:
         try:

@@ -185,7 +185,7 @@ def _is_video(path: Path) -> bool:
 def _single(path: Path) -> ClipFile:
     """One video, with the caption that it has below captions/ or beside it."""
     if not _is_video(path):
-        raise VideotuneError(f"{path} is no video file: its name ends in none of {' '.join(VIDEO_SUFFIXES)}.")
+        raise VideotuneError(f"{path} is not a video file: its name ends in none of {' '.join(VIDEO_SUFFIXES)}.")
     beside = path.with_suffix(".txt")
     videos = next((folder for folder in path.parents if folder.name == "videos"), None)
     apart = videos.with_name("captions") / beside.relative_to(videos) if videos is not None else beside

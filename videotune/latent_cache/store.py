@@ -361,7 +361,7 @@ class Store:
             of = f" ({kind} of {entry.of[:80]!r})" if entry else ""
             raise VideotuneError(
                 f"cache entry {self.path(*name)}{of} is missing or damaged ({error.args[0] if error.args else error}). "
-                f"Run `videotune cache verify {self.folder}`: it drops what is damaged, and the next run makes it anew."
+                f"Run `videotune cache verify {self.folder}`: it drops damaged entries, and the next run encodes them again."
             ) from error
         with self._lock:
             if name not in self._kept:

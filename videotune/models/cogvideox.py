@@ -217,7 +217,7 @@ class CogVideoX(DiffusersModel):
         Where a frame stands in front of the clip's own, the image is there, as in the pipeline.
         """
         if "image" not in cond.extras:
-            raise VideotuneError(f"{self.spec.title} goes on from an image, and none was given")
+            raise VideotuneError(f"{self.spec.title} continues an image, and none was given")
         image = cond.extras["image"]
         return torch.cat([image, image.new_zeros(*image.shape[:2], frames - 1, *image.shape[3:])], dim=2)
 

@@ -180,7 +180,7 @@ class HiDream(DiffusersModel):
         """One frame, and no more tokens than there are places."""
         if frames != 1:
             these = f"these are {frames} frames. Set video_config.frames=1"
-            raise VideotuneError(f"{self.spec.title} draws pictures, and {these}.")
+            raise VideotuneError(f"{self.spec.title} generates images, and {these}.")
         most = self.spec.rules.most_area
         if most is not None and height * width > most:
             these = f"these are {height}x{width}. Set a lower resolution"
@@ -190,7 +190,7 @@ class HiDream(DiffusersModel):
         """Nothing to do: there is one frame. Raises VideotuneError where it is asked for."""
         if on:
             keys = "video_config.use_temporal_attention, sample.use_temporal_attention"
-            raise VideotuneError(f"{keys}: {self.spec.title} draws single frames: leave both as they are (true).")
+            raise VideotuneError(f"{keys}: {self.spec.title} generates single frames: leave both at true.")
 
     def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
         """The pipeline asks the network for its places."""

@@ -58,7 +58,7 @@ def run_folder(project: Project, name: str) -> Path:
     Raises VideotuneError for a name that is none.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name):
-        raise VideotuneError(f"{name!r} is no name for a run: take letters, digits, - and _, without blanks")
+        raise VideotuneError(f"{name!r} is not a valid name for a run: use letters, digits, - and _")
     return inside(project.folder, f"runs/{name}")
 
 
@@ -77,7 +77,7 @@ def archive(project: Project, words: Words) -> Answer:
     """Put a project aside, or take it back; nothing of it is deleted."""
     away = bool(words["archived"])
     if away and any(job.running for job in jobs.all_jobs(project.folder)):
-        raise VideotuneError(f"{project.title} has work going on: stop it first")
+        raise VideotuneError(f"{project.title} has a running job: stop it first")
     projects.change(project, archived=away)
     return {"say": f"{project.title} is {'archived: it lies below the list' if away else 'back in the list'}"}
 
@@ -175,7 +175,7 @@ def fact(project: Project, words: Words) -> Answer:
     elif key == "allow_skips":
         projects.change(project, allow_skips=value == "true")
     else:
-        raise VideotuneError(f"{key!r} is nothing that a project keeps")
+        raise VideotuneError(f"{key!r} is not a setting of a project")
     return {"say": "saved"}
 
 
@@ -271,7 +271,7 @@ def stop_job(project: Project, words: Words) -> Answer:
     """End a job that is not a run."""
     job = jobs.latest(project.folder, words["kind"])
     if job is None or not job.running or not jobs.stop(job):
-        raise VideotuneError("nothing is at work there")
+        raise VideotuneError("no job is running there")
     return {"say": "stopped"}
 
 

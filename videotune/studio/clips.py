@@ -81,9 +81,7 @@ def rows(project: Project) -> list[dict[str, Any]]:
         out.append(_row(project, part, clip, checked.get(str(clip.path)), since))
     for path, row in checked.items():
         if path not in seen and not Path(path).is_relative_to(project.folder):
-            out.append(
-                _of_account(path, row) | {"path": path, "fixed": "it lies elsewhere: change it there", "part": ""}
-            )
+            out.append(_of_account(path, row) | {"path": path, "fixed": "it is elsewhere: change it there", "part": ""})
     return out
 
 

@@ -176,7 +176,7 @@ def put(keys: Mapping[str, Any], key: str, text: str, preset: str) -> dict[str, 
     """
     known = {one.key: one for one in fields()}
     if key not in known:
-        raise VideotuneError(f"{key!r} is no setting of this form")
+        raise VideotuneError(f"{key!r} is not a setting of this form")
     value = typed(known[key], text)
     flat = {name: old for name, old in flatten(keys).items() if name != key}
     if value is not None:

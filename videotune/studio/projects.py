@@ -53,7 +53,7 @@ def inside(folder: Path, relative: str) -> Path:
     parts = [part for part in plain.split("/") if part not in ("", ".")]
     odd = plain.startswith("/") or re.match("[A-Za-z]:", plain) or "\0" in plain or not parts
     if odd or any(part.startswith(".") for part in parts):
-        raise VideotuneError(f"{relative!r} is no path within {folder.name}")
+        raise VideotuneError(f"{relative!r} is not a path within {folder.name}")
     path = folder.joinpath(*parts)
     if not path.resolve().is_relative_to(folder.resolve()):
         raise VideotuneError(f"{relative!r} leads out of {folder.name}")
@@ -74,7 +74,7 @@ def named(root: Path, name: str) -> Project:
         facts = read_json(folder / BOOK)
     except ValueError as error:
         raise VideotuneError(
-            f"{folder / BOOK} is not JSON ({error}): mend it, or remove it and make it anew"
+            f"{folder / BOOK} is not JSON ({error}): fix it, or remove it and create it again"
         ) from error
     return Project(folder, facts if isinstance(facts, dict) else {})
 
@@ -145,7 +145,7 @@ def draft(project: Project) -> dict[str, Any]:
     try:
         value = read_json(path)
     except ValueError as error:
-        raise VideotuneError(f"{path} is not JSON ({error}): mend it, or remove it to begin anew") from error
+        raise VideotuneError(f"{path} is not JSON ({error}): fix it, or remove it to start again") from error
     return value if isinstance(value, dict) else {}
 
 

@@ -77,7 +77,7 @@ def safe_name(name: str) -> str:
     last = unicodedata.normalize("NFC", name).replace("\\", "/").rpartition("/")[2]
     plain = re.sub(r"[\x00-\x1f\x7f<>:\"|?*\u202a-\u202e\u2066-\u2069]", "_", last).strip().strip(".")
     if not plain or (plain != plain.lstrip("._") and not plain.lstrip("._")):
-        raise VideotuneError(f"{name!r} is no name for a file")
+        raise VideotuneError(f"{name!r} is not a valid file name")
     plain = plain.lstrip(".")
     stem, suffix = os.path.splitext(plain)
     return stem[:120] + suffix

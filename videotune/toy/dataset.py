@@ -25,10 +25,10 @@ def write_dataset(
     keep it from forgetting. Half of the files are mp4, half webm; most hold 17 frames at 16 fps, one in six shows the
     same second at 32 fps, and some run three frames longer. The frames depend on the arguments alone, and with
     the same encoders so do the files.
-    Raises VideotuneError for counts or a trigger that make no data set, and where the folder holds other files.
+    Raises VideotuneError for counts or a trigger that make no dataset, and where the folder holds other files.
     """
     if min(concept_clips, reminder_clips) < 0 or concept_clips + reminder_clips == 0:
-        raise VideotuneError(f"{concept_clips} concept and {reminder_clips} reminder clips make no data set")
+        raise VideotuneError(f"{concept_clips} concept and {reminder_clips} reminder clips make no dataset")
     if len(trigger.split()) != 1:
         raise VideotuneError(f"the trigger {trigger!r} must be one word")
     parts = {
@@ -56,7 +56,7 @@ def _refuse_others(folder: Path, ours: set[Path]) -> None:
     for part in ("videos", "captions"):
         for path in sorted((folder / part).glob("*")):
             if path not in ours and not path.name.startswith("."):
-                raise VideotuneError(f"{path} is not part of this data set: name an empty folder, or remove it")
+                raise VideotuneError(f"{path} is not part of this dataset: name an empty folder, or remove it")
 
 
 def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:

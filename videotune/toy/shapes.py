@@ -88,7 +88,7 @@ def distance(shape: str, x: NDArray[Any], y: NDArray[Any], radius: float) -> NDA
         case "cross":
             upright = np.maximum(wide - 0.35 * radius, high - radius)
             return np.minimum(upright, np.maximum(high - 0.35 * radius, wide - radius))
-    raise VideotuneError(f"shape {shape!r} is not known; there are {', '.join(SHAPES + EXTRA_SHAPES)}")
+    raise VideotuneError(f"shape {shape!r} is unknown; there are {', '.join(SHAPES + EXTRA_SHAPES)}")
 
 
 def pixel_grid(height: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -108,7 +108,7 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, proce
         if not resume.data_change:
             raise VideotuneError(
                 f"the data of {run} has changed since it started: {told_change(facts['check'], job)}. "
-                "Put it back as it was, start a new run, or go on with it by name: --allow-data-change"
+                "Put it back as it was, start a new run, or continue with the changed data: --allow-data-change"
             )
         what = told_change(facts["check"], job)
         views = Counter(name for line in history.read_steps(step) for name in line["window_ids"])
@@ -122,7 +122,7 @@ def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
     """Raise VideotuneError where the run would end before the checkpoint from which it is to go on."""
     if step > job.steps:
         raise VideotuneError(
-            f"steps: {run} goes on from step {step} and cannot end at step {job.steps}; "
+            f"steps: {run} continues from step {step} and cannot end at step {job.steps}; "
             f"give more steps, or go back first with --from: {listed(run)}"
         )
 
@@ -225,7 +225,7 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
     if found is not None and history.newest < found.step:
         raise VideotuneError(
             f"{run / 'journal.jsonl'} says nothing of the steps from {history.newest + 1} to {found.step}, which are saved. "
-            f"Put back a copy of it, or continue without them: videotune doctor {run} --repair-journal"
+            f"Restore a copy of it, or continue without them: videotune doctor {run} --repair-journal"
         )
     return found
 
@@ -310,7 +310,7 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
         raise
     except ValueError as error:
         raise VideotuneError(
-            f"checkpoint {where} is not whole, and a run cannot go on without its optimizer state: {error}\n"
+            f"checkpoint {where} is not whole, and a run cannot continue without its optimizer state: {error}\n"
             f"{rescue_message(trainer.run)}{why_not(trainer.run)}"
         ) from error
 

@@ -125,7 +125,7 @@ def open_job(
     cache = cache_folder(config)
     weighing = [dataset for dataset in config.datasets if dataset.loss_weight > 0]
     if not weighing:
-        raise VideotuneError("datasets.loss_weight: it is 0 for all of them, so nothing would be learnt")
+        raise VideotuneError("datasets.loss_weight: it is 0 for all of them, so nothing would be trained")
     try:
         with bar("reading clips") as progress:
             library = scan(_asked(config, weighing, spec, to_look), spec.rules, cache / "index.json", progress.update)
@@ -284,7 +284,7 @@ def refuse_skips(job: Job, allow: str | None) -> None:
     more = f"\n  … and {len(skipped) - 10} more" if len(skipped) > 10 else ""
     raise DoesNotFit(
         f"{len(skipped)} of the clips would be skipped:\n{lines}{more}\n"
-        f"Mend or remove them, or allow it: --allow-skips {len(skipped)}"
+        f"Fix or remove them, or allow it: --allow-skips {len(skipped)}"
     )
 
 

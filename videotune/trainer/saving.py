@@ -231,7 +231,7 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
     free, least = shutil.disk_usage(place).free, 2 * disk["checkpoint_bytes"] + SPARE
     if free < least:
         raise DoesNotFit(
-            f"{run}: two checkpoints need {size(least)}, and {size(free)} are free there. Make room, or give another --out"
+            f"{run}: two checkpoints need {size(least)}, and {size(free)} are free. Free some space, or give another --out"
         )
     if free < disk["run_bytes"]:
         echo(
