@@ -178,7 +178,7 @@ def refuse(words: SampleOptions) -> None:
     if words.seed is not None and not 0 <= words.seed < 2**63:
         raise VideotuneError(f"--seed is {str(words.seed)[:40]}, and must be from 0 to 2^63 - 1")
     if (words.run is None) == (words.base is None):
-        raise VideotuneError("name a RUN folder, or --base MODEL with or without --lora FILE")
+        raise VideotuneError("sample needs a RUN folder, or --base MODEL with or without --lora FILE: name one")
     if (words.run and (words.loras or words.embeddings)) or (words.base and words.step is not None):
         raise VideotuneError(
             "--lora and --embedding need --base, and --step needs a RUN: a run is sampled with its own weights"
