@@ -359,3 +359,17 @@ def test_requests_are_met_after_the_step_in_which_they_come(overrides: Make, tmp
     assert running.ended() == INTERRUPTED
     assert end_of(run)[2] == "stopped"
     assert complete(run) == [step, end_of(run)[1]]
+
+
+def test_killed_while_clips_are_encoded_no_entry_is_encoded_twice(overrides: Make, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    words = overrides("steps=1", f"cache_dir={cache}")
+    assert (
+        start(words, tmp_path / "run", first=moments.kill_at, given=("latent_cache.encode:_encoded", 3)).ended()
+        == KILLED
+    )
+    there = {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
+    assert sum("latents" in path.parts for path in there) == 2
+    assert train(words, tmp_path / "run") == DONE
+    assert {path: path.stat().st_mtime_ns for path in there} == there
+    assert sum("latents" in path.parts for path in cache.rglob("*.safetensors")) > 2

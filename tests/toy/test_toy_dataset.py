@@ -92,7 +92,7 @@ def test_writing_again_gives_the_same_bytes_and_another_seed_other_frames(tmp_pa
 
 def test_what_makes_no_dataset_is_refused(tmp_path: Path) -> None:
     for wrong in ({"concept_clips": 0, "reminder_clips": 0}, {"trigger": " "}, {"trigger": "a b"}):
-        with pytest.raises(VideotuneError, match=r"no data set|one word"):
+        with pytest.raises(VideotuneError, match=r"no dataset|one word"):
             write_dataset(tmp_path, **wrong)  # type: ignore[arg-type]
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "holiday.mp4").write_bytes(b"")
