@@ -1,4 +1,4 @@
-"""A hundred and fifty generated datasets under random settings: no file unaccounted for, planned frames decoded, nothing dropped."""
+"""Generated datasets under random settings: no file unaccounted for, planned frames decoded, nothing dropped."""
 
 import os
 import random
