@@ -146,17 +146,6 @@ def test_integer_weights(part: str, base: Path) -> None:
         used(base)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_tokenizer_that_was_cut(share: float, base: Path) -> None:
-    path = base / "tokenizer" / "tokenizer.json"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(VideotuneError, match="tokenizer"):
-        used(base)
-    with pytest.raises(VideotuneError, match="tokenizer"):
-        find("wan").token_lengths(base, ["a red circle"])
-
-
 @pytest.mark.parametrize("family", names())
 def test_each_tokenizer_must_have_its_vocabulary(family: str, tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
     base = Path(shutil.copytree(tiny_bases(family), tmp_path / "base"))

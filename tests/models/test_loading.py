@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.models_kit import KINDS, edit, opened
 from videotune.errors import VideotuneError
-from videotune.models.base_model import check_base, place, spec_for
+from videotune.models.base_model import place, spec_for
 from videotune.models.loading import load_model
 from videotune.models.model_files import check_parts, weight_files
 from videotune.models.registry import find
@@ -149,15 +149,6 @@ def test_a_base_with_a_file_of_ones_own_is_a_folder_of_links(base: Path, authors
     assert (placed.folder / "vae").resolve() == (base / "vae").resolve()
 
 
-def test_a_family_without_a_reader_of_such_files_takes_diffusers_names(
-    tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(tiny_bases("cogvideox") / "transformer", tmp_path / "net"))
-    save_file({f"net.{name}": value for name, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
-    said = refused(lambda: load_model(diffusers.CogVideoXTransformer3DModel, folder, torch.float32, CPU))
-    assert "only hidream, hunyuan_video, ltx_video, wan" in said
-
-
 def config(**values: Any) -> Callable[[Path], object]:
     return lambda path: edit(path.with_name("config.json"), **values)
 
@@ -253,8 +244,3 @@ def test_a_folder_of_another_family_names_both(base: Path) -> None:
     said = refused(lambda: spec_for("wan", place(str(base), weights=False)))
     assert "CogVideoX" in said
     assert "wan" in said
-
-
-def test_a_class_that_diffusers_does_not_have(base: Path) -> None:
-    edit(base / "model_index.json", transformer=["diffusers", "NextYearsTransformer"])
-    assert "has no NextYearsTransformer: install a newer one" in refused(lambda: check_base(base))

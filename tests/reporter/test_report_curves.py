@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import tests.reporter.report_kit as kit
 from tests.reporter.report_kit import (
     WINDOWS,
     account,
@@ -122,24 +121,8 @@ def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
         assert [found[key] for key in ("samples", "windows", "least", "most")] == [240, 4, 60, 60]
 
 
-def test_half_way_the_bars_show_so_far_and_by_the_end(tmp_path: Path) -> None:
-    run = kit.full_run(tmp_path / "half", last_step=61)
-    order = [("two windows.mov", "62 of 120", 2), ("b <i>bold.webm", "30 of 60", 1), ("zorble left.mp4", "30 of 60", 1)]
-    assert bars(run) == order
-    assert "moderate 10 to 49: 3 clips" in part(report(run), "exposure")
-
-
 def test_the_pages_bands_are_the_plans() -> None:
     assert [curves.band(times)[0] for times in range(201)] == [exposure.band(times) for times in range(201)]
-
-
-def test_windows_not_seen_yet_count_as_never_shown_and_many_clips_are_all_on_the_page(tmp_path: Path) -> None:
-    windows = [f"{n:012d}@0.000+17x64x64" for n in range(100)]
-    write_journal(tmp_path, [start(windows=109), step(1, window_ids=windows)])
-    page = report(tmp_path)
-    assert "from 109 windows: each seen 0 to 1 times" in part(page, "exposure")
-    assert "60 more clips, seen least" in part(page, "exposure")
-    assert all(f"{n:012d}" in page for n in range(100))
 
 
 def with_regularization(run: Path) -> dict[str, Any]:
@@ -179,13 +162,3 @@ def test_time_by_phase_sums_to_the_wall_time(tmp_path: Path) -> None:
     assert "of all training 40 s 66.7% waiting for clips 0.02 s 0.0% forward 0.2 s" in text
     assert "between the steps 39.4 s" in text
     assert "wall time 60 s 100.0%" in text
-
-
-def test_without_an_end_the_time_is_the_last_heartbeats_or_of_the_steps_alone(tmp_path: Path) -> None:
-    write_journal(tmp_path, [start(), step(1), step(2)])
-    text = part(report(tmp_path), "time")
-    assert "did not count its other phases" in text
-    assert "forward 0.2 s 33.3%" in text
-    beat = {"pid": 1, "host": "elsewhere", "started": 1.0, "step": 1, "state": "training", "since": 1.0, "time": 2.0}
-    put(tmp_path, "heartbeat.json", {**beat, "seconds": {"training": 3.0, "encoding": 1.0}})
-    assert "encoding clips and captions 1 s 25.0%" in part(report(tmp_path), "time")

@@ -39,16 +39,6 @@ def test_every_clip_is_accounted_for(run: Path) -> None:
     assert "do not add up" in part(report(run), "clips")
 
 
-def test_a_common_folder_of_the_clips_is_written_once(run: Path) -> None:
-    checked = account()
-    for row in checked["clips"]:
-        row["path"] = f"/data/mine/{row['path']}"
-    put(run, "check.json", checked)
-    said = part(report(run), "clips")
-    assert "In /data/mine/ :" in said
-    assert said.count("/data/mine") == 1
-
-
 def test_settings_stand_with_their_origin_the_users_first(run: Path) -> None:
     found = chapters(run)["settings"]
     own, defaults = found["own"], found["defaults"]

@@ -2,13 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
-
-import pytest
 
 import tests.reporter.report_kit as kit
 from tests.reporter.report_kit import (
@@ -89,14 +85,6 @@ def test_letters_that_utf8_cannot_carry_are_shown_as_question_marks(tmp_path: Pa
     assert "caption ? and é" in part(report(tmp_path), "warnings")
 
 
-def test_warnings_are_gathered_once_with_their_steps(tmp_path: Path) -> None:
-    slow = [{"kind": "warning", "step": n, "text": "slow disk"} for n in (3, 5)]
-    write_journal(tmp_path, [start(), *slow, {"kind": "warning", "text": "no step"}], '{"kind"')
-    torn, *lines = kit.chapters(tmp_path)["warnings"]["lines"]
-    assert "torn" in torn
-    assert lines == ["slow disk (step 3, 5)", "no step"]
-
-
 def test_a_run_that_has_only_begun_says_what_is_not_there_yet(tmp_path: Path) -> None:
     write_journal(tmp_path, [start()])
     page = report(tmp_path)
@@ -104,63 +92,6 @@ def test_a_run_that_has_only_begun_says_what_is_not_there_yet(tmp_path: Path) ->
     assert [anchor for anchor in CHAPTERS[:-1] if "Not there yet" not in part(page, anchor)] == []
     assert "check.json" in part(page, "clips")
     assert "None." in part(page, "warnings")
-
-
-@pytest.mark.parametrize("value", [0, 250])
-def test_what_is_switched_off_is_not_awaited(tmp_path: Path, value: int) -> None:
-    write_journal(tmp_path, [start(), step(1)])
-    keys = {"verdict": "validate_every", "validation": "validate_every", "samples": "sample_after"}
-    keys["metrics"] = "sample_metrics.budget"
-    own = {"validate_every": value, "sample_after": value, "sample_metrics": {"budget": value}}
-    put(tmp_path, "config.json", {"settings": own})
-    found = kit.chapters(tmp_path)
-    for anchor, key in keys.items():
-        expected = "Not there yet" if value else f"Switched off ({key} is 0)."
-        assert found[anchor]["absent"].startswith(expected), anchor
-
-
-def test_an_interrupted_run_is_not_called_done_and_a_resume_is_shown(tmp_path: Path) -> None:
-    verdict = {"kind": "verdict", "step": 6, "verdict": "PLATEAU", "reason": "no change since step 4", "best_step": 4}
-    steps = [*map(step, range(1, 5)), {"kind": "resume", "from_step": 4}, step(5)]
-    write_journal(tmp_path, [start(), *steps, verdict, {"kind": "end", "step": 5, "why": "interrupted"}])
-    page = report(tmp_path)
-    assert '<span class="badge care">interrupted</span>' in page
-    for sentence in (
-        "5 of 120 steps, ended: interrupted.",
-        "4 resumed from step",
-        "PLATEAU It has come to rest. No change since step 4.",
-    ):
-        assert sentence in words(page)
-
-
-def test_fields_of_the_wrong_kind_do_not_end_the_report(tmp_path: Path) -> None:
-    odd = [start(clips=3, versions=None, buckets="x", notes=None, steps=None, windows="many")]
-    odd += [step(1) | {"mse": "x", "by_t": None, "window_ids": None, "seconds": 4}, {"kind": "step"}]
-    odd += [
-        {"kind": "validation", "step": 0, "held_out": 3, "train": {"by_quantile": "x"}},
-        {"kind": "sample", "step": "x"},
-    ]
-    odd += [
-        start(buckets=[{"shape": "1x²x3", "windows": 1}]),
-        {"kind": "sample_metrics", "step": 1, "samples": 3, "motion": 4},
-    ]
-    write_journal(tmp_path, [*odd, {"kind": "save"}, {"kind": "warning"}, {"kind": "resume"}, {"kind": "verdict"}])
-    row = {"used": True, "id": "a", "windows": 0.5, "views": -3, "width": [1], "speed": "x", "captions": None}
-    put(tmp_path, "check.json", {"clips": [row, row | {"views": 3, "seconds_cut": "x"}], "notes": []})
-    put(tmp_path, "plan.json", {"views": {}})
-    settings = {"sample": 3, "datasets": [3], "video_config": "x"}
-    put(tmp_path, "config.json", {"settings": settings, "base": {"name": "x"}})
-    put(tmp_path, "exports.json", [{"path": f"a-step-{'9' * 5000}"}, {"path": "a-step-²", "use": "x", "verified": 3}])
-    put(tmp_path, "demo.json", {"concept": 3, "control": {"before": "x"}})
-    assert attributes(report(tmp_path), "id", "section") == CHAPTERS
-
-
-def test_the_report_loads_neither_torch_nor_numpy() -> None:
-    code = (
-        "import sys, videotune.reporter.build; print(sorted({'torch', 'numpy', 'av', 'pydantic'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 ROOT = Path("/clips/mine")
@@ -195,8 +126,3 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
     assert "held out 17 frames at 16 fps 64x64 64x64, 17 frames 1 window" in held
     assert "skipped: no_caption" in held
     assert "by the end" not in held
-
-
-def test_all_notes_of_a_contact_sheet_are_shown_once() -> None:
-    said = sheet({}, job_notes=("of the job", "of both"), notes=["of both", "of the kit.account"])
-    assert [said.count(note) for note in ("of the job", "of both", "of the kit.account")] == [1, 1, 1]
