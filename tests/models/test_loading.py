@@ -138,17 +138,6 @@ def test_a_file_with_the_authors_names_is_the_transformer(base: Path, authors: P
     assert forgets.scale_shift_table.dtype == torch.bfloat16
 
 
-def test_a_base_with_a_file_of_ones_own_is_a_folder_of_links(base: Path, authors: Path) -> None:
-    (base / "transformer" / WEIGHTS).unlink()
-    assert "lacks transformer/diffusion_pytorch_model.safetensors" in refused(lambda: place(str(base)))
-    placed = place(str(base), files={"transformer": authors})
-    assert placed == place(str(base), files={"transformer": authors})
-    assert placed.name == str(base)
-    assert spec_for("wan", placed) == spec_for("wan", place(str(base), weights=False))
-    assert (placed.folder / "transformer" / WEIGHTS).resolve() == authors.resolve()
-    assert (placed.folder / "vae").resolve() == (base / "vae").resolve()
-
-
 def config(**values: Any) -> Callable[[Path], object]:
     return lambda path: edit(path.with_name("config.json"), **values)
 

@@ -188,16 +188,6 @@ def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
     assert len(kit.chapters(tmp_path)["metrics"]["charts"]) == 2
 
 
-def test_metrics_name_the_encoder_and_say_no_copies_or_that_clips_are_alike(tmp_path: Path) -> None:
-    said = measured(tmp_path, probe(0, 0.3), probe(250, 0.4, heuristic=False, embedding="clip-12345678"))
-    assert "no copies seen" in said
-    assert "by the encoder clip-12345678" in said
-    assert "no longer there" in said, "the video was removed"
-    alike = probe(0, 0.3)
-    alike["replication"]["others"] = {"clips": 9, "median": 0.9, "p99": 0.99}
-    assert "a copy can hardly be told" in measured(tmp_path, alike)
-
-
 def test_what_was_not_measured_says_why_once(tmp_path: Path) -> None:
     reasons = [{"kind": "sample_metrics", "step": n, "not_measured": f"budget: one takes {n} s"} for n in (250, 500)]
     assert "Not measured at step 250, step 500: budget: one takes 500 s." in measured(tmp_path, *reasons)
