@@ -219,6 +219,9 @@ MISTAKES = {
     "export {run} --step 7": "no complete checkpoint of step 7",
     "export {run} --out {tmp}/file": "{tmp}/file",
     "report {tmp}": "is not a run folder",
+    "tiny wan {tmp}": "name a new folder",
+    "tiny wan {tmp}/base --variant x": "ti2v",
+    "tiny none {tmp}/base": "cogvideox",
 }
 """Commands, and what the sentence about each names."""
 

@@ -149,13 +149,11 @@ def weights(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Pat
 LORA = {"diffusion_model.blocks.0.self_attn.q.lora_A.weight": torch.zeros(2, 4)}
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
 SPOILT: dict[str, tuple[Callable[[Path], object], list[str]]] = {
-    "another size": (config(ffn_dim=48), ["does not fit", "tensors differ, as blocks.0.ffn", "in the file, 48x24 by"]),
     "fewer blocks": (config(num_layers=1), ["does not fit", "not in the model by the config"]),
     "more blocks": (config(num_layers=3), ["does not fit", "missing in the file"]),
     "quantized": (config(quantization_config={"quant_method": "bitsandbytes"}), ["take the checkpoint in float32"]),
     "8 bits": (weights(lambda all: {k: v.to(torch.float8_e4m3fn) for k, v in all.items()}), ["the dtype F8_E4M3"]),
     "a LoRA": (weights(lambda _: LORA), ["is a LoRA, not a transformer"]),
-    "something else": (weights(lambda _: {"blocks.nothing.weight": torch.zeros(2, 4)}), ["does not fit"]),
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-100]), ["is damaged", "Fetch it again"]),
     "a pointer": (lambda path: path.write_text(POINTER), ["pointer of git-lfs", "git lfs pull"]),
     "a pickle": (lambda path: path.rename(path.with_name("diffusion_pytorch_model.bin")), ["no weights", "can run code"]),
