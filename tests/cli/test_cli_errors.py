@@ -139,31 +139,14 @@ def test_each_command_has_help(videotune: Command) -> None:
         assert "Usage" in answer.out
 
 
-def test_a_whole_run_ends_with_0_and_leaves_its_files(a_run: Path) -> None:
-    for name in ("config.json", "journal.jsonl", "plan.json", "check.json", "exports.json", "report.html"):
-        assert (a_run / name).is_file(), name
-    assert list((a_run / "export").glob("*.safetensors"))
-    assert len(list((a_run / "samples").glob("*.mp4"))) == 2
-    assert (a_run / "checkpoints" / "step-1" / "COMPLETE").is_file()
-
-
 @pytest.mark.parametrize(
     ("knob", "nearest"),
     [
         ("target_fps=12", "video_config.target_fps"),
         ("video_config.learning_rate=1", "learning_rate' or 'text_encoder.learning_rate"),
-        ("video_config.max_frame=9", "video_config.max_frames"),
-        ("max_frame=9", "video_config.max_frames"),
-        ("video_config.steps=3", "sample.steps' or 'sample_metrics.steps' or 'steps"),
         ("frames=9", "sample.frames' or 'video_config.frames"),
-        ("video_config.frame=9", "video_config.frames"),
-        ("sample.step=3", "sample.steps"),
-        ("lora.rnk=3", "lora.rank"),
-        ("learning_rat=3", "learning_rate"),
         ("rank=3", "lora.rank"),
-        ("optimizer.weight=0.5", "optimizer.weight_decay"),
         ('datasets=[{"path": "x", "triger": "y"}]', "datasets.trigger"),
-        ("temporal_consistency_weigth=1", "video_config.temporal_consistency_weight"),
     ],
 )
 def test_an_unknown_or_misplaced_key_gets_the_nearest_name_in_its_section(
@@ -184,30 +167,15 @@ def test_an_unknown_or_misplaced_key_gets_the_nearest_name_in_its_section(
     assert f"did you mean '{nearest}'?" in answer.sentence
 
 
-def test_a_key_like_no_other_is_sent_to_the_list(videotune: Command, clips: Path) -> None:
-    answer = videotune("check", clips, "--set", "zzz=1")
-    assert answer.code == 1
-    assert "unknown key 'zzz'; `videotune presets keys` lists every key" in answer.sentence
-
-
 @pytest.mark.parametrize(
     ("knob", "words"),
     [
-        ("steps=0", "steps: input should be greater than or equal to 1, not 0"),
+        ("steps=0", "steps: "),
         ("batch_size=two", "batch_size: "),
-        ("samples=-1", "samples: "),
         ("learning_rate=NaN", "learning_rate: "),
-        ("learning_rate=0", "learning_rate: "),
-        ("video_config.temporal_consistency_weight=3", "video_config.temporal_consistency_weight: "),
-        ("caption_dropout=1.5", "caption_dropout: "),
         ("timestep_distribution=NORMAL", "'LOGIT_NORMAL', 'SIGMOID', 'MODE' or 'BETA'"),
         ("video_config=5", "video_config: "),
-        ("datasets=5", "datasets: "),
-        ("resolution=0", "resolution"),
         ("resolution=50x64", '"48x64"'),
-        ("loss_weighting=min_snr", "loss_weighting"),
-        ("output_model_format=[]", "output_model_format: "),
-        ("lora.targets=[]", "lora.targets: "),
         ("steps", "--set takes key=value"),
         ("steps.more=1", "unknown key 'steps.more'"),
     ],
@@ -224,48 +192,54 @@ def test_every_wrong_value_is_said_at_once(videotune: Command, clips: Path) -> N
     assert [line.split(":")[0] for line in answer.sentence.strip().splitlines()] == ["steps", "lora.rank"]
 
 
-def test_unknown_presets_and_families_get_the_nearest_name(videotune: Command, clips: Path) -> None:
-    for words, hint in (
-        (("plan", "--data", clips, "--preset", "toi"), "no preset 'toi'; did you mean 'toy'?"),
-        (("presets", "show", "toi"), "no preset 'toi'; did you mean 'toy'?"),
-        (("plan", "--data", clips, "--preset", "qqq"), "`videotune presets list`"),
-        (("plan", "--data", clips, "--family", "wam"), "no family 'wam'; did you mean 'wan'?"),
-        (("plan", "--data", clips, "--family", "qqq"), "Families: "),
-        (("plan", "--data", clips), "which model?"),
-    ):
-        answer = videotune(*words)
-        assert answer.code == 1, words
-        assert hint in answer.sentence
+MISTAKES = {
+    "plan --data {clips} --set base_model_name={tmp}/nowhere": "no such folder",
+    "plan --data {clips} --set base_model_name={tmp}/empty": "model_index.json",
+    "plan --data {clips} --set base_model_name=asset:nothing": "asset:toy",
+    "plan --data {clips} --preset toi": "'toy'",
+    "plan --data {clips}": "which model?",
+    "check {tmp}/nowhere": "nowhere does not exist",
+    "check {tmp}/empty": "found 1 .md",
+    "check {clips}/videos/a.mp4": "is a file",
+    "check": "which clips?",
+    "cache --preset toy --data {clips} --set cache_dir={tmp}/file": "cache_dir",
+    "train --preset toy --data {tmp}/nowhere --out {tmp}/run": "does not exist",
+    "train --preset toy --data {clips} --out {tmp}/file": "file is a file",
+    "train --preset toy --data {clips} --out {run}": "holds a run already",
+    "train --data {clips} --out {tmp}/none --override": "go with --resume",
+    "train --out {tmp}/none --resume": "holds no run",
+    "train --out {run} --resume --preset toy": "cannot be resumed with another",
+    "train --out {run} --resume --from 7": "no complete checkpoint of step 7",
+    "train --out {run} --resume --set lora.rank=3": "cannot be resumed with another",
+    "train --out {run} --resume --set learning_rate=0.5": "add --override",
+    "sample {run}": "which prompt?",
+    "sample --prompt cat": "name one",
+    "sample {run} --prompt cat --out {tmp}/file": "{tmp}/file",
+    "export {tmp}": "holds no run",
+    "export {run} --step 7": "no complete checkpoint of step 7",
+    "export {run} --out {tmp}/file": "{tmp}/file",
+    "report {tmp}": "is not a run folder",
+    "tiny wan {tmp}": "name a new folder",
+    "tiny wan {tmp}/base --variant x": "ti2v",
+    "tiny none {tmp}/base": "cogvideox",
+}
+"""Commands, and what the sentence about each names."""
 
 
-def test_a_base_model_that_is_not_there(videotune: Command, clips: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_sentence_and_writes_nothing(
+    videotune: Command, a_run: Path, clips: Path, tmp_path: Path, words: str
+) -> None:
     (tmp_path / "empty").mkdir()
-    for name, words in (
-        (tmp_path / "nowhere", "no such folder"),
-        (tmp_path / "empty", "model_index.json"),
-        ("asset:nothing", "asset:toy"),
-    ):
-        answer = videotune("plan", "--data", clips, "--set", f"base_model_name={name}")
-        assert answer.code == 1
-        assert words in answer.sentence
-
-
-def test_data_that_are_not_there(videotune: Command, clips: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "notes.md").touch()
-    for words, said in (
-        (("check", tmp_path / "nowhere"), "nowhere does not exist"),
-        (("train", "--preset", "toy", "--data", tmp_path / "nowhere", "--out", tmp_path / "run"), "does not exist"),
-        (("check", tmp_path / "empty"), "found 1 .md"),
-        (("check", clips / "videos" / "a.mp4"), "is a file"),
-        (("check",), "which clips?"),
-        (("plan", "--preset", "toy"), "which clips?"),
-    ):
-        answer = videotune(*words)
-        assert answer.code == 1
-        assert said in answer.sentence
-    assert not (tmp_path / "nowhere").exists()
-    assert not (tmp_path / "run").exists()
+    for name in ("empty/notes.md", "file"):
+        (tmp_path / name).touch()
+    before = {path: path.stat().st_mtime_ns for folder in (a_run, tmp_path) for path in folder.rglob("*")}
+    places = {"tmp": tmp_path, "clips": clips, "run": a_run}
+    answer = videotune(*words.format(**places).split())
+    assert answer.code == 1
+    assert MISTAKES[words].format(**places) in answer.sentence
+    after = {path: path.stat().st_mtime_ns for folder in (a_run, tmp_path) for path in folder.rglob("*")}
+    assert after == before
 
 
 def test_yaml_and_a_byte_order_mark_are_read(videotune: Command, clips: Path, tmp_path: Path) -> None:
@@ -277,31 +251,22 @@ def test_yaml_and_a_byte_order_mark_are_read(videotune: Command, clips: Path, tm
         assert json.loads(answer.out)["clips"][0]["frames"] == 5
 
 
-def test_check_says_2_where_a_clip_is_skipped_and_0_where_that_is_allowed(videotune: Command, spoilt: Path) -> None:
+def test_code_2_where_a_clip_is_skipped_and_0_where_that_is_allowed(
+    videotune: Command, model: Path, spoilt: Path
+) -> None:
     answer = videotune("check", spoilt)
     assert answer.code == 2
     assert "found 3 = used 2 + held out 0 + skipped 1" in answer.out
     assert "skipped: not_a_video" in answer.out
     assert "--allow-skips 1" in answer.err
-    for allowed, code in (("1", 0), ("all", 0), ("7", 0), ("0", 2)):
+    for allowed, code in (("1", 0), ("all", 0), ("7", 0), ("0", 2), ("some", 1)):
         assert videotune("check", spoilt, "--allow-skips", allowed).code == code
-    answer = videotune("check", spoilt, "--allow-skips", "some")
-    assert (answer.code, "a number or all" in answer.sentence) == (1, True)
     account = json.loads(videotune("check", spoilt, "--json").out)
     assert (account["found"], account["used"], account["skipped"]) == (3, 2, 1)
-
-
-@pytest.mark.parametrize("command", ["plan", "cache", "train"])
-def test_nothing_is_left_out_unless_it_is_allowed(
-    videotune: Command, model: Path, spoilt: Path, tmp_path: Path, command: str
-) -> None:
-    words = ["--data", spoilt, *small(model, "steps=1"), *(["--out", tmp_path / "run"] if command == "train" else [])]
-    answer = videotune(command, *words)
-    assert answer.code == 2
-    assert re.search(r"c\.mp4: not_a_video: .*--allow-skips 1", answer.sentence, re.DOTALL)
-    assert not (tmp_path / "run").exists()
-    if command == "plan":
-        assert videotune(command, *words, "--allow-skips", "1").code == 0
+    for command in ("plan", "cache"):
+        answer = videotune(command, "--data", spoilt, *small(model))
+        assert (answer.code, "c.mp4: not_a_video" in answer.sentence) == (2, True)
+    assert videotune("plan", "--data", spoilt, *small(model), "--allow-skips", "1").code == 0
 
 
 def test_2_where_no_clip_can_be_used(videotune: Command, tmp_path: Path) -> None:
@@ -311,10 +276,7 @@ def test_2_where_no_clip_can_be_used(videotune: Command, tmp_path: Path) -> None
     assert answer.code == 2
     account = json.loads(answer.out)
     assert (account["found"], account["skipped"], account["clips"][0]["reason"]) == (1, 1, "too_short")
-    assert videotune("check", tmp_path).code == 2
-    refused = videotune("plan", "--preset", "toy", "--data", tmp_path)
-    assert refused.code == 2
-    assert "short.mp4: too_short" in refused.sentence
+    assert videotune("plan", "--preset", "toy", "--data", tmp_path).code == 2
 
 
 def test_check_accounts_for_clips_without_captions_and_then_fails(videotune: Command, tmp_path: Path) -> None:
@@ -325,64 +287,6 @@ def test_check_accounts_for_clips_without_captions_and_then_fails(videotune: Com
     assert answer.code == 1
     assert [clip["reason"] for clip in json.loads(answer.out)["clips"]] == [None, "missing_caption"]
     assert "missing_caption" in answer.err
-
-
-def test_a_folder_that_holds_a_run_is_not_written_over(
-    videotune: Command, a_run: Path, model: Path, clips: Path
-) -> None:
-    before = {path: path.stat().st_mtime_ns for path in a_run.rglob("*")}
-    answer = videotune("train", "--data", clips, "--out", a_run, *small(model))
-    assert answer.code == 1
-    assert "holds a run already: continue it with --resume" in answer.sentence
-    assert {path: path.stat().st_mtime_ns for path in a_run.rglob("*")} == before
-
-
-def test_resume_needs_a_run_and_takes_no_other_words(
-    videotune: Command, a_run: Path, clips: Path, tmp_path: Path
-) -> None:
-    answer = videotune("train", "--out", tmp_path / "none", "--resume")
-    assert (answer.code, "holds no run" in answer.sentence) == (1, True)
-    for words, said in (
-        (("--preset", "toy"), "cannot be resumed with another"),
-        (("--init-from", "x.safetensors"), "cannot be resumed with another"),
-        (("--from", "7"), "no complete checkpoint of step 7"),
-        (("--set", "lora.rank=3"), "cannot be resumed with another"),
-        (("--set", "learning_rate=0.5"), "add --override"),
-    ):
-        answer = videotune("train", "--out", a_run, "--resume", *words)
-        assert (answer.code, said in answer.sentence) == (1, True), answer.sentence
-    answer = videotune("train", "--out", tmp_path / "none", "--data", clips, "--override")
-    assert (answer.code, "go with --resume" in answer.sentence) == (1, True)
-    assert not (tmp_path / "none").exists()
-
-
-def test_sample_and_export_say_what_they_lack(videotune: Command, a_run: Path, tmp_path: Path, model: Path) -> None:
-    for words, said in (
-        (("sample", a_run), "which prompt?"),
-        (("sample", "--prompt", "a cat"), "name one"),
-        (("sample", a_run, "--base", model, "--prompt", "a cat"), "name one"),
-        (("sample", tmp_path, "--prompt", "a cat"), "holds no run"),
-        (
-            ("sample", a_run, "--prompt", "a cat", "--step", "7"),
-            "no complete checkpoint of step 7; complete are those of the steps 1",
-        ),
-        (("sample", "--base", model, "--lora", tmp_path / "x", "--prompt", "a cat"), "no such LoRA file"),
-        (("sample", a_run, "--prompt", "a cat", "--set", "sample.frames=6"), "sample.frames"),
-        (("export", tmp_path), "holds no run"),
-        (("export", a_run, "--step", "7"), "no complete checkpoint of step 7; complete are those of the steps 1"),
-        (("export", a_run, "--format", "kohya"), "not 'kohya'"),
-    ):
-        answer = videotune(*words)
-        assert answer.code == 1, words
-        assert said in answer.sentence
-
-
-def test_a_file_in_the_way_is_said(videotune: Command, clips: Path, model: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    answer = videotune("train", "--data", clips, "--out", tmp_path / "file", *small(model))
-    assert (answer.code, "file is a file" in answer.sentence) == (1, True)
-    answer = videotune("cache", "--data", clips, *small(model), "--set", f"cache_dir={tmp_path / 'file'}")
-    assert (answer.code, "Set cache_dir elsewhere" in answer.sentence) == (1, True)
 
 
 def test_presets_are_listed_and_shown_as_configs(
@@ -427,15 +331,6 @@ def test_a_mistyped_command_is_told_without_a_traceback(videotune: Command, word
     assert re.search(r"No such command|Missing option|No such option", answer.err)
 
 
-@pytest.mark.parametrize("command", ["sample", "export"])
-def test_a_file_in_the_way_of_results_is_said(videotune: Command, a_run: Path, tmp_path: Path, command: str) -> None:
-    (tmp_path / "file").touch()
-    prompt = ["--prompt", "a cat", "--set", "sample.steps=1"] if command == "sample" else []
-    answer = videotune(command, a_run, *prompt, "--out", tmp_path / "file")
-    assert answer.code == 1
-    assert str(tmp_path / "file") in answer.sentence
-
-
 def test_sample_draws_with_the_config_s_seed_where_none_is_given(
     videotune: Command, a_run: Path, tmp_path: Path
 ) -> None:
@@ -453,6 +348,3 @@ def test_the_page_of_a_run_is_written_when_it_is_asked_for(videotune: Command, t
     assert answer.code == 0, answer.err
     assert answer.out.strip() == str(run / "report.html")
     assert f"<title>Run {tmp_path.name}</title>" in (run / "report.html").read_text()
-    none = videotune("report", str(tmp_path / "nothing"))
-    assert none.code == 1
-    assert "is not a run folder" in none.err

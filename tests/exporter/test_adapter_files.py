@@ -152,9 +152,6 @@ HEADERS: list[dict[str, str]] = [
     *({key: text} for key in KEYS for text in ("[]", "5", "{", '"x"', "null", '{"a": ' * 5000)),
     {"lora_adapter_metadata": '{"transformer.lora_alpha": "(a+)+$"}'},
     {"lora_adapter_metadata": '{"transformer.lora_alpha": 2, "transformer.alpha_pattern": {"(a+)+$": 5}}'},
-    {"lora_adapter_metadata": '{"transformer.lora_alpha": 1e38}'},
-    {"lora_adapter_metadata": '{"transformer.lora_alpha": -1}'},
-    {"lora_adapter_metadata": '{"transformer.lora_alpha": NaN}'},
     {"lora_config": '{"lora_alpha": true}'},
     {"lora_config": '{"lora_alpha": 0}'},
     {"videotune": "[]"},
@@ -188,18 +185,14 @@ def pair(state: State, name: str) -> State:
 
 DAMAGE: dict[str, Callable[[State], Any]] = {
     "NaN": lambda s: s[B].fill_(float("nan")),
-    "infinite": lambda s: s[A].fill_(float("inf")),
     "integers": lambda s: s.update({A: s[A].int()}),
     "A without its B": lambda s: s.pop(B),
-    "B without its A": lambda s: s.pop(A),
     "two ranks": lambda s: s.update({A: s[A][:2]}),
     "no rank": lambda s: s.update({A: s[A][:0], B: s[B][:, :0]}),
     "another width": lambda s: s.update({A: torch.cat([s[A], s[A]], 1)}),
     "vectors": lambda s: s.update({A: s[A][0].clone(), B: s[B][:, 0].clone()}),
     "alpha 1e38": lambda s: s.update({ALPHA: torch.tensor(1e38)}),
     "alpha 0": lambda s: s.update({ALPHA: torch.tensor(0.0)}),
-    "alpha -1": lambda s: s.update({ALPHA: torch.tensor(-1.0)}),
-    "alpha NaN": lambda s: s.update({ALPHA: torch.tensor(float("nan"))}),
     "alpha as a list": lambda s: s.update({ALPHA: torch.ones(3)}),
     "a module that is not there": lambda s: s.update(pair(s, "transformer.blocks.99.attn1.to_q")),
     "a module twice": lambda s: s.update(pair(s, "diffusion_model.blocks.0.self_attn.q")),
@@ -212,7 +205,6 @@ DAMAGE: dict[str, Callable[[State], Any]] = {
     "a tensor that nobody knows": lambda s: s.update({"foo": torch.zeros(3)}),
     "weights of a text encoder": lambda s: s.update(pair(s, "text_encoder.q")),
     "nothing": lambda s: s.clear(),
-    "only alphas": lambda s: (s.clear(), s.update({ALPHA: torch.tensor(1.0)})),
 }  # fmt: skip
 
 

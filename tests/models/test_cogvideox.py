@@ -18,7 +18,7 @@ from videotune.data.buckets import choose_size, parse_resolution
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
-from videotune.models.cogvideox import CogVideoX, _scattered
+from videotune.models.cogvideox import CogVideoX
 from videotune.rng import draws
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.run_spec import open_job
@@ -73,15 +73,6 @@ def test_the_frame_in_front_is_a_copy_with_noise_of_its_own(variant: str, tiny_f
     torch.testing.assert_close(in_front.flatten().sort().values, first.flatten().sort().values, rtol=0, atol=1e-5)
     assert abs(np.corrcoef(in_front.flatten(), first.flatten())[0, 1]) < 0.15  # 384 numbers: three deviations
     assert abs(np.corrcoef(in_front[..., 1:].flatten(), first[..., :-1].flatten())[0, 1]) < 0.15
-
-
-def test_noise_is_scattered_over_every_size() -> None:
-    for channels, rows, columns in ((4, 4, 6), (16, 60, 90), (16, 96, 170), (16, 2, 2), (16, 62, 62)):
-        places = torch.arange(channels * rows * columns).float().view(1, channels, 1, rows, columns)
-        moved = _scattered(places)
-        assert torch.equal(moved.flatten().sort().values, places.flatten())
-        assert (moved != places).all(), "none stays where it was"
-        assert moved.flatten().diff().abs().min() > 0.3 * places.numel(), "neighbours come from far apart"
 
 
 def test_a_shift_is_refused(tiny_family: Open) -> None:

@@ -44,16 +44,6 @@ def test_each_base_says_its_family_and_its_spec_without_torch(tiny_bases: Callab
 
 
 @KINDS
-def test_tiny_is_the_same_for_the_same_seed(
-    name: str, variant: str, tmp_path: Path, tiny_bases: Callable[..., Path]
-) -> None:
-    again = find(name).tiny(tmp_path / "again", variant=variant)
-    first = tiny_bases(name, variant)
-    for path in sorted(first.rglob("*.safetensors")):
-        assert path.read_bytes() == (again / path.relative_to(first)).read_bytes()
-
-
-@KINDS
 def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str, tiny_family: Open) -> None:
     """Whatever captions stand beside one another; what a clip tells stays as it was cached.
 

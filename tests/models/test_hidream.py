@@ -20,8 +20,8 @@ from videotune.types import ClipShape, SampleRequest
 
 Bases = Callable[..., Path]
 Open = Callable[..., Any]
-SHAPES = [ClipShape(1, 32, 32, 1.0), ClipShape(1, 64, 48, 1.0), ClipShape(1, 48, 96, 1.0)]
-"""A square one, and two that are padded."""
+SHAPES = [ClipShape(1, 32, 32, 1.0), ClipShape(1, 64, 48, 1.0)]
+"""A square one, and one that is padded."""
 
 
 def test_a_checkpoint_says_what_it_is(tiny_bases: Bases, tmp_path: Path) -> None:
@@ -96,22 +96,6 @@ def by_hand(tokens: torch.Tensor, shape: ClipShape) -> torch.Tensor:
     rows, columns = shape.height // 16, shape.width // 16
     tokens = tokens[:, :, : rows * columns].unflatten(2, (rows, columns)).unflatten(4, (2, 2))
     return tokens.permute(0, 1, 2, 4, 3, 5).flatten(4, 5).flatten(2, 3)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_transformer_answers_as_diffusers_own_in_either_mode(
-    shape: ClipShape, tiny_bases: Bases, tiny_family: Open
-) -> None:
-    family = tiny_family("hidream")
-    batch, words, t = told(family, shape)
-    theirs = HiDreamImageTransformer2DModel.from_pretrained(tiny_bases("hidream") / "transformer")
-    net = family.denoiser()
-    with torch.no_grad():
-        truth = -theirs.eval()(**words)[0][:, :, None]
-        for training in (False, True):
-            torch.testing.assert_close(
-                family.predict(net.train(training), batch.x0, t, batch), truth, rtol=1e-4, atol=1e-6
-            )
 
 
 def gradients(net: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.models_kit import KINDS, edit, opened
 from videotune.errors import VideotuneError
-from videotune.models.base_model import check_base, place, spec_for
+from videotune.models.base_model import place, spec_for
 from videotune.models.loading import load_model
 from videotune.models.model_files import check_parts, weight_files
 from videotune.models.registry import find
@@ -138,26 +138,6 @@ def test_a_file_with_the_authors_names_is_the_transformer(base: Path, authors: P
     assert forgets.scale_shift_table.dtype == torch.bfloat16
 
 
-def test_a_base_with_a_file_of_ones_own_is_a_folder_of_links(base: Path, authors: Path) -> None:
-    (base / "transformer" / WEIGHTS).unlink()
-    assert "lacks transformer/diffusion_pytorch_model.safetensors" in refused(lambda: place(str(base)))
-    placed = place(str(base), files={"transformer": authors})
-    assert placed == place(str(base), files={"transformer": authors})
-    assert placed.name == str(base)
-    assert spec_for("wan", placed) == spec_for("wan", place(str(base), weights=False))
-    assert (placed.folder / "transformer" / WEIGHTS).resolve() == authors.resolve()
-    assert (placed.folder / "vae").resolve() == (base / "vae").resolve()
-
-
-def test_a_family_without_a_reader_of_such_files_takes_diffusers_names(
-    tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(tiny_bases("cogvideox") / "transformer", tmp_path / "net"))
-    save_file({f"net.{name}": value for name, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
-    said = refused(lambda: load_model(diffusers.CogVideoXTransformer3DModel, folder, torch.float32, CPU))
-    assert "only hidream, hunyuan_video, ltx_video, wan" in said
-
-
 def config(**values: Any) -> Callable[[Path], object]:
     return lambda path: edit(path.with_name("config.json"), **values)
 
@@ -169,13 +149,11 @@ def weights(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Pat
 LORA = {"diffusion_model.blocks.0.self_attn.q.lora_A.weight": torch.zeros(2, 4)}
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
 SPOILT: dict[str, tuple[Callable[[Path], object], list[str]]] = {
-    "another size": (config(ffn_dim=48), ["does not fit", "tensors differ, as blocks.0.ffn", "in the file, 48x24 by"]),
     "fewer blocks": (config(num_layers=1), ["does not fit", "not in the model by the config"]),
     "more blocks": (config(num_layers=3), ["does not fit", "missing in the file"]),
     "quantized": (config(quantization_config={"quant_method": "bitsandbytes"}), ["take the checkpoint in float32"]),
     "8 bits": (weights(lambda all: {k: v.to(torch.float8_e4m3fn) for k, v in all.items()}), ["the dtype F8_E4M3"]),
     "a LoRA": (weights(lambda _: LORA), ["is a LoRA, not a transformer"]),
-    "something else": (weights(lambda _: {"blocks.nothing.weight": torch.zeros(2, 4)}), ["does not fit"]),
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-100]), ["is damaged", "Fetch it again"]),
     "a pointer": (lambda path: path.write_text(POINTER), ["pointer of git-lfs", "git lfs pull"]),
     "a pickle": (lambda path: path.rename(path.with_name("diffusion_pytorch_model.bin")), ["no weights", "can run code"]),
@@ -253,8 +231,3 @@ def test_a_folder_of_another_family_names_both(base: Path) -> None:
     said = refused(lambda: spec_for("wan", place(str(base), weights=False)))
     assert "CogVideoX" in said
     assert "wan" in said
-
-
-def test_a_class_that_diffusers_does_not_have(base: Path) -> None:
-    edit(base / "model_index.json", transformer=["diffusers", "NextYearsTransformer"])
-    assert "has no NextYearsTransformer: install a newer one" in refused(lambda: check_base(base))

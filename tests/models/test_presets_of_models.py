@@ -2,7 +2,7 @@
 
 import pytest
 
-from videotune.config.load import flatten, preset_about, preset_names, preset_reasons, read_preset
+from videotune.config.load import flatten, preset_about, preset_names, read_preset
 from videotune.config.resolve import resolve
 from videotune.data.buckets import parse_resolution
 from videotune.data.frame_sampling import snap_frames
@@ -122,15 +122,6 @@ def test_the_guides_presets_have_the_guides_numbers(name: str) -> None:
     assert {key: settings[key] for key in row} == row
     assert set(flatten(read_preset(name))) - OURS <= set(row), "nothing is added"
     assert config.weight_dtype in preset_about(name) or config.training_method == "FINE_TUNE"
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_the_reason_of_what_the_guide_names_says_so(name: str) -> None:
-    reasons = preset_reasons(name)
-    for key in set(reasons) - OURS - {"base_model_name"}:
-        assert reasons[key].startswith("the guide's"), key
-    for key in OURS & set(reasons):
-        assert "guide names none" in reasons[key], key
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if f"#{name}.json" not in ROWS])

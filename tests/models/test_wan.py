@@ -13,14 +13,6 @@ from videotune.exporter.lora import export_lora
 Open = Callable[..., Any]
 
 
-def test_a_shift_of_ones_own_changes_the_schedule(tiny_family: Open) -> None:
-    family = tiny_family("wan")
-    usual, moved = family.pipeline({}), family.pipeline({}, shift=9.0)
-    for pipe in (usual, moved):
-        pipe.scheduler.set_timesteps(4)
-    assert moved.scheduler.timesteps[1] > usual.scheduler.timesteps[1]
-
-
 def test_only_the_first_frame_is_told(tiny_family: Open) -> None:
     family = tiny_family("wan", variant="i2v")
     clip = clip_of(family, small_shape(family), 0)

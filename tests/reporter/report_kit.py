@@ -159,19 +159,18 @@ def sample(number: int, prompt: str, seed: int = 42, **changed: Any) -> dict[str
     return {"kind": "sample", "step": number, "prompt": prompt, "seed": seed, "path": path, "seconds": 1.5} | changed
 
 
-def full_run(folder: Path, last_step: int = STEPS) -> Path:
+def full_run(folder: Path) -> Path:
     """A run that went well, with text in it that would be markup if it were let through."""
-    samples = [sample(n, prompt) for n in (0, 60, 120) if n <= last_step for prompt in ("a zorble moves left", EVIL)]
+    samples = [sample(n, prompt) for n in (0, 60, 120) for prompt in ("a zorble moves left", EVIL)]
     records = [start(), reading(0, 0.44, 0.46), *(r for r in samples if r["step"] == 0)]
-    for number in range(1, last_step + 1):
+    for number in range(1, STEPS + 1):
         records += [step(number), *(r for r in samples if r["step"] == number)]
         if number % 60 == 0:
             records += [reading(number, 0.4 - number / 1000, 0.38 - number / 800)]
             records += [{"kind": "save", "step": number, "path": f"checkpoints/step-{number}"}]
             (folder / f"checkpoints/step-{number}").mkdir(parents=True)
-    if last_step == STEPS:
-        records += [{"kind": "warning", "step": 60, "text": f"the preview was slow {EVIL}"}]
-        records += [{"kind": "end", "step": last_step, "why": "done"}]
+    records += [{"kind": "warning", "step": 60, "text": f"the preview was slow {EVIL}"}]
+    records += [{"kind": "end", "step": STEPS, "why": "done"}]
     write_journal(folder, records)
     for name in (*(record["path"] for record in samples), "export/zorble.safetensors"):
         (folder / name).parent.mkdir(exist_ok=True)

@@ -7,20 +7,7 @@ from typing import Any
 
 import pytest
 
-import tests.reporter.report_kit as kit
-from tests.reporter.report_kit import (
-    WINDOWS,
-    account,
-    chapters,
-    clip,
-    part,
-    put,
-    reading,
-    report,
-    start,
-    step,
-    write_journal,
-)
+from tests.reporter import report_kit as kit
 from videotune.latent_cache import exposure
 from videotune.reporter import curves
 from videotune.reporter.read import read_run
@@ -30,7 +17,7 @@ SPENT = {"starting": 2.0, "encoding": 10.0, "loading": 3.0, "training": 40.0, "s
 
 def test_the_loss_shown_is_the_journals(run: Path) -> None:
     mses = list(read_run(run).steps.mse[1])
-    loss = chapters(run)["loss"]
+    loss = kit.chapters(run)["loss"]
     first, last = sum(mses[:12]) / 12, sum(mses[-12:]) / 12
     assert f"at 120 steps: over the first 12 of them {first:.4g}, over the last 12 {last:.4g}." in loss["says"]
     assert [label for _, label in loss["chart"]["legend"]] == ["each step", "mean of 7 steps"]
@@ -38,72 +25,72 @@ def test_the_loss_shown_is_the_journals(run: Path) -> None:
     num = len(low) // 10
     change = f"{sum(low[:num]) / num:.3g} → {sum(low[-num:]) / num:.3g}, {len(low)} steps"
     assert loss["by_noise"][0]["change"] == change
-    assert f"t 0.00–0.11 {change}" in part(report(run), "loss")
+    assert f"t 0.00–0.11 {change}" in kit.part(kit.report(run), "loss")
     assert len(loss["by_noise"]) == 9
 
 
 def test_steps_that_were_not_applied_are_marked(tmp_path: Path) -> None:
-    bad = step(2, skipped=True) | {"mse": None, "loss": None, "grad_norm": None, "by_t": [None] * 9}
-    write_journal(tmp_path, [start(), step(1), bad, step(3)])
-    assert "1 step not applied" in part(report(tmp_path), "loss")
-    assert "(red marks): 2." in part(report(tmp_path), "loss")
-    assert dict(chapters(tmp_path)["loss"]["chart"]["paths"])["mark"].startswith("M500.0 ")
+    bad = kit.step(2, skipped=True) | {"mse": None, "loss": None, "grad_norm": None, "by_t": [None] * 9}
+    kit.write_journal(tmp_path, [kit.start(), kit.step(1), bad, kit.step(3)])
+    assert "1 step not applied" in kit.part(kit.report(tmp_path), "loss")
+    assert "(red marks): 2." in kit.part(kit.report(tmp_path), "loss")
+    assert dict(kit.chapters(tmp_path)["loss"]["chart"]["paths"])["mark"].startswith("M500.0 ")
 
 
 def test_validation_shows_before_after_and_change(run: Path) -> None:
-    found = chapters(run)["validation"]
+    found = kit.chapters(run)["validation"]
     assert found["head"] == ["clips", "step 0", "step 120", "change", "lowest"]
     held_out, train = found["rows"]
     assert held_out == ["held-out clips", "0.44", "0.28", "-36.4%", "0.28 at step 120"]
     assert train == ["training clips", "0.46", "0.23", "-50.0%", "0.23 at step 120"]
     assert (found["averages"], found["notes"]) == ([], [])
-    write_journal(run, [start(), reading(0, None, 0.5)])
-    found = chapters(run)["validation"]
+    kit.write_journal(run, [kit.start(), kit.reading(0, None, 0.5)])
+    found = kit.chapters(run)["validation"]
     assert (found["head"], found["rows"]) == (["clips", "step 0"], [["training clips", "0.5"]])
     assert found["notes"] == ["No held-out clips are measured: none are held out."]
 
 
 def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> None:
-    line = reading(2, 0.5, 0.4)
+    line = kit.reading(2, 0.5, 0.4)
     line["held_out"] |= {"normalised": 0.5, "experts": {"high": 0.6, "low": 0.45}}
     line["train"] |= {"normalised": 0.4, "experts": {"high": 0.3, "low": 0.41}}
     line["live"] = {"held_out": {"normalised": 0.55}, "train": {"normalised": 0.35}}
-    write_journal(tmp_path, [start(), reading(0, 1.0, 1.0), line])
-    assert chapters(tmp_path)["validation"]["averages"] == [
+    kit.write_journal(tmp_path, [kit.start(), kit.reading(0, 1.0, 1.0), line])
+    assert kit.chapters(tmp_path)["validation"]["averages"] == [
         ["the average of the weights, which is exported", "0.5", "0.4"],
         ["the weights themselves", "0.55", "0.35"],
         ["expert high, at its noise levels", "0.6", "0.3"],
         ["expert low, at its noise levels", "0.45", "0.41"],
     ]
-    assert "expert low, at its noise levels 0.45 0.41" in part(report(tmp_path), "validation")
+    assert "expert low, at its noise levels 0.45 0.41" in kit.part(kit.report(tmp_path), "validation")
 
 
 def test_losses_of_another_validation_set_are_left_out_and_counted(tmp_path: Path) -> None:
     """After a resume with other held-out clips: what was measured before compares with nothing that is measured after."""
     names = ["old", "old", "new", "new"]
     readings = [
-        reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in zip((0, 2, 4, 6), names, strict=True)
+        kit.reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in zip((0, 2, 4, 6), names, strict=True)
     ]
-    write_journal(tmp_path, [start(), *readings])
-    text = part(report(tmp_path), "validation")
+    kit.write_journal(tmp_path, [kit.start(), *readings])
+    text = kit.part(kit.report(tmp_path), "validation")
     assert "clips step 4 step 6 change lowest held-out clips 0.5 0.3 -40.0%" in text
     assert "2 validations of an earlier set" in text
 
 
 def bars(run: Path) -> list[tuple[str, str, int]]:
-    return [(clip.path, clip.amount, clip.windows) for clip in chapters(run)["exposure"]["clips"]]
+    return [(clip.path, clip.amount, clip.windows) for clip in kit.chapters(run)["exposure"]["clips"]]
 
 
 def test_times_seen_are_counted_from_the_journal(run: Path) -> None:
-    assert read_run(run).steps.windows == dict.fromkeys(WINDOWS, 60)
-    text = part(report(run), "exposure")
+    assert read_run(run).steps.windows == dict.fromkeys(kit.WINDOWS, 60)
+    text = kit.part(kit.report(run), "exposure")
     assert "high 240 samples so far from 4 windows: each seen 60 to 60 times." in text
     assert "high 50 to 99: 3 clips" in text
     assert "two windows.mov 120 in 2 windows" in text
     expected = [("two windows.mov", "120", 2), ("b <i>bold.webm", "60", 1), ("zorble left.mp4", "60", 1)]
     assert bars(run) == expected
-    put(run, "check.json", account(ids=False))
-    assert "seen by the end of the run, as planned" in part(report(run), "exposure")
+    kit.put(run, "check.json", kit.account(ids=False))
+    assert "seen by the end of the run, as planned" in kit.part(kit.report(run), "exposure")
     assert bars(run) == expected
 
 
@@ -113,79 +100,55 @@ def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     first = next(line for line in lines if line["kind"] == "step")
     first["window_ids"] = first["window_ids"] + [gone] * 120
-    write_journal(run, lines)
-    held = clip("since held out.mp4", used=False, held_out=True, id="e" * 32)
-    for clips in (account()["clips"], [*account()["clips"], held]):
-        put(run, "check.json", account() | {"clips": clips})
-        found = chapters(run)["exposure"]["so_far"]
+    kit.write_journal(run, lines)
+    held = kit.clip("since held out.mp4", used=False, held_out=True, id="e" * 32)
+    for clips in (kit.account()["clips"], [*kit.account()["clips"], held]):
+        kit.put(run, "check.json", kit.account() | {"clips": clips})
+        found = kit.chapters(run)["exposure"]["so_far"]
         assert found["band"][0] == "high"
         assert [found[key] for key in ("samples", "windows", "least", "most")] == [240, 4, 60, 60]
-
-
-def test_half_way_the_bars_show_so_far_and_by_the_end(tmp_path: Path) -> None:
-    run = kit.full_run(tmp_path / "half", last_step=61)
-    order = [("two windows.mov", "62 of 120", 2), ("b <i>bold.webm", "30 of 60", 1), ("zorble left.mp4", "30 of 60", 1)]
-    assert bars(run) == order
-    assert "moderate 10 to 49: 3 clips" in part(report(run), "exposure")
 
 
 def test_the_pages_bands_are_the_plans() -> None:
     assert [curves.band(times)[0] for times in range(201)] == [exposure.band(times) for times in range(201)]
 
 
-def test_windows_not_seen_yet_count_as_never_shown_and_many_clips_are_all_on_the_page(tmp_path: Path) -> None:
-    windows = [f"{n:012d}@0.000+17x64x64" for n in range(100)]
-    write_journal(tmp_path, [start(windows=109), step(1, window_ids=windows)])
-    page = report(tmp_path)
-    assert "from 109 windows: each seen 0 to 1 times" in part(page, "exposure")
-    assert "60 more clips, seen least" in part(page, "exposure")
-    assert all(f"{n:012d}" in page for n in range(100))
-
-
 def with_regularization(run: Path) -> dict[str, Any]:
     """The clip of two windows keeps the model as it is; a run of 4 steps, of which 2 and 4 show it alone."""
-    checked = account()
+    checked = kit.account()
     for row, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
         row["kind"] = name
-    put(run, "check.json", checked)
-    train, keep = [WINDOWS[0]] * 2, WINDOWS[2:]
-    shown = zip((1.0, 90.0, 3.0, 70.0), (train, keep, [WINDOWS[0], keep[0]], keep), strict=True)
-    write_journal(run, [start(), *(step(n, mse, window_ids=ids) for n, (mse, ids) in enumerate(shown, 1))])
-    return chapters(run)
+    kit.put(run, "check.json", checked)
+    train, keep = [kit.WINDOWS[0]] * 2, kit.WINDOWS[2:]
+    shown = zip((1.0, 90.0, 3.0, 70.0), (train, keep, [kit.WINDOWS[0], keep[0]], keep), strict=True)
+    kit.write_journal(run, [kit.start(), *(kit.step(n, mse, window_ids=ids) for n, (mse, ids) in enumerate(shown, 1))])
+    return kit.chapters(run)
 
 
 def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve(run: Path) -> None:
     found = with_regularization(run)["exposure"]["clips"]
     assert [clip.path for clip in found] == ["zorble left.mp4", "b <i>bold.webm"]
-    page = report(run)
-    text = part(page, "exposure")
+    page = kit.report(run)
+    text = kit.part(page, "exposure")
     assert "3 samples so far from 2 windows: each seen 0 to 3 times." in text
     assert "1 regularization clip, in no band: 5 samples so far, 120 by the end." in text
     assert "conservative 0 to 9: 2 clips" in text
-    assert "two windows.mov used (regularization) 64" in part(page, "clips")
-    assert "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out." in part(
+    assert "two windows.mov used (regularization) 64" in kit.part(page, "clips")
+    assert "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out." in kit.part(
         page, "loss"
     )
-    assert not re.search(r"\b(90|70)\b", part(page, "loss"))
+    assert not re.search(r"\b(90|70)\b", kit.part(page, "loss"))
 
 
 def test_time_by_phase_sums_to_the_wall_time(tmp_path: Path) -> None:
-    write_journal(tmp_path, [start(), step(1), step(2), {"kind": "end", "step": 2, "why": "done", "seconds": SPENT}])
-    found = chapters(tmp_path)["time"]
+    kit.write_journal(
+        tmp_path, [kit.start(), kit.step(1), kit.step(2), {"kind": "end", "step": 2, "why": "done", "seconds": SPENT}]
+    )
+    found = kit.chapters(tmp_path)["time"]
     assert found["whole"] == sum(seconds for _, seconds in found["spent"]) == 60
     assert sum(found["steps"].values()) + found["between"] == pytest.approx(40)
     assert [name for name, _ in found["spent"]][:2] == ["training", "encoding"]
-    text = part(report(tmp_path), "time")
+    text = kit.part(kit.report(tmp_path), "time")
     assert "of all training 40 s 66.7% waiting for clips 0.02 s 0.0% forward 0.2 s" in text
     assert "between the steps 39.4 s" in text
     assert "wall time 60 s 100.0%" in text
-
-
-def test_without_an_end_the_time_is_the_last_heartbeats_or_of_the_steps_alone(tmp_path: Path) -> None:
-    write_journal(tmp_path, [start(), step(1), step(2)])
-    text = part(report(tmp_path), "time")
-    assert "did not count its other phases" in text
-    assert "forward 0.2 s 33.3%" in text
-    beat = {"pid": 1, "host": "elsewhere", "started": 1.0, "step": 1, "state": "training", "since": 1.0, "time": 2.0}
-    put(tmp_path, "heartbeat.json", {**beat, "seconds": {"training": 3.0, "encoding": 1.0}})
-    assert "encoding clips and captions 1 s 25.0%" in part(report(tmp_path), "time")

@@ -11,20 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.reporter.report_kit import (
-    CLIPS,
-    account,
-    chapters,
-    config,
-    part,
-    put,
-    reading,
-    report,
-    start,
-    step,
-    words,
-    write_journal,
-)
+from tests.reporter import report_kit as kit
 from videotune.files import LATE, life
 from videotune.reporter.build import summary
 from videotune.reporter.read import read_run
@@ -64,12 +51,12 @@ BEATS = [
 
 def heartbeat(folder: Path, heard: float, **changed: Any) -> None:
     here = {"pid": os.getpid(), "host": HERE, "started": BEGUN, "step": 7, "state": "training"}
-    put(folder, "heartbeat.json", here | {"since": BEGUN + 60, "time": heard} | changed)
+    kit.put(folder, "heartbeat.json", here | {"since": BEGUN + 60, "time": heard} | changed)
     os.utime(folder / "heartbeat.json", (heard, heard))
 
 
 def a_run(folder: Path, *more: dict[str, Any]) -> Path:
-    write_journal(folder, [start(), *map(step, range(1, 8)), *more])
+    kit.write_journal(folder, [kit.start(), *map(kit.step, range(1, 8)), *more])
     return folder
 
 
@@ -121,16 +108,18 @@ def test_a_heartbeat_that_says_nothing_is_none(content: str, tmp_path: Path) -> 
 
 def test_steps_are_counted_against_those_that_the_run_has_now(tmp_path: Path) -> None:
     """A resume with more steps leaves the journal's start as it was."""
-    write_journal(tmp_path, [start(steps=4), *map(step, range(1, 8)), {"kind": "end", "step": 7, "why": "done"}])
-    put(tmp_path, "config.json", config() | {"steps": 7})
+    kit.write_journal(
+        tmp_path, [kit.start(steps=4), *map(kit.step, range(1, 8)), {"kind": "end", "step": 7, "why": "done"}]
+    )
+    kit.put(tmp_path, "config.json", kit.config() | {"steps": 7})
     assert state_of(tmp_path) == ("done", "LORA on asset:toy: 7 of 7 steps, ended: done.")
 
 
 def ruled(number: int, held: tuple[float, float] | float, train: float) -> dict[str, Any]:
     """A validation in which the first clip is learnt as the mean is and the second not at all; of two held-out clips."""
     one, other = held if isinstance(held, tuple) else (held, held)
-    line = reading(number, (one + other) / 2, train) | {"validation": "aaaaaaaa"}
-    first, second, *_ = CLIPS
+    line = kit.reading(number, (one + other) / 2, train) | {"validation": "aaaaaaaa"}
+    first, second, *_ = kit.CLIPS
     line["held_out"] |= {"normalised": (one + other) / 2, "clips": {"c" * 12: one, "d" * 12: other}}
     line["train"] |= {"normalised": train, "clips": {first[:12]: train, second[:12]: 1.0}}
     return line
@@ -154,17 +143,17 @@ COURSE = ((0, 1.0, 1.0), (10, (0.4, 0.8), 0.6), (20, 0.5, 0.45), (30, 0.52, 0.35
 
 
 def ended(folder: Path, course: tuple[Any, ...], take: int, why: str = "done") -> Path:
-    lines = [start(), *(step(number) for number, *_ in course if number), *judged(*course)]
+    lines = [kit.start(), *(kit.step(number) for number, *_ in course if number), *judged(*course)]
     recommended = {"step": take, "why": "held-out clips were best there"}
     end = {"kind": "end", "step": course[-1][0], "why": why, "take": recommended}
-    write_journal(folder, [*lines, end])
-    put(folder, "check.json", account())
-    put(folder, "config.json", config())
+    kit.write_journal(folder, [*lines, end])
+    kit.put(folder, "check.json", kit.account())
+    kit.put(folder, "config.json", kit.config())
     return folder
 
 
 def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(tmp_path: Path) -> None:
-    said = words(report(ended(tmp_path, COURSE, 20, "early")))
+    said = kit.words(kit.report(ended(tmp_path, COURSE, 20, "early")))
     for sentence in (
         "OVERFITTING It should have stopped at step 20 (steps 10 to 20 cannot be told apart).",
         "noise level 2 of 9, where the model decides fine detail",
@@ -173,11 +162,11 @@ def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(tmp_path: P
         "More steps on these clips make it worse.",
     ):
         assert sentence in said
-    changes = chapters(tmp_path)["verdict"]["grounds"]["changes"]
+    changes = kit.chapters(tmp_path)["verdict"]["grounds"]["changes"]
     rows = [(one["step"], one["verdict"]) for one in changes]
     assert rows == [(20, "LEARNING"), (30, "PLATEAU"), (40, "OVERFITTING")], "where the word changes"
-    put(tmp_path, "exports.json", [{"path": f"export/run-step-{n}.safetensors"} for n in (200, 20)])
-    assert "step 20, exported as export/run-step-20.safetensors" in words(report(tmp_path))
+    kit.put(tmp_path, "exports.json", [{"path": f"export/run-step-{n}.safetensors"} for n in (200, 20)])
+    assert "step 20, exported as export/run-step-20.safetensors" in kit.words(kit.report(tmp_path))
 
 
 def saved(number: int) -> dict[str, Any]:
@@ -196,19 +185,19 @@ def saved(number: int) -> dict[str, Any]:
 def test_a_run_that_goes_on_recommends_what_is_saved(
     tmp_path: Path, there: tuple[int, ...], step_: int | None, why: str
 ) -> None:
-    write_journal(tmp_path, [start(), *map(step, range(1, 41)), *judged(*COURSE), *map(saved, there)])
-    found = chapters(tmp_path)["verdict"]
+    kit.write_journal(tmp_path, [kit.start(), *map(kit.step, range(1, 41)), *judged(*COURSE), *map(saved, there)])
+    found = kit.chapters(tmp_path)["verdict"]
     assert found["step"] == step_
     assert why in found["why"]
     assert bool(why) == bool(found["why"])
-    said = words(report(tmp_path))
+    said = kit.words(kit.report(tmp_path))
     assert ("--resume --from" in said) == bool(there)
     assert ("Nothing is saved yet." in said) == (not there)
     assert "OVERFITTING It should have stopped at step 20" in said
 
 
 def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
-    said = part(report(ended(tmp_path, COURSE, 20)), "verdict")
+    said = kit.part(kit.report(ended(tmp_path, COURSE, 20)), "verdict")
     order = r"training \d+ 100% not learnt .* training \d+ 30% learnt .* held out – 54% better than the base"
     assert re.search(order, said), "the least learnt first, training clips before others"
 
@@ -228,8 +217,8 @@ def test_a_run_that_learns_or_rests_is_reported_so(
 ) -> None:
     """Held-out and training clips take the same course; saved are steps 10 and 30."""
     course = judged(*((10 * i, value, value) for i, value in enumerate(values)))
-    write_journal(tmp_path, [start(), step(1), *course, saved(10), saved(30)])
-    said = words(report(tmp_path))
+    kit.write_journal(tmp_path, [kit.start(), kit.step(1), *course, saved(10), saved(30)])
+    said = kit.words(kit.report(tmp_path))
     assert sentence in said
     assert "should have stopped" not in said
     assert ("A lower learning_rate, or fewer steps" in said) == ("got worse" in sentence)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.reporter.report_kit import full_run, put, start, step, write_journal
+from tests.reporter.report_kit import full_run, start, step, write_journal
 from videotune.errors import VideotuneError
 from videotune.reporter.build import write_report
 from videotune.reporter.read import read_run
@@ -42,12 +42,6 @@ def test_a_folder_without_a_run_is_an_error_and_gets_no_report(tmp_path: Path) -
         with pytest.raises(VideotuneError, match=r"not a run folder.*journal\.jsonl"):
             write_report(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.mp4"]
-
-
-def test_a_config_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
-    put(tmp_path, "config.json", {"settings": {}})
-    run = read_run(tmp_path)
-    assert (run.journal, run.written, run.check) == ((), None, None)
 
 
 @pytest.mark.parametrize(

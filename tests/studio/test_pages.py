@@ -15,7 +15,7 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.studio import actions, jobs, projects, status
 from videotune.studio.app import LOOK, make_app
-from videotune.studio.pages import data, export, samples, train
+from videotune.studio.pages import export, samples, train
 
 
 def ended_job(project: projects.Project, kind: str, code: int, log: str = "", **facts: Any) -> Path:
@@ -61,20 +61,6 @@ def test_another_number_of_steps_is_meant_where_it_is_asked_for(tmp_path: Path) 
         resumed(steps="many")
 
 
-def test_scenes_are_looked_at_once_they_are_cut(tmp_path: Path) -> None:
-    project = projects.create(tmp_path, "one")
-    (project.folder / "clips" / "scene.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
-    data.part(tmp_path, project, {})
-    assert jobs.latest(project.folder, "check") is None
-    ended_job(project, "split", 0, started=time.time() - 9)
-    time.sleep(1.1)
-    data.part(tmp_path, project, {})
-    data.part(tmp_path, project, {})
-    found = jobs.all_jobs(project.folder, "check")
-    assert len(found) == 1, "once"
-    jobs.stop(found[0])
-
-
 @pytest.mark.parametrize("variant", ["LORA", "DORA", "LOHA", "LOKR", "OFT"])
 def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: Path, variant: str) -> None:
     import torch
@@ -88,19 +74,6 @@ def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: P
     offered = export.offered(status.read_live(tmp_path))
     assert sorted(offered) == sorted(formats_of(family, variant))
     assert set(offered) <= set(export.FORMATS)
-
-
-def test_tries_say_their_prompt_and_how_they_were_drawn(tmp_path: Path) -> None:
-    project = projects.create(tmp_path, "one")
-    words = ["sample", "run", "--prompt", "a <b>cat</b>", "--strength", "0.5"]
-    ended_job(project, "sample", 0, words=words, started=time.time() - 5)
-    path = project.folder / "tries" / "run-1" / "strength-0.5-step-000040-473b80bc-seed42.mp4"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"video")
-    (project.folder / "runs" / "run-1").mkdir()
-    (project.folder / "runs" / "run-1" / "config.json").write_text("{}")
-    shown = samples.tries_part(tmp_path, project, {"run": "run-1"})
-    assert "a &lt;b&gt;cat&lt;/b&gt;: step 40, strength 0.5, seed 42" in shown
 
 
 def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_path: Path) -> None:

@@ -110,21 +110,6 @@ def test_a_minute_later_passwords_are_looked_at_again() -> None:
     assert wrong.begin({"client": ("one", 3)})
 
 
-def test_a_right_password_clears_the_count_of_its_address() -> None:
-    wrong = security.WrongPasswords(lambda: 0.0)
-    one = {"client": ("one", 1)}
-
-    async def accept(_: Any) -> None:
-        await wrong.counting(one, sent)({"type": "http.response.start", "status": 200})
-
-    async def sent(_: Any) -> None:
-        pass
-
-    assert all(wrong.begin(one) for _ in range(security.TRIES))
-    asyncio.run(accept(None))
-    assert wrong.begin(one)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """The address of a real studio process with the password "long enough", and its root."""

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.faults import Disk, each_fault
 from tests.journal_lines import step_line
 from tests.kills import SAVING, kill_points, killed_at
-from videotune.files import write_json
 from videotune.trainer.logging.journal import History, Journal, read_journal
 
 PROMPT = "ein roter Würfel, 赤い"
@@ -154,31 +153,3 @@ def test_killed_anywhere_in_cutting_the_journal_is_the_old_one_or_the_new_one(tm
         assert History(run).cut(3) in (0, 6)
         assert steps_of(run) == [1, 2, 3]
     assert len(points) >= 3
-
-
-def test_cutting_keeps_what_has_no_step_and_what_is_not_after_it(tmp_path: Path) -> None:
-    filled(tmp_path).close()
-    assert History(tmp_path).cut(4) == 5
-    kinds = [line["kind"] for line in read_journal(tmp_path)]
-    assert kinds == ["start", "step", "step", "step", "save", "sample", "step"]
-    assert read_journal(tmp_path)[5]["prompt"] == PROMPT
-
-
-def test_a_disk_that_fails_while_a_file_is_written_anew_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
-    """config.json, check.json, plan.json and the rest are all written by ``write_json``."""
-    path = tmp_path / "run" / "config.json"
-
-    def again() -> None:
-        shutil.rmtree(path.parent, ignore_errors=True)
-        write_json(path, {"what": "old", "long": "x" * 1000})
-
-    seen = set()
-
-    def check(broken: Disk) -> None:
-        seen.add(json.loads(path.read_text())["what"])
-        assert json.loads(path.read_text())["long"] == "x" * 1000
-        write_json(path, {"what": "newer"})
-        assert json.loads(path.read_text()) == {"what": "newer"}
-
-    each_fault(lambda: write_json(path, {"what": "new", "long": "x" * 1000}), again, check)
-    assert seen == {"old", "new"}

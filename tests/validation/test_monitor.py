@@ -33,23 +33,6 @@ def test_bands_are_total_and_half_open() -> None:
     assert names == ["conservative"] * 2 + ["moderate"] * 2 + ["high"] * 2 + ["risky"]
 
 
-@pytest.mark.parametrize(
-    ("clips", "seen", "name"), [(100, 100, "risky"), (500, 20, "moderate"), (1000, 10, "moderate")]
-)
-def test_the_notes_worked_example(clips: int, seen: int, name: str) -> None:
-    """10,000 steps of batch 1."""
-    counted = exposure(times_seen(Schedule(0, (clips,), (1,)), 10_000), [windows(clips)])
-    facts = counted.to_json(1e-4)["per_window"]
-    assert (facts["min"], facts["max"], facts["band"]) == (seen, seen, name)
-
-
-def test_a_clips_views_are_those_of_its_windows() -> None:
-    two = tuple(Window("c" * 32, float(i), i + 1.0, SHAPE) for i in range(2))
-    counted = exposure(times_seen(Schedule(0, (2,), (1,)), 10), [two])
-    assert counted.clips == {"c" * 32: 10}
-    assert set(counted.windows.values()) == {5}
-
-
 def test_a_windows_views_are_those_of_all_its_entries() -> None:
     """Two windows shown twice a pass and two shown once, two samples a step: ten passes."""
     once, twice = windows(4)[:2], windows(4)[2:]
@@ -129,23 +112,6 @@ def test_clips_take_turns_and_together_read_every_level(count: int, tiny_family:
     for level, mean in enumerate(whole["by_quantile"]):
         own = [alone[place]["by_quantile"][level] for place in range(count) if level in levels[place]]
         assert mean == pytest.approx(sum(own) / len(own), rel=1e-5)
-
-
-def test_without_held_out_clips_the_reading_says_so(tiny_family: Callable[..., Any]) -> None:
-    family = tiny_family("wan")
-    nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
-    reading = read_validation(ValidationLoss((), windows(1), 0), family, nets, loss, batch_of)
-    assert reading["held_out"] is None
-    assert related(reading["held_out"], None) is None
-
-
-def test_normalising_counts_every_noise_level_alike() -> None:
-    first = {"by_quantile": [1.0] * 8 + [0.001]}
-    values = [1.0] * 8 + [0.002]
-    now = {"mean": 1.0, "by_quantile": values, "windows": 1, "clips": {"a": values}}
-    told = related(now, first)
-    assert told is not None
-    assert told["normalised"] == pytest.approx((8 + 2) / 9)
 
 
 def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> None:

@@ -95,14 +95,6 @@ def test_clips_of_other_videos_are_no_copies(gallery: Gallery, usual: Baselines)
         assert found.similarity < line
 
 
-def test_nearest_can_leave_a_video_out(gallery: Gallery) -> None:
-    found = gallery.nearest(both_ways(EMBEDDING, film(3)[:5]), but="3.mp4")
-    assert found is not None
-    assert found.clip != "3.mp4"
-    alone = Gallery([Known("a", "video", in_views(EMBEDDING, film(0)))])
-    assert alone.nearest(both_ways(EMBEDDING, film(1)), but="video") is None
-
-
 def test_likeness_keeps_the_order_of_frames() -> None:
     """The same frames backwards are less like, and a clip longer than the other is compared with its beginning."""
     whole = in_views(EMBEDDING, film(2))[None]
