@@ -223,7 +223,7 @@ def test_kinds_without_degrees_have_no_strength(
     of_variant: Callable[[str], Path], tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
     for kind in ("OFT", "DORA"):
-        with pytest.raises(VideotuneError, match=f"--strength: {kind} acts wholly or not at all"):
+        with pytest.raises(VideotuneError, match=f"--strength: {kind} cannot be scaled"):
             sample(SampleOptions(("a",), run=of_variant(kind), strength=0.5, sets=SIZE), tmp_path)
     off, on = (rendered(run=of_variant("LOKR"), strength=strength) for strength in (0.0, 1.0))
     assert np.abs(off - on).max() > 1

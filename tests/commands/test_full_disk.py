@@ -213,7 +213,7 @@ def test_room_for_two_checkpoints_is_required_and_for_all_of_them_advised(
     usage, settings = shutil.disk_usage(tmp_path), overrides("steps=6", "save_every=1", "backup_after=0", "lora.rank=8")
     with monkeypatch.context() as patch:
         patch.setattr(saving.shutil, "disk_usage", lambda _: usage._replace(free=saving.SPARE + 1000))
-        with pytest.raises(DoesNotFit, match=r"two checkpoints need .* MB, and .* MB are free there"):
+        with pytest.raises(DoesNotFit, match=r"two checkpoints need .* MB, and .* MB are free"):
             train(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists(), "nothing was begun"
     assert train(settings, tmp_path / "first") == DONE

@@ -288,7 +288,7 @@ def test_changed_clips_are_named_and_refused_unless_allowed(what: str, nine: Pat
     saved, facts, named = state(run, 9), facts_of(run), edit(data, what)
     text = refusal(run, "steps=21", override=True)
     assert named in text
-    assert "go on with it by name: --allow-data-change" in text
+    assert "continue with the changed data: --allow-data-change" in text
     assert resume(run, "steps=21", data_change=True) == DONE
     assert facts_of(run, 9) == facts
     assert equal(state(run, 9), saved)

@@ -126,7 +126,7 @@ def test_a_run_and_its_files_sample_alike(run: Path, tiny_bases: Callable[..., P
     for number, path in enumerate((file, comfy, plain)):
         assert torch.equal(sampled(tmp_path / str(number), base=base, embeddings=(path,)), own), path
     assert not torch.equal(sampled(tmp_path / "base", base=base), own)
-    with pytest.raises(VideotuneError, match=r"--lora and --embedding go with --base"):
+    with pytest.raises(VideotuneError, match=r"--lora and --embedding need --base"):
         sampled(tmp_path / "no", run=run, embeddings=(file,))
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "odd.safetensors")
     with pytest.raises(VideotuneError, match=r"odd.safetensors holds no new tokens of Wan.*keys a, b"):
