@@ -202,6 +202,7 @@ MISTAKES = {
     "check {tmp}/empty": "found 1 .md",
     "check {clips}/videos/a.mp4": "is a file",
     "check": "which clips?",
+    "check {clips} --allow-skips some": "a number or all",
     "cache --preset toy --data {clips} --set cache_dir={tmp}/file": "cache_dir",
     "train --preset toy --data {tmp}/nowhere --out {tmp}/run": "does not exist",
     "train --preset toy --data {clips} --out {tmp}/file": "file is a file",

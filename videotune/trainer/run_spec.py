@@ -274,8 +274,6 @@ def refuse_skips(job: Job, allow: str | None) -> None:
     if (cropped := crop_blocker(job)) is not None:
         raise DoesNotFit(cropped)
     skipped = job.library.skipped
-    if allow not in (None, "all") and not allow.isdigit():
-        raise VideotuneError(f"--allow-skips takes a number or all, not {allow!r}")
     if not skipped or (allow is not None and (allow == "all" or len(skipped) <= int(allow))):
         if bare := sum(reason.endswith("_caption") for _, reason, _ in skipped):
             echo(f"note: {len(skipped)} clips are left out, {bare} of them without a usable caption")
