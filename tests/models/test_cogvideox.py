@@ -151,7 +151,7 @@ def test_no_image_and_shapes_without_positions_are_errors(tiny_family: Open) -> 
     net, shape = family.denoiser(), small_shape(family)
     batch = batch_of(family, ["a"])
     cond = family.condition([{"text": batch.cond.text[0]}])
-    with pytest.raises(VideotuneError, match="goes on from an image, and none was given"):
+    with pytest.raises(VideotuneError, match="continues an image, and none was given"):
         family.sample({"transformer": net}, cond, None, SampleRequest(shape, 2, 1.0, (1,)))
     for other in (ClipShape(17, 32, 32, 8.0), ClipShape(49, 48, 32, 8.0), ClipShape(49, 32, 48, 8.0)):
         x0 = torch.zeros(1, 4, *family.spec.rules.latent_size(other))

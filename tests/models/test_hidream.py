@@ -153,7 +153,7 @@ def test_more_than_one_frame_and_more_than_its_area_are_refused(tiny_family: Ope
 
     family = tiny_family("hidream")
     batch, _, t = told(family, SHAPES[0])
-    with pytest.raises(VideotuneError, match=r"draws pictures.*these are 9 frames"):
+    with pytest.raises(VideotuneError, match=r"generates images.*these are 9 frames"):
         family.encode_video(torch.zeros(3, 9, 32, 32))
     with pytest.raises(VideotuneError, match="these are 2 frames"):
         family.predict(family.denoiser(), torch.cat([batch.x0] * 2, 2), t, batch)

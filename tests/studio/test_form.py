@@ -36,8 +36,8 @@ def test_what_is_typed_is_what_a_config_file_would_say(key: str, typed: str, mea
     ("key", "typed", "words"),
     [
         ("steps", "0", "greater than or equal to 1"), ("steps", "many", "not a whole number"),
-        ("learning_rate", "-1", "greater than 0"), ("resize", "bend", "is not one of"), ("nothing", "1", "no setting"),
-        ("cache_dir", "/tmp", "no setting"), ("shuffle", "perhaps", "true or false"),
+        ("learning_rate", "-1", "greater than 0"), ("resize", "bend", "is not one of"), ("nothing", "1", "not a setting"),
+        ("cache_dir", "/tmp", "not a setting"), ("shuffle", "perhaps", "true or false"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_words(key: str, typed: str, words: str) -> None:

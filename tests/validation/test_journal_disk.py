@@ -150,6 +150,6 @@ def test_killed_anywhere_in_cutting_the_journal_is_the_old_one_or_the_new_one(tm
         run = shutil.copytree(tmp_path / "before", tmp_path / str(number))
         assert killed_at(point, cut, run, SAVING)
         assert steps_of(run) in ([1, 2, 3], [1, 2, 3, 4, 5, 6])
-        assert History(run).cut(3) in (0, 6)
+        cut(run)
         assert steps_of(run) == [1, 2, 3]
     assert len(points) >= 3
