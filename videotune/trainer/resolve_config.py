@@ -47,8 +47,9 @@ class Layers(TypedDict, total=False):
 def overrides(config: ConfigSource, layers: Layers, allow_skips: str | None = None) -> Overrides:
     """What a command is called with, in one object.
 
-    With ``allow_skips`` clips without a caption are skipped like others, unless missing_caption is set. Raises VideotuneError
-    where it is neither a number nor "all".
+    With ``allow_skips`` clips without a caption are skipped like others, unless missing_caption is set.
+
+    Raises VideotuneError where ``allow_skips`` is neither a number nor "all".
     """
     if allow_skips not in (None, "all") and not allow_skips.isdecimal():
         raise VideotuneError(f"--allow-skips takes a number or all, not {allow_skips!r}")
