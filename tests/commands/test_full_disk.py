@@ -332,7 +332,7 @@ def test_closed_descriptors_are_not_given_to_files_of_the_run() -> None:
 
 
 def in_a_terminal(code: str, columns: int) -> list[str]:
-    """The lines that a process draws in a terminal of so many columns, without their colours."""
+    """The lines that a process prints to a terminal with this many columns, without colours."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     more = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}

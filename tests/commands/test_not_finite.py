@@ -265,7 +265,7 @@ def test_another_error_is_raised_as_it_is(overrides: Make, tmp_path: Path) -> No
 
 
 def test_out_of_memory_on_the_host(server: None, overrides: Make, finished: Finished, tmp_path: Path) -> None:
-    """The process may have no more address space: torch's allocator for the CPU raises an error of its own."""
+    """The process has no more address space: torch's CPU allocator raises its own error."""
     run, settings = tmp_path / "run", ("steps=4", "save_every=0")
     running = start(overrides(*settings), run, first=narrow, given=(3,))
     assert running.ended() == SKIPPED

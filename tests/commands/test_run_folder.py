@@ -169,7 +169,7 @@ def test_a_request_may_come_from_any_editor(encoding: str, tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def straight(overrides: Make, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of eight steps with checkpoints at 4 and 8, on a base of its own."""
+    """A run of eight steps with checkpoints at 4 and 8, on its own copy of the base model."""
     home = tmp_path_factory.mktemp("straight")
     base = shutil.copytree(tiny_bases("wan"), home / "base")
     assert train(overrides("steps=8", "save_every=4", f"base_model_name={base}"), home / "run") == DONE

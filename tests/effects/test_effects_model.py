@@ -25,7 +25,7 @@ from videotune.trainer.trainer import Trainer
 
 
 def exported(trainer: Trainer, steps: int = 1) -> Path:
-    """The LoRA file of a trainer that has taken so many steps."""
+    """The LoRA file of a trainer after this number of steps."""
     run_steps(trainer, steps)
     return written(trainer, steps)
 
@@ -183,7 +183,7 @@ def test_the_modules_that_are_named_train(lab: Lab) -> None:
 
 @pytest.mark.effect("lora.variant")
 def test_the_kind_that_is_named_trains_and_is_written(lab: Lab) -> None:
-    """Each has tensors and a count of its own, begins with the same loss, and has another one after a step."""
+    """Each variant has its own tensors and parameter count, starts with the same loss, and has another loss after a step."""
     counts, losses = {}, {}
     for kind in PARTS:
         knobs = {"lora.variant": kind.lower(), "lora.rank": 4, "lora.targets": ["attn1.to_q"], "learning_rate": 0.1}

@@ -244,7 +244,7 @@ def test_samples_are_compared_by_the_encoder_that_is_named(lab: Lab) -> None:
 
 @pytest.fixture
 def kind(lab: Lab, tiny_bases: Callable[..., Path]) -> Callable[[str], Lab]:
-    """The lab with another kind of model, and a cache of its own."""
+    """The lab with another kind of model and its own cache."""
     return lambda variant: replace(lab, model=tiny_bases("wan", variant), cache=lab.tmp / variant)
 
 

@@ -39,7 +39,7 @@ from videotune.trainer.components import make_objective
 
 
 def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:
-    """So many clips of 32 x 32 that no other folder has."""
+    """This number of clips of 32 x 32, equal to no other folder's."""
     clips = {f"{name}-{chr(97 + i)}.mp4": noise(frames, 32, 32, seed=100 * ord(name[0]) + i) for i in range(count)}
     return write_dataset(lab.tmp / name, clips, {}, fps=16)
 
@@ -188,7 +188,7 @@ def test_so_many_updates_are_made(lab: Lab) -> None:
 @pytest.mark.effect("epochs")
 @pytest.mark.parametrize(("epochs", "updates"), [(1, 2), (3, 6), (0.6, 2)])
 def test_epochs_are_passes_over_the_four_windows(lab: Lab, epochs: float, updates: int) -> None:
-    """Batches of two: 4 windows are two updates; what is left of a pass is an update of its own."""
+    """Batches of two: 4 windows are two updates; the rest of an epoch is one more update."""
     trainer = trainer_of(lab, {"epochs": epochs, "batch_size": 2, "steps": 99})
     lines = run_steps(trainer)
     assert len(lines) == updates

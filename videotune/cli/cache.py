@@ -23,13 +23,13 @@ cache_app = typer.Typer(help="Encode clips and captions before a training; list,
 
 @cache_app.callback(invoke_without_command=True)
 @takes_config
-def cache(words: Overrides, context: typer.Context, allow_skips: Skips = None) -> None:
-    """Encode clips and captions ahead of a training; or look after what was encoded."""
+def cache(overrides: Overrides, context: typer.Context, allow_skips: Skips = None) -> None:
+    """Encode the clips and captions of a run; a subcommand lists, verifies or prunes a cache."""
     if context.invoked_subcommand is not None:
-        if any(vars(words).values()) or allow_skips:
+        if any(vars(overrides).values()) or allow_skips:
             raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
         return
-    result = commands.cache.cache(words, allow_skips=allow_skips)
+    result = commands.cache.cache(overrides, allow_skips=allow_skips)
     if not quiet():
         out(f"{result.windows} windows are cached in {result.folder}")
 
@@ -70,11 +70,11 @@ def cache_verify(place: CachePlace) -> None:
 @cache_app.command("prune")
 @takes_config
 def cache_prune(
-    words: Overrides,
+    overrides: Overrides,
     yes: Annotated[bool, typer.Option("--yes", help="remove them; without --yes they are only listed")] = False,
 ) -> None:
     """Remove the entries that a run with these options would not read."""
-    store, pruned = commands.cache.prune_cache(words, yes=yes)
+    store, pruned = commands.cache.prune_cache(overrides, yes=yes)
     for entry in pruned.entries[:20]:
         out(f"{entry.kind} of {entry.of[:80]!r}: {size(entry.bytes)}")
     if len(pruned.entries) > 20:

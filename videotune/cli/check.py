@@ -37,7 +37,7 @@ MANY, FEW = 20, 5
 
 @takes_config
 def check(
-    words: Overrides,
+    overrides: Overrides,
     folder: Folder = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
@@ -48,7 +48,7 @@ def check(
     every: Annotated[bool, typer.Option("--all", help="a line for each clip, however many there are")] = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
-    result = commands.check.check(with_clips(words, folder), allow_skips=allow_skips, contact_sheet=contact_sheet)
+    result = commands.check.check(with_clips(overrides, folder), allow_skips=allow_skips, contact_sheet=contact_sheet)
     if as_json:
         print(json.dumps(result.account, indent=2, ensure_ascii=False))
     else:

@@ -38,15 +38,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def takes_config(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options that say what config it works on, which it gets as ``words``."""
+    """The command with the options that say what config it works on, which it gets as ``overrides``."""
     known = {"Overrides": Any}  # read from the config, which --help does not need
-    hints = get_type_hints(command, None, known, True) | get_type_hints(_words, None, known, True)
-    shared = signature(_words).parameters
-    own = [one for name, one in signature(command).parameters.items() if name != "words"]
+    hints = get_type_hints(command, None, known, True) | get_type_hints(_overrides, None, known, True)
+    shared = signature(_overrides).parameters
+    own = [one for name, one in signature(command).parameters.items() if name != "overrides"]
 
     def run(**options: Any) -> None:
-        words = _words(**{name: options.pop(name) for name in shared})
-        command(words=words, **options)
+        overrides = _overrides(**{name: options.pop(name) for name in shared})
+        command(overrides=overrides, **options)
 
     # in --help what is needed comes first, and the command's other options last
     order = sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty)
@@ -56,7 +56,7 @@ def takes_config(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _words(
+def _overrides(
     preset: Preset = None,
     config: ConfigFile = None,
     family: FamilyName = None,
@@ -71,8 +71,8 @@ def _words(
     return Overrides(preset, config, family, data, tuple(sets or ()), base)
 
 
-def with_clips(words: Overrides, folder: str | None) -> Overrides:
-    """The words with the clips that a command's argument names; VideotuneError where --data names some too."""
-    if folder and words.data:
-        raise VideotuneError(f"which clips: {folder}, or --data {words.data}? Name one.")
-    return replace(words, data=folder or words.data)
+def with_clips(overrides: Overrides, folder: str | None) -> Overrides:
+    """The overrides with the clips that a command's argument names; VideotuneError where --data names some too."""
+    if folder and overrides.data:
+        raise VideotuneError(f"which clips: {folder}, or --data {overrides.data}? Name one.")
+    return replace(overrides, data=folder or overrides.data)

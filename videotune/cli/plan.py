@@ -23,7 +23,7 @@ ROWS = 8
 
 @takes_config
 def plan(
-    words: Overrides,
+    overrides: Overrides,
     folder: Folder = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
@@ -43,16 +43,16 @@ def plan(
     ] = None,
 ) -> None:
     """Show what a run needs: steps, views of each clip, memory, time, disk. Exit code 2: it does not fit."""
-    words = with_clips(words, folder)
+    overrides = with_clips(overrides, folder)
     if timesteps:
-        found = commands.plan.noise_levels(words)
+        found = commands.plan.noise_levels(overrides)
         if as_json:
             print(json.dumps(found, indent=2, ensure_ascii=False))
         else:
             for one in found["distributions"]:
                 show_noise_levels(one, found["validation"])
         return
-    result = commands.plan.plan(words, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
+    result = commands.plan.plan(overrides, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
     if as_json:
         print(json.dumps(result.plan, indent=2, ensure_ascii=False))
     else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @takes_config
 def train(
-    words: Overrides,
+    overrides: Overrides,
     out: Annotated[Path, typer.Option("--out", help="the run folder")],
     resume: Annotated[bool, typer.Option("--resume", help="resume the run in --out")] = False,
     step: Annotated[
@@ -48,11 +48,11 @@ def train(
     from videotune.trainer.resume import Resume
 
     if init_from:
-        words = replace(words, sets=(*words.sets, f"init_from={json.dumps(str(init_from))}"))
+        overrides = replace(overrides, sets=(*overrides.sets, f"init_from={json.dumps(str(init_from))}"))
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
     how = Resume(step, override, allow_data_change, replan) if resume else False
-    result = commands.train.train(words, out, resume=how, allow_skips=allow_skips, begun=BEGUN)
+    result = commands.train.train(overrides, out, resume=how, allow_skips=allow_skips, begun=BEGUN)
     if result.report is not None:  # of several processes the main one's
         show_training(result)
     raise typer.Exit(result.exit_code)

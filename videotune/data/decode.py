@@ -219,11 +219,8 @@ def _reshaper(
     margins = [have - want for have, want in zip(size, (height, width), strict=True)]
     top, left, down, right = 0, 0, *(-free // 2 for free in margins)
     if resize in ("center", "random"):  # the nearest whole pixel, ties up and left
-        top, left, down, right = (
-            *(math.ceil(part * free - 0.5) for part, free in zip(place, margins, strict=True)),
-            0,
-            0,
-        )
+        top, left = (math.ceil(part * free - 0.5) for part, free in zip(place, margins, strict=True))
+        down = right = 0
     turns, reformatter, flags = info.rotation // 90, av_reformatter.VideoReformatter(), av_reformatter.Interpolation
     high, wide = size if turns % 2 == 0 else size[::-1]
     # colour at every pixel, in and out; where nothing is scaled, colour alone is spread to every pixel: linearly, as
