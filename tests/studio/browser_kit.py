@@ -48,7 +48,7 @@ class Studio:
         end = time.monotonic() + WAIT / 1000
         while True:
             try:
-                urllib.request.urlopen(f"{self.address}/studio.js", timeout=5).read()
+                urllib.request.urlopen(f"{self.address}/static/studio.js", timeout=5).read()
                 return
             except OSError:
                 assert time.monotonic() < end, "the studio did not begin"
@@ -99,7 +99,7 @@ def go(page: Any, name: str) -> None:
 def make_project(page: Any, address: str, title: str) -> None:
     """A new project, as a person makes one."""
     page.goto(address)
-    page.locator("#new-title").locator("input, textarea").fill(title)
+    page.locator("#new-title").fill(title)
     page.locator("#new-make").click()
     page.wait_for_url("**tab=data**")
     page.locator("#upload input[type=file]").wait_for(state="attached")
@@ -108,7 +108,7 @@ def make_project(page: Any, address: str, title: str) -> None:
 def upload(page: Any, files: list[Path]) -> str:
     """Send files; returns what the page says of them."""
     page.locator("#upload input[type=file]").set_input_files([str(path) for path in files])
-    page.locator("#upload-told p.vt").first.wait_for()
+    page.locator("#upload-told p.done").wait_for()
     return str(page.locator("#upload-told").inner_text())
 
 

@@ -15,8 +15,7 @@ import pytest
 from tests.journal_lines import step_line
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.studio import actions, jobs, projects, status
-from videotune.studio.pages import train
+from videotune.studio import actions, jobs, projects, run_pages, status
 
 
 def until(true: Callable[[], object], seconds: float = 60) -> None:
@@ -159,14 +158,14 @@ def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(tmp_path: Path)
     steps(run, range(1, 4))
     write_json(run / "config.json", {"steps": 30, "settings": {}})
     beat(run, os.getpid())
-    shown = train.part(tmp_path, project, {})
+    shown = run_pages.train_part(tmp_path, project, {})
     assert ">running<" in shown
     assert "Stop and save" in shown
     assert "Resume" not in shown
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     beat(run, gone.pid)
-    shown = train.part(tmp_path, project, {})
+    shown = run_pages.train_part(tmp_path, project, {})
     assert ">dead<" in shown
     assert "It died at step 3" in shown
     assert "Nothing had been saved" in shown
@@ -174,4 +173,4 @@ def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(tmp_path: Path)
     assert "Stop and save" not in shown
     with (run / "journal.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "end", "step": 3, "time": time.time(), "why": "stopped"}) + "\n")
-    assert "stopped as you asked, and saved" in train.part(tmp_path, project, {})
+    assert "stopped as you asked, and saved" in run_pages.train_part(tmp_path, project, {})

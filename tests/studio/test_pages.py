@@ -1,4 +1,4 @@
-"""What the pages say of runs and jobs, and what Gradio is kept from."""
+"""What the pages say of runs and jobs."""
 
 import json
 import os
@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("gradio")
-
 from tests.studio.test_jobs import steps
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.studio import actions, jobs, projects, status
-from videotune.studio.app import LOOK, make_app
-from videotune.studio.pages import export, samples, train
+from videotune.studio import actions, jobs, projects, run_pages, status
 
 
 def ended_job(project: projects.Project, kind: str, code: int, log: str = "", **facts: Any) -> Path:
@@ -43,9 +39,9 @@ def test_a_run_that_did_not_go_on_says_so_beside_how_it_stood(tmp_path: Path) ->
     steps(run, range(1, 4))
     write_json(run / "config.json", {"steps": 3, "settings": {}})
     os.utime(run / "journal.jsonl", (time.time() - 60, time.time() - 60))
-    assert "did not begin" not in train.part(tmp_path, project, {})
+    assert "did not begin" not in run_pages.train_part(tmp_path, project, {})
     ended_job(project, "train", 1, "videotune: this changes what it learns\n")
-    shown = train.part(tmp_path, project, {})
+    shown = run_pages.train_part(tmp_path, project, {})
     assert "The last attempt to go on did not begin: this changes what it learns" in shown
     assert "3 of 3" in shown
 
@@ -71,9 +67,9 @@ def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: P
 
     family = Wan(place("asset:toy").folder, torch.device("cpu"), torch.float32)
     write_json(tmp_path / "config.json", {"settings": {"training_method": "LORA", "lora": {"variant": variant}}})
-    offered = export.offered(status.read_live(tmp_path))
+    offered = run_pages.offered(status.read_live(tmp_path))
     assert sorted(offered) == sorted(formats_of(family, variant))
-    assert set(offered) <= set(export.FORMATS)
+    assert set(offered) <= set(run_pages.FORMATS)
 
 
 def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_path: Path) -> None:
@@ -88,26 +84,8 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_pat
     sample = {"kind": "sample", "step": 0, "prompt": "a cat", "path": "samples/a.mp4"}
     (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (sample, probe)))
     write_json(run / "config.json", {})
-    shown = samples.part(tmp_path, project, {})
+    shown = run_pages.samples_part(tmp_path, project, {})
     assert "path=runs/run-1/sample_metrics/a.mp4" in shown
     assert "path=clips/cat.mp4" in shown
     assert "nearest training clip: cat.mp4, likeness 0.988: likely a copy" in shown
     assert "gone.mp4" not in shown
-
-
-def test_gradio_gives_out_nothing_of_the_computer_and_rests_while_nobody_asks(tmp_path: Path) -> None:
-    from starlette.testclient import TestClient
-
-    project = projects.create(tmp_path, "one")
-    (project.folder / "clips" / "a.mp4").write_bytes(b"clip")
-    guard = make_app(tmp_path, "127.0.0.1", 7860, None)
-    with TestClient(guard, base_url="http://127.0.0.1:7860") as client:
-        for path in ("/etc/passwd", project.folder / "project.json", project.folder / "clips/a.mp4", __file__):
-            assert client.get(f"/gradio_api/file={path}").status_code == 403, path
-        assert client.get("/gradio_api/file=../../../etc/passwd").status_code in (403, 404)
-        sent = {"files": ("a.mp4", b"clip")}
-        assert client.post("/gradio_api/upload", files=sent, headers={"Origin": "http://evil.org"}).status_code == 403
-        assert client.post("/gradio_api/upload", files=sent).status_code == 200, "the page's own"
-    mounted = next(route.app for route in reversed(guard.app.routes) if hasattr(getattr(route, "app", None), "tokens"))  # type: ignore[attr-defined]
-    queue = mounted.get_blocks()._queue
-    assert queue.sleep_when_free == queue.progress_update_sleep_when_free == LOOK >= 0.05

@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -143,26 +144,14 @@ def test_folders_elsewhere_are_for_who_sits_at_the_computer(tmp_path: Path, monk
     away.mkdir()
     one = projects.create(root, "one")
     words = {"project": one.name, "path": str(away)}
+    from_elsewhere = partial(actions.source, local=False)
     with pytest.raises(VideotuneError, match="sits at it"):
-        actions.perform(actions.source, root, words, local=False)
+        actions.perform(from_elsewhere, root, words)
     actions.perform(actions.source, root, words)
-    actions.perform(
-        actions.source, root, {"project": one.name, "path": "user/clips", "kind": "validation"}, local=False
-    )
+    actions.perform(from_elsewhere, root, {"project": one.name, "path": "user/clips", "kind": "validation"})
     assert projects.datasets(projects.named(root, one.name)) == [
         {"path": str(away)}, {"path": "user/clips", "kind": "validation"}
     ]  # fmt: skip
-
-
-def test_a_file_that_was_not_sent_is_not_taken(tmp_path: Path, cats: projects.Project) -> None:
-    elsewhere = tmp_path / "elsewhere.mp4"
-    elsewhere.write_bytes(MP4)
-    link = tmp_path / uploads.UPLOADS / "link.mp4"
-    link.parent.mkdir(exist_ok=True)
-    link.symlink_to(elsewhere)
-    assert [one.taken for one in uploads.accept(cats, [elsewhere, link])] == [False, False]
-    assert elsewhere.read_bytes() == MP4
-    assert list((cats.folder / "clips").iterdir()) == []
 
 
 def test_a_damaged_project_is_listed_beside_the_others(tmp_path: Path, cats: projects.Project) -> None:

@@ -42,14 +42,14 @@ Action = Callable[..., Answer]
 """A function of the project (``create``: of the root) and of the words."""
 
 
-def perform(act: Action, root: Path, words: Mapping[str, Any], **more: Any) -> Answer:
+def perform(act: Action, root: Path, words: Mapping[str, Any]) -> Answer:
     """Do what is asked for, one at a time: two fields that are left within a moment must not write over each other.
 
     ``words`` name the project, as ``of`` where it need not be the open one.
     """
     asked = Words(words)
     with _one_at_a_time:
-        return act(root if act is create else named(root, asked["of"] or asked["project"]), asked, **more)
+        return act(root if act is create else named(root, asked["of"] or asked["project"]), asked)
 
 
 def run_folder(project: Project, name: str) -> Path:
@@ -315,4 +315,4 @@ ACTIONS: Mapping[str, Action] = {
     "resume": resume, "stop": stop, "control": control, "stop-job": stop_job, "doctor": doctor, "draw": draw,
     "export": export,
 }  # fmt: skip
-"""Every asking by its name in an address; ``source`` alone has to know who asks."""
+"""Every action by its name in an address but ``source``, which has to know who asks."""

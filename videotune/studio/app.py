@@ -1,17 +1,26 @@
-"""The studio as a program: Gradio's pages and our routes on one server, behind the guard."""
+"""The studio as a program: its page, the login, and the routes of its parts on one server."""
 
-import inspect
 import os
 import secrets
+import shutil
 import signal
+import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from urllib.parse import parse_qs
 
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.middleware.base import RequestResponseEndpoint
+
+import videotune.reporter
 from videotune.errors import DONE, VideotuneError
-from videotune.studio.security import Guard, check_host, is_local
+from videotune.studio.pages import html
+from videotune.studio.routes import STATIC, router
+from videotune.studio.security import HEADERS, WHILE, WrongPasswords, check_host, is_local, refusal
+from videotune.studio.uploads import UPLOADS
 
 PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 """Where the password is looked for: an environment variable, so that no list of processes shows it."""
@@ -19,23 +28,21 @@ PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 NAME = "studio"
 """The name to log in with."""
 
-LOOK = 0.1
-"""Seconds between two looks into Gradio's queue, and so the longest that a button of its own waits."""
+COOKIE = "videotune-studio"
 
-PAGES = ("project", "data", "setup", "train", "samples", "export")
+LONGEST_LOGIN = 4096
+"""Bytes of a name and a password."""
 
 
 def serve(root: Path, host: str, port: int) -> int:
     """Run the studio until Ctrl-C.
 
-    Raises VideotuneError where the host needs a password, the port is taken, or Gradio is not installed.
+    Raises VideotuneError where the host needs a password, or the port is taken.
     """
     password = os.environ.pop(PASSWORD, None)  # no job inherits it
     check_host(host, password)
     root.mkdir(parents=True, exist_ok=True)
-    app = make_app(root.resolve(), host, port, password)
-    import uvicorn
-
+    app = make_app(root.resolve(), host, password)
     _refuse_taken(host, port)
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn ends the server first, and then hands them on
         signal.signal(number, _ended)
@@ -52,8 +59,6 @@ def _ended(number: int, frame: object) -> None:
 
 
 def _refuse_taken(host: str, port: int) -> None:
-    import socket
-
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -64,35 +69,53 @@ def _refuse_taken(host: str, port: int) -> None:
             ) from error
 
 
-def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
-    """The whole program as an ASGI app."""
-    prepare_gradio(root)
-    try:
-        with without_stubs():
-            import gradio as gr
-        from fastapi import FastAPI, Request
-        from fastapi.responses import FileResponse, PlainTextResponse
-    except ImportError as error:
-        raise VideotuneError(f"the studio needs Gradio ({error}): pip install 'videotune[studio]'") from error
-    from videotune.studio import routes, style, uploads
-
+def make_app(root: Path, host: str, password: str | None) -> FastAPI:
+    """The whole program; whoever has logged in holds a session's name in a cookie."""
+    shutil.rmtree(root / UPLOADS, ignore_errors=True)  # what a server that was killed had half received
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    holder: list[Any] = []
+    sessions, wrong = set[str](), WrongPasswords()
 
     def may(request: Request) -> bool:
-        if password is None:
-            return True
-        gradio_app = holder[0]
-        names = (f"access-token-{gradio_app.cookie_id}", f"access-token-unsecure-{gradio_app.cookie_id}")
-        return any(request.cookies.get(name) in gradio_app.tokens for name in names if request.cookies.get(name))
+        return password is None or request.cookies.get(COOKIE) in sessions
 
-    @app.get("/studio.js")
-    def script() -> FileResponse:
-        return FileResponse(
-            routes.STATIC / "studio.js", media_type="text/javascript", headers={"Cache-Control": "no-cache"}
-        )
+    @app.middleware("http")
+    async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        why = refusal(request.method, request.headers, host)
+        answer = await call_next(request) if why is None else PlainTextResponse(why, 403)
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
 
-    app.include_router(routes.router(root, may))
+    @app.get("/")
+    def page(request: Request) -> Response:
+        return HTMLResponse(html("page")) if may(request) else RedirectResponse("/login", 303)
+
+    @app.get("/login")
+    def login() -> Response:
+        return HTMLResponse(html("login", wrong=False))
+
+    @app.post("/login")
+    async def log_in(request: Request) -> Response:
+        address, body = request.client.host if request.client else "", b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST_LOGIN:
+                return PlainTextResponse("too long", 413)
+        if not wrong.begin(address):
+            return PlainTextResponse(f"Too many wrong passwords: wait {WHILE:g} seconds and try again.", 429)
+        words = {key: values[0] for key, values in parse_qs(body.decode(errors="replace")).items()}
+        right = secrets.compare_digest(words.get("username", "").encode(), NAME.encode())
+        if not right & secrets.compare_digest(words.get("password", "").encode(), str(password).encode()):
+            return HTMLResponse(html("login", wrong=True), 400)
+        wrong.forget(address)
+        sessions.add(session := secrets.token_urlsafe(32))
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(COOKIE, session, httponly=True, samesite="strict")
+        return answer
+
+    @app.get("/report.css")
+    def report_style() -> FileResponse:
+        return FileResponse(Path(videotune.reporter.__file__).parent / "templates" / "report.css")
 
     def refused(request: Request, error: Exception) -> PlainTextResponse:
         """A mistake of the user's, or a value that no file system or text can hold (a lone surrogate, a very long name)."""
@@ -100,101 +123,6 @@ def make_app(root: Path, host: str, port: int, password: str | None) -> Any:
 
     for kind in (ValueError, OSError, RecursionError):
         app.add_exception_handler(kind, refused)
-
-    @app.middleware("http")
-    async def only_after_login(request: Request, call_next: Any) -> Any:
-        """Gradio answers some addresses to everybody; before the login the studio gives out its login page alone."""
-        if request.url.path.startswith(("/gradio_api", "/openapi.json", "/monitoring")) and not may(request):
-            return PlainTextResponse("log in first", 401)
-        return await call_next(request)
-
-    def login(name: str, word: str) -> bool:
-        return secrets.compare_digest(name.encode(), NAME.encode()) & secrets.compare_digest(
-            word.encode(), str(password).encode()
-        )
-
-    pages = blocks(root, is_local(host))
-    pages.has_launched = (
-        True  # else Gradio copies any path of this computer that a request names; mounting does not set it
-    )
-    app = gr.mount_gradio_app(
-        app,
-        pages,
-        path="/",
-        server_name=host,
-        server_port=port,
-        footer_links=[],
-        auth=login if password else None,
-        auth_message="The videotune studio: log in as studio." if password else None,
-        max_file_size=uploads.MOST,
-        ssr_mode=False,
-        theme=style.theme(),
-        css=style.css(),
-        head='<script src="/studio.js" defer></script><meta name="viewport" content="width=device-width, initial-scale=1">',
-    )
-    holder.append(next(route.app for route in reversed(app.routes) if hasattr(getattr(route, "app", None), "tokens")))
-    rest(holder[0])
-    return Guard(app, host)
-
-
-def rest(gradio_app: Any) -> None:
-    """Gradio looks into its queue a thousand times a second also where nobody asks for anything; ten times are enough."""
-    queue = gradio_app.get_blocks()._queue
-    if not (hasattr(queue, "sleep_when_free") and hasattr(queue, "progress_update_sleep_when_free")):
-        raise VideotuneError("this Gradio is not the one that the studio knows: pip install 'videotune[studio]'")
-    queue.sleep_when_free = queue.progress_update_sleep_when_free = LOOK
-
-
-def prepare_gradio(root: Path) -> None:
-    """Gradio keeps uploads below the root, where they can be renamed into a project, and tells nobody anything."""
-    from videotune.studio.uploads import UPLOADS
-
-    os.environ["GRADIO_TEMP_DIR"] = str(root / UPLOADS)
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-
-
-@contextmanager
-def without_stubs() -> Iterator[None]:
-    """Gradio imported within this writes no stub files (.pyi) beside its own source.
-
-    It does so for every component at every start, which is half of the time of its start, and useful to editors alone. It
-    leaves it where a class says that it is in no file, so that is what its own classes say meanwhile.
-    """
-    plain = inspect.getfile
-
-    def getfile(thing: Any) -> str:
-        if isinstance(thing, type) and thing.__module__.startswith("gradio."):
-            raise OSError("not asked for")
-        return plain(thing)
-
-    inspect.getfile = getfile  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        inspect.getfile = plain
-
-
-def blocks(root: Path, local: bool) -> Any:
-    """The six pages, in the order of the data."""
-    import gradio as gr
-
-    from videotune.studio.pages import data, export, project, samples, setup, train
-
-    with gr.Blocks(title="videotune studio", analytics_enabled=False, delete_cache=(3600, 86400)) as made:
-        chosen = gr.Textbox(visible=False)
-        gr.HTML('<div class="vt head" data-live="head" data-every="5000"></div>')
-        with gr.Tabs(overflow_behavior="wrap", elem_id="pages"):
-            for number, name in enumerate(PAGES, 1):
-                with gr.Tab(f"{number} {name.capitalize()}", id=name, elem_id=f"page-{name}"):
-                    page = {
-                        "project": project,
-                        "setup": setup,
-                        "train": train,
-                        "samples": samples,
-                        "export": export,
-                    }.get(name)
-                    if page is None:
-                        data.build(root, chosen, local)
-                    else:
-                        page.build(root, chosen)
-    return made
+    app.mount("/static", StaticFiles(directory=STATIC))
+    app.include_router(router(root, may, is_local(host)))
+    return app

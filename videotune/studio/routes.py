@@ -1,52 +1,45 @@
-"""What the studio's own script asks for beside Gradio: parts of pages, the table of clips, files, and actions."""
+"""What the studio's script asks for: parts of pages, the table of clips, files, uploads, and actions."""
 
 import hashlib
+import json
 import mimetypes
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import orjson
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from videotune.errors import VideotuneError
-from videotune.studio import clips
-from videotune.studio.actions import ACTIONS, perform
+from videotune.studio import clips, pages, run_pages, uploads
+from videotune.studio.actions import ACTIONS, Action, perform, source
 from videotune.studio.downloads import is_exported, zipped
-from videotune.studio.jobs import all_jobs
-from videotune.studio.pages import data, export, project, samples, setup, train
-from videotune.studio.pages.kit import html
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside, named
 
 STATIC = Path(__file__).parent / "static"
 
 
-def head(root: Path, project: Project | None, query: Mapping[str, str]) -> str:
-    """The top of every page: which project is open, and what is at work in it."""
-    busy = [job for job in all_jobs(project.folder)[:8] if job.running] if project else []
-    return html("head", project=project, busy=busy)
-
-
 PARTS: Mapping[str, Callable[[Path, Any, Mapping[str, str]], str]] = {
-    "head": head,
-    "project": project.part,
-    "data": data.part,
-    "setup": setup.part,
-    "plan": setup.plan_part,
-    "train": train.part,
-    "charts": train.charts_part,
-    "samples": samples.part,
-    "tries": samples.tries_part,
-    "export": export.part,
+    "head": pages.head,
+    "project": pages.project_part,
+    "data": pages.data_part,
+    "setup": pages.setup_part,
+    "plan": pages.plan_part,
+    "train": run_pages.train_part,
+    "charts": run_pages.charts_part,
+    "samples": run_pages.samples_part,
+    "tries": run_pages.tries_part,
+    "export": run_pages.export_part,
 }
 
 WITHOUT_PROJECT = {
     **dict.fromkeys(("plan", "charts", "tries"), ""),
     **dict.fromkeys(
         ("data", "setup", "train", "samples", "export"),
-        html("empty", words="Choose or make a project first, on the page Project."),
+        pages.html("empty", words="Choose or make a project first, on the page Project."),
     ),
 }
 """What stands in a part of a page that needs a project while none is open."""
@@ -65,8 +58,12 @@ GIVEN = (*SHOWN, ".safetensors", ".json", ".zip", ".mkv", ".avi")
 """Endings of files that a browser shows, and that it may download."""
 
 
-def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
-    """All routes below /studio; ``may`` says whether the asking person has logged in, where there is a password."""
+def router(root: Path, may: Callable[[Request], bool], local: bool) -> APIRouter:
+    """All routes below /studio; ``may`` says whether a request comes from someone who has logged in.
+
+    ``local``: only this computer reaches the studio, so a request may name its folders.
+    """
+    known: dict[str, Action] = {**ACTIONS, "source": partial(source, local=local)}
 
     def allowed(request: Request) -> None:
         if not may(request):
@@ -84,7 +81,7 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
 
     @routes.get("/clips")
     def table(project: str, request: Request) -> Response:
-        return _tagged(request, orjson.dumps(clips.rows(named(root, project))), "application/json")
+        return _tagged(request, json.dumps(clips.rows(named(root, project))).encode(), "application/json")
 
     @routes.get("/thumb")
     def thumb(project: str, id: str) -> Response:
@@ -122,7 +119,7 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
 
     @routes.post("/do/{action}")
     async def do(action: str, request: Request) -> JSONResponse:
-        if action not in ACTIONS:
+        if action not in known:
             return JSONResponse({"error": "there is no such thing to ask for"}, 404)
         if not request.headers.get("content-type", "").startswith(
             "application/json"
@@ -132,18 +129,27 @@ def router(root: Path, may: Callable[[Request], bool]) -> APIRouter:
             words = await request.json()
         except (ValueError, RecursionError):
             return JSONResponse({"error": "ask in JSON"}, 400)
-        from starlette.concurrency import run_in_threadpool
+        return JSONResponse(await run_in_threadpool(_answer, root, known[action], words))
 
-        return JSONResponse(await run_in_threadpool(_answer, root, action, words))
+    @routes.post("/upload")
+    async def upload(project: str, name: str, request: Request) -> list[uploads.Taken]:
+        home = named(root, project)
+        with uploads.incoming(root, name) as path:
+            with path.open("wb") as file:
+                async for part in request.stream():
+                    await run_in_threadpool(file.write, part)
+                    if file.tell() > uploads.MOST:
+                        return [uploads.Taken(name, False, f"it has more than {uploads.MOST // 10**9} GB")]
+            return await run_in_threadpool(uploads.accept, home, [path])
 
     return routes
 
 
-def _answer(root: Path, action: str, words: Any) -> dict[str, Any]:
+def _answer(root: Path, action: Action, words: Any) -> dict[str, Any]:
     if not isinstance(words, dict):
         return {"error": "ask with an object"}
     try:
-        return dict(perform(ACTIONS[action], root, words))
+        return dict(perform(action, root, words))
     except OSError as error:
         return {"error": f"{error.strerror or error} ({str(error.filename)[:200]})" if error.filename else str(error)}
     except UnicodeError:

@@ -2,9 +2,11 @@
 
 import os
 import re
+import secrets
 import shutil
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +21,10 @@ TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
 """Captions, and lists of captions."""
 
 UPLOADS = ".uploads"
-"""The folder of the root into which Gradio writes what is sent."""
+"""The folder of the root in which files lie while they are received."""
 
-MOST, MOST_TEXT = "20gb", 20_000_000
-"""The largest file that is taken, as Gradio reads it, and the largest text, in bytes."""
+MOST, MOST_TEXT = 20_000_000_000, 20_000_000
+"""Bytes of the largest file that is taken, and of the largest text."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,21 @@ def safe_name(name: str) -> str:
     return stem[:120] + suffix
 
 
-def accept(project: Project, paths: Iterable[Path]) -> list[Taken]:
-    """Put sent files among the project's clips; an archive's files into a folder of its name.
+@contextmanager
+def incoming(root: Path, name: str) -> Iterator[Path]:
+    """Where a file of that name is received, on the disk of the projects; removed at the end of the block."""
+    folder = root / UPLOADS / secrets.token_hex(8)
+    folder.mkdir(parents=True)
+    try:
+        yield folder / safe_name(name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
-    A file that is there already is left; one of the same name and other content is refused, never written over; and so is
-    one that does not lie in the root's folder of uploads, whoever named it.
+
+def accept(project: Project, paths: Iterable[Path]) -> list[Taken]:
+    """Put received files among the project's clips; an archive's files into a folder of its name.
+
+    A file that is there already is left; one of the same name and other content is refused, never written over.
     """
     return [found for path in paths for found in _accept_one(project, path)]
 
@@ -95,8 +107,6 @@ def accept(project: Project, paths: Iterable[Path]) -> list[Taken]:
 def _accept_one(project: Project, path: Path) -> list[Taken]:
     try:
         name = safe_name(path.name)
-        if path.is_symlink() or not path.resolve().is_relative_to((project.folder.parent / UPLOADS).resolve()):
-            return [Taken(name, False, "the file was not sent to this studio")]
         why = refusal(path, name)
         if why is not None:
             return [Taken(name, False, why)]

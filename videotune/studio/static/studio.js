@@ -1,7 +1,7 @@
 // The studio's own script: parts that keep themselves up to date, fields that save themselves, buttons that ask first,
 // a table of thousands of clips of which only the rows in sight exist, and videos that play in step.
 "use strict";
-const videotune = (() => {
+(() => {
   const query = () => new URLSearchParams(location.search);
   const project = () => query().get("project") || "";
   const shown = (element) => element.offsetParent !== null && !document.hidden;
@@ -25,7 +25,7 @@ const videotune = (() => {
     let place = document.getElementById("vt-told");
     if (!place) {
       place = document.createElement("div");
-      place.id = "vt-told"; place.className = "vt"; place.setAttribute("role", "status"); place.setAttribute("aria-live", "polite");
+      place.id = "vt-told"; place.setAttribute("role", "status"); place.setAttribute("aria-live", "polite");
       document.body.append(place);
     }
     const line = document.createElement("p");
@@ -95,7 +95,6 @@ const videotune = (() => {
     for (const table of document.querySelectorAll("[data-clips]")) if (shown(table)) table.reload?.();
   }
   function look() {
-    if (!opened) { openPage(); if (!opened) return; }
     for (const element of document.querySelectorAll("[data-live]")) {
       if (!lives.has(element)) lives.set(element, { every: Number(element.dataset.every) || Infinity, next: 0 });
       const state = lives.get(element);
@@ -103,8 +102,6 @@ const videotune = (() => {
     }
     for (const [element] of lives) if (!element.isConnected) lives.delete(element);
     for (const table of document.querySelectorAll("[data-clips]:not([data-made])")) if (shown(table)) make(table);
-    const go = document.querySelector("[data-go]");
-    if (go) { const where = go.dataset.go; go.removeAttribute("data-go"); location.assign(where); }
   }
 
   // --- fields and buttons --------------------------------------------------------------------------------------------
@@ -143,6 +140,9 @@ const videotune = (() => {
     const answer = await ask(button.dataset.ask, body);
     button.disabled = false; button.blur();
     settle(answer);
+  });
+  document.addEventListener("keydown", (event) => {  // as in any form, Enter in a field asks
+    if (event.key === "Enter" && event.target.matches("[data-form] input:not([type=checkbox])")) event.target.closest("[data-form]").querySelector("[data-ask]").click();
   });
   function play(button) {
     const videos = [...document.querySelectorAll(button.dataset.play)].filter((one) => one.offsetParent !== null);
@@ -255,30 +255,69 @@ const videotune = (() => {
     box.reload();
   }
 
-  // --- the page of the tabs is part of the address, so that a reload ends where it began ------------------------------
-  function watchTabs() {
-    const names = ["project", "data", "setup", "train", "samples", "export"];
-    document.addEventListener("click", (event) => {
-      const tab = event.target.closest?.('[role="tab"], .overflow-dropdown button, .overflow-item');
-      if (!tab) return;
-      const name = names.find((one) => tab.textContent.trim().toLowerCase().endsWith(one));
-      if (!name) return;
-      const words = query(); words.set("tab", name);
-      history.replaceState(history.state, "", `?${words}`);
-      setTimeout(look, 30);
+  // --- files that are sent ---------------------------------------------------------------------------------------------
+  function send(file, place) {
+    return new Promise((done) => {
+      const request = new XMLHttpRequest(), words = new URLSearchParams({ project: project(), name: file.name });
+      request.open("POST", `/studio/upload?${words}`);
+      request.upload.onprogress = (event) => {
+        place.textContent = `sending ${file.name}: ${Math.floor(100 * event.loaded / Math.max(1, event.total))} %`;
+      };
+      request.onload = () => {
+        try { done(request.status === 200 ? JSON.parse(request.responseText) : [{ name: file.name, taken: false, reason: request.responseText }]); }
+        catch (error) { done([{ name: file.name, taken: false, reason: String(error) }]); }
+      };
+      request.onerror = () => done([{ name: file.name, taken: false, reason: "it did not arrive: is the studio still running?" }]);
+      request.send(file);
     });
   }
-  let opened = false;  // the page of the address is opened here, without asking the server: no other one is seen before it
-  function openPage() {
-    const wanted = query().get("tab") || (project() ? "data" : "project");
-    const tab = [...document.querySelectorAll('#pages [role="tab"]')].find((one) => one.textContent.trim().toLowerCase().endsWith(wanted));
-    if (tab) { opened = true; if (tab.getAttribute("aria-selected") !== "true") tab.click(); }
-    if (tab || Date.now() - begun > 60000) opened = true;
+  async function upload(files) {
+    const told = document.getElementById("upload-told"), line = document.createElement("p"), got = [];
+    told.replaceChildren(line); line.className = "working";
+    for (const file of files) got.push(...await send(file, line));
+    const taken = got.filter((one) => one.taken).length, refused = got.filter((one) => !one.taken);
+    line.className = taken ? "done good" : "done"; line.textContent = taken ? `${taken} file${taken === 1 ? "" : "s"} added` : "nothing was added";
+    if (refused.length) {
+      const list = document.createElement("ul"); list.className = "bad"; list.setAttribute("role", "alert");
+      for (const one of refused.slice(0, 50)) { const item = document.createElement("li"); item.textContent = `${one.name}: ${one.reason}`; list.append(item); }
+      told.append(`${refused.length} not taken:`, list);
+    }
+    if (taken) settle({ error: (await ask("check", {})).error });
   }
-  const begun = Date.now();
-  watchTabs();
-  setInterval(look, 200);
-  document.addEventListener("visibilitychange", look);
-  return { project, refresh: () => refresh(), tell, first: (...values) => [project(), ...values.slice(1)] };
+  function watchFiles() {
+    const drop = document.getElementById("upload"), input = drop.querySelector("input");
+    input.onchange = async () => { const files = [...input.files]; input.value = ""; await upload(files); };
+    for (const kind of ["dragover", "dragleave", "drop"]) drop.addEventListener(kind, (event) => {
+      event.preventDefault(); drop.classList.toggle("over", kind === "dragover");
+      if (kind === "drop" && event.dataTransfer.files.length) upload([...event.dataTransfer.files]);
+    });
+  }
+
+  // --- the pages: which one is open is part of the address, so that a reload ends where it began -----------------------
+  const tabs = [...document.querySelectorAll('[role="tab"]')];
+  function openPage(name) {
+    const wanted = tabs.find((tab) => tab.dataset.page === name) || tabs[0];
+    for (const tab of tabs) {
+      const selected = tab === wanted;
+      tab.setAttribute("aria-selected", String(selected)); tab.tabIndex = selected ? 0 : -1;
+      document.getElementById(`page-${tab.dataset.page}`).hidden = !selected;
+    }
+    look();
+  }
+  function choose(tab) {
+    const words = query(); words.set("tab", tab.dataset.page);
+    history.replaceState(history.state, "", `?${words}`);
+    openPage(tab.dataset.page); tab.focus();
+  }
+  function watchTabs() {
+    for (const [i, tab] of tabs.entries()) {
+      tab.onclick = () => choose(tab);
+      tab.onkeydown = (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (step) choose(tabs[(i + step + tabs.length) % tabs.length]);
+      };
+    }
+    openPage(query().get("tab") || (project() ? "data" : "project"));
+  }
+  if (tabs.length) { watchFiles(); watchTabs(); setInterval(look, 200); document.addEventListener("visibilitychange", look); }
 })();
-window.videotune = videotune;

@@ -1,4 +1,4 @@
-"""The page Setup: a preset, the card, the settings with their help, and what the plan says of all that."""
+"""The pages Project, Data and Setup as HTML, and the top of every page: each a function of a project and the address."""
 
 import subprocess
 from collections.abc import Mapping
@@ -6,25 +6,61 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-
 from videotune.config.load import flatten, preset_about, preset_names
+from videotune.reporter.build import environment, fill
 from videotune.reporter.curves import BANDS
-from videotune.studio import form
-from videotune.studio.clips import last_account
-from videotune.studio.jobs import latest, result
-from videotune.studio.pages.kit import html, live
-from videotune.studio.projects import BOOK, Project, draft
-from videotune.text import duration
+from videotune.reporter.read import mapping
+from videotune.studio import actions, clips, form
+from videotune.studio.jobs import all_jobs, latest, log_tail, result, why
+from videotune.studio.projects import BOOK, CLIPS, Project, datasets, draft, projects, seen_files
+from videotune.text import duration, plain, shape_words
+
+TEMPLATES = environment("videotune.studio", "videotune.reporter")
+TEMPLATES.globals |= {"log_tail": log_tail, "why": why}
 
 
-def build(root: Path, project: gr.Textbox) -> None:
-    """The page's blocks."""
-    with gr.Row(elem_id="setup-row"):
-        with gr.Column(scale=3, min_width=320):
-            live("setup")
-        with gr.Column(scale=2, min_width=300, elem_classes="side"):
-            live("plan", 2)
+def html(template: str, /, **data: Any) -> str:
+    """A template of the studio, or of the report, filled in."""
+    return fill(TEMPLATES, f"{template}.html.j2", data)
+
+
+def head(root: Path, project: Project | None, query: Mapping[str, str]) -> str:
+    """The top of every page: which project is open, and what is at work in it."""
+    busy = [job for job in all_jobs(project.folder)[:8] if job.running] if project else []
+    return html("head", project=project, busy=busy)
+
+
+def project_part(root: Path, project: Project | None, query: Mapping[str, str]) -> str:
+    """The list of projects."""
+    cards: dict[bool, list[Any]] = {False: [], True: []}
+    for one in projects(root):
+        files = sum(1 for path in seen_files(one.folder / CLIPS) if path.suffix not in (".txt", ".csv", ".jsonl"))
+        runs = len(list((one.folder / "runs").glob("*/config.json")))
+        busy, away = [job for job in all_jobs(one.folder)[:12] if job.running], bool(one.facts.get("archived"))
+        chosen = not away and project is not None and one.name == project.name
+        cards[away].append((one, files, runs, busy, chosen))
+    return html("project", open=cards[False], archived=cards[True])
+
+
+def data_part(root: Path, project: Project, query: Mapping[str, str]) -> str:
+    """The account of the clips in figures, with what is at work; the table below it is the script's."""
+    cut, job, last = latest(project.folder, "split"), latest(project.folder, "check"), clips.last_account(project)
+    if cut is not None and cut.state == "done" and (job is None or job.started < (cut.ended or 0)):
+        actions.start_check(project)  # the scenes are new clips
+        job = latest(project.folder, "check")
+    check, account = last or (None, {})
+    return html(
+        "data",
+        project=project,
+        check=check,
+        account=mapping(account),
+        checking=None if check == job else job,
+        cutting=cut,
+        any_clips=bool(datasets(project)),
+        sources=[mapping(row) for row in project.facts.get("sources", ())],
+        sizes=[(shape_words(row["shape"]), plain(row["windows"])) for row in account.get("buckets", ())],
+        sheet=(project.folder / "sheet" / "index.html").is_file(),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -39,7 +75,7 @@ def found_card() -> tuple[str, float] | None:
         return None
 
 
-def part(root: Path, project: Project, query: Mapping[str, str]) -> str:
+def setup_part(root: Path, project: Project, query: Mapping[str, str]) -> str:
     """The form."""
     keys, below = flatten(draft(project)), form.standing(project.preset)
     rows = {one.key: _row(one, keys.get(one.key), below.get(one.key)) for one in form.fields()}
@@ -47,7 +83,7 @@ def part(root: Path, project: Project, query: Mapping[str, str]) -> str:
     for key, row in rows.items():
         if key not in form.BASIC:
             others.setdefault(row["field"].section, []).append(row)
-    last = last_account(project)
+    last = clips.last_account(project)
     return html(
         "setup",
         project=project,
