@@ -161,7 +161,7 @@ def start(root: Path) -> tuple[psutil.Process, str]:
     process = psutil.Popen(words, stdout=subprocess.DEVNULL)
     while True:
         try:
-            urllib.request.urlopen(f"{address}/studio.js", timeout=5).read()
+            urllib.request.urlopen(f"{address}/static/studio.js", timeout=5).read()
             break
         except OSError:
             time.sleep(0.05)
