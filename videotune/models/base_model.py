@@ -67,10 +67,11 @@ def place(name: str, *, weights: bool = True, files: Mapping[str, Path] | None =
 def check_base(folder: Path) -> None:
     """Raise VideotuneError where the weights of a network of diffusers are not those of its config.
 
-    Only the heads of the files are read, so that a wrong file is known before anything is encoded.
+    Only the heads of the files are read, so that a wrong file is known before anything is encoded. The VAE is compared where
+    it is loaded, which encoding begins with.
     """
     for part, (library, name) in model_parts(read_config(folder / "model_index.json")).items():
-        if library == "diffusers" and has_weights(name):
+        if library == "diffusers" and has_weights(name) and part != "vae":
             cls = getattr(diffusers, name, None)
             if cls is None:
                 raise VideotuneError(f"{folder / part}: this diffusers has no {name}: install a newer one")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -28,7 +29,8 @@ from videotune.types import BasePlace
 CONTROL_WORDS = ("stop", "save", "sample")
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """What ran: for the journal and for bug reports."""
     names = ("torch", "diffusers", "transformers", "peft", "av")
     found = {name: version(name) for name in names}

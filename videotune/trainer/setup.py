@@ -6,10 +6,9 @@ from typing import Any
 
 from videotune.console import echo
 from videotune.errors import VideotuneError
-from videotune.exporter.formats import check_formats
 from videotune.memory.host_memory import keep_freed_memory
 from videotune.trainer.cache_filling import echo_truncated_live, fill_distributed, reads_of
-from videotune.trainer.components import dtype_name, make_objective, make_source, open_models, what_trains
+from videotune.trainer.components import dtype_name, make_objective, make_source, open_models
 from videotune.trainer.denoisers import make_expert_schedule, open_pool
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.init_from import init_from
@@ -36,8 +35,8 @@ def prepare(
 ) -> Trainer:
     """Fill the cache, load the denoisers, attach what trains.
 
-    ``plan``: plan.json's content. A resume puts the saved state back afterwards. Raises VideotuneError for settings that
-    cannot run, before any work.
+    ``plan``: plan.json's content; making it has refused formats and patterns that do not fit. A resume puts the saved state
+    back afterwards. Raises VideotuneError for settings that cannot run, before any work.
     """
     job, first = opened.job, 1 + (opened.checkpoint.step if opened.checkpoint else 0)
     config, dist, heartbeat = job.config, dist or DistributedContext(), heartbeat or Heartbeat(run)
@@ -54,7 +53,6 @@ def prepare(
         )
     loss = make_objective(job.spec, config)
     expert_schedule = make_expert_schedule(job.spec, config, loss)
-    check_formats(config, family)
     if config.tensorboard:
         refuse_missing()
     if dist.is_main:
@@ -62,8 +60,6 @@ def prepare(
             echo(f"note: {note}")
         if config.sharding == "FULL" and dist.size == 1:
             echo("note: sharding FULL has nothing to share out: this is one process, which has all weights")
-    if config.transformer.train:
-        what_trains(family.skeleton(), job.spec, config)  # a pattern that matches nothing is refused before any work
     refuse_text(family, config)
     for callback in callbacks:
         callback.check(takes_part=dist.is_main or sharded(config, dist))
