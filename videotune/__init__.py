@@ -33,7 +33,7 @@ COMMANDS = ("cache", "check", "compare", "export", "plan", "report", "sample", "
 def __getattr__(name: str) -> Any:
     """A function of the API, imported at its first use: ``import videotune`` loads no torch."""
     if name in COMMANDS:
-        return getattr(import_module(f"videotune.commands.{name}"), name)
+        return getattr(getattr(import_module("videotune.commands"), name), name)
     if name == "Config":
         return import_module("videotune.config.schema").Config
     raise AttributeError(f"module 'videotune' has no attribute {name!r}")

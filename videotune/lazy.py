@@ -6,8 +6,31 @@ function. Type checkers see the modules themselves.
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+imports_stay = False
+"""Set by the command line: what lives when diffusers is there, before any network is, is never searched for cycles again.
+
+A tenth of the time to the first step goes into such searches. Not within another program, whose objects may end.
+"""
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """No search for cycles among what is imported within this block."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
 
 if TYPE_CHECKING:
     import av as av
@@ -27,7 +50,11 @@ else:
             self._name = name
 
         def __getattr__(self, name: str) -> Any:
-            found = self.__dict__[name] = getattr(import_module(self._name), name)
+            first = self._name not in sys.modules
+            with gc_paused():
+                found = self.__dict__[name] = getattr(import_module(self._name), name)
+            if first and imports_stay and self._name == "diffusers":
+                gc.freeze()
             return found
 
     av, diffusers, huggingface_hub, torch, transformers = map(

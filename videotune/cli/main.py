@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from videotune import lazy
 from videotune._version import __version__
 from videotune.cli.cache import cache_app
 from videotune.cli.check import check
@@ -75,6 +76,8 @@ def _interrupted(number: int, frame: object) -> None:
 def main() -> None:
     """Run a command; a mistake of the person's is a sentence and exit code 1 or 2, never a traceback."""
     from typer.exceptions import TyperException
+
+    lazy.imports_stay = True
 
     for library in ("TRANSFORMERS", "DIFFUSERS"):  # their warnings are of what we do on purpose; errors are still shown
         os.environ.setdefault(f"{library}_VERBOSITY", "error")

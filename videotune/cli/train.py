@@ -45,13 +45,11 @@ def train(
     allow_skips: Skips = None,
 ) -> None:
     """Train, with previews and checkpoints, into a run folder; export the result."""
-    from videotune.trainer.resume import Resume
-
     if init_from:
         overrides = replace(overrides, sets=(*overrides.sets, f"init_from={json.dumps(str(init_from))}"))
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
-    how = Resume(step, override, allow_data_change, replan) if resume else False
+    how = commands.train.Resume(step, override, allow_data_change, replan) if resume else False
     result = commands.train.train(overrides, out, resume=how, allow_skips=allow_skips, begun=BEGUN)
     if result.report is not None:  # of several processes the main one's
         show_training(result)

@@ -9,6 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from videotune.lazy import gc_paused
+
 if TYPE_CHECKING:
     from videotune.commands import cache as cache
     from videotune.commands import check as check
@@ -25,4 +27,5 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> ModuleType:
     if name.startswith("_"):
         raise AttributeError(name)
-    return import_module(f"{__name__}.{name}")
+    with gc_paused():
+        return import_module(f"{__name__}.{name}")
