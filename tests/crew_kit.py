@@ -50,8 +50,12 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in read_journal(run) if line["kind"] == "step"]
 
 
-def close(run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), atol: float = 2e-5) -> None:
-    """The same windows, captions and noise levels; losses, gradients and what a checkpoint holds to rounding."""
+def close(run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), rounding: float = 5e-3) -> None:
+    """The same windows, captions and noise levels; losses, gradients and what a checkpoint holds to rounding.
+
+    A tensor is compared by the norm of the difference: where a gradient is near zero, Adam makes a whole step of its
+    rounding, which differs between processors.
+    """
     ours, theirs = steps_of(run), steps_of(other)
     assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
     for one, two in zip(ours, theirs, strict=True):
@@ -63,7 +67,9 @@ def close(run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), ato
         a, b = (complete_checkpoints(folder)[-1].load(part) for folder in (run, other))
         assert set(a) == set(b)
         for name in b:
-            torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=atol if part != "optimizer" else 1e-6)
+            assert a[name].shape == b[name].shape, name
+            difference = (a[name].double() - b[name].double()).norm()
+            assert difference <= rounding * b[name].double().norm(), f"{part}: {name}"
 
 
 def free_port() -> int:

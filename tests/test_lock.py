@@ -41,7 +41,7 @@ def test_every_locked_package_has_hashes() -> None:
 def test_every_package_that_users_install_has_bounds_which_hold_the_tested_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    users = [*project["dependencies"], *(text for name in ("studio", "tensorboard") for text in extras[name])]
+    users = [*project["dependencies"], *(text for name in ("tensorboard",) for text in extras[name])]
     tested = pins("constraints.txt")
     for need in map(Requirement, users):
         assert {one.operator for one in need.specifier} == {">=", "<"}, f"{need} has no upper bound"

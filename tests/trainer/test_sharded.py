@@ -32,7 +32,7 @@ def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory
 
 def rounded(run: Path, other: Path) -> None:
     """AdamW's first steps have the rate's size, whatever the gradient's: near 0 its sign is rounding's."""
-    close(run, other, ("weights", "ema", "optimizer"), 5e-4)
+    close(run, other, ("weights", "ema", "optimizer"))
 
 
 def several(count: int, run: Path, words: Overrides, *sets: str, fault: str = "") -> Ended:
