@@ -69,7 +69,7 @@ def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: P
     write_json(tmp_path / "config.json", {"settings": {"training_method": "LORA", "lora": {"variant": variant}}})
     offered = run_pages.offered(status.read_live(tmp_path))
     assert sorted(offered) == sorted(formats_of(family, variant))
-    assert set(offered) <= set(run_pages.FORMATS)
+    assert set(offered) <= set(projects.texts()["formats"])
 
 
 def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_path: Path) -> None:

@@ -13,23 +13,7 @@ from videotune.data.layouts import ClipFile, read_folder
 from videotune.errors import VideotuneError
 from videotune.files import write_text
 from videotune.studio.jobs import Job, all_jobs, result
-from videotune.studio.projects import CLIPS, HELD_OUT, REMOVED, Project, any_file, inside
-
-WORDS = {
-    "unreadable": "cannot be read",
-    "empty": "the file is empty",
-    "not_a_video": "is no video",
-    "no_video_stream": "has sound, but no picture",
-    "one_frame": "has one frame only",
-    "decode_error": "is damaged",
-    "too_short": "is too short",
-    "missing_caption": "has no caption",
-    "empty_caption": "its caption is empty",
-    "undecodable_caption": "its caption is not UTF-8 text",
-    "duplicate": "is a copy of another clip",
-    "missing_file": "is listed, but not there",
-}
-"""The codes of the account in plain words."""
+from videotune.studio.projects import CLIPS, HELD_OUT, REMOVED, Project, any_file, inside, texts
 
 
 def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
@@ -132,7 +116,8 @@ def _of_account(path: str, row: Mapping[str, Any]) -> dict[str, Any]:
     warned = list(row["warnings"])
     state = "held out" if row["held_out"] else "used" if row["used"] else "skipped"
     state = "warned" if state == "used" and warned else state
-    why = f"{WORDS.get(row['reason'], row['reason'])}: {row['detail']}" if row["reason"] else "; ".join(warned)
+    named = texts()["reasons"].get(row["reason"], row["reason"])
+    why = f"{named}: {row['detail']}" if row["reason"] else "; ".join(warned)
     return {
         "state": state,
         "why": why.replace(str(Path(path).parent) + "/", ""),

@@ -12,37 +12,8 @@ from videotune.config.resolve import parse
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
 
-BASIC = (
-    "base_model_name",
-    "training_method",
-    "steps",
-    "learning_rate",
-    "batch_size",
-    "resolution",
-    "video_config.frames",
-    "lora.rank",
-    "sample_after",
-    "save_every",
-    "samples",
-    "validation_fraction",
-)
-"""The keys that nearly everyone looks at."""
-
 ELSEWHERE = ("cache_dir", "output_model_destination")
 """Keys that the studio sets itself: files go into the project."""
-
-TITLES = {
-    "": "General",
-    "video_config": "Frames",
-    "lora": "Adapter (LoRA)",
-    "transformer": "The denoiser",
-    "text_encoder": "Text encoder",
-    "embedding": "New tokens",
-    "optimizer": "Optimizer",
-    "ema": "Average of the weights",
-    "sample": "How previews are generated",
-}
-"""Names of the parts of the form."""
 
 Kind = Literal["choice", "switch", "whole", "number", "text", "json"]
 

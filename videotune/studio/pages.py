@@ -12,7 +12,7 @@ from videotune.reporter.curves import BANDS
 from videotune.reporter.read import mapping
 from videotune.studio import actions, clips, form
 from videotune.studio.jobs import all_jobs, latest, log_tail, result, why
-from videotune.studio.projects import BOOK, CLIPS, Project, datasets, draft, projects, seen_files
+from videotune.studio.projects import BOOK, CLIPS, Project, datasets, draft, projects, seen_files, texts
 from videotune.text import duration, plain, shape_words
 
 TEMPLATES = environment("videotune.studio", "videotune.reporter")
@@ -81,7 +81,7 @@ def setup_part(root: Path, project: Project, query: Mapping[str, str]) -> str:
     rows = {one.key: _row(one, keys.get(one.key), below.get(one.key)) for one in form.fields()}
     others: dict[str, list[dict[str, Any]]] = {}
     for key, row in rows.items():
-        if key not in form.BASIC:
+        if key not in texts()["basic"]:
             others.setdefault(row["field"].section, []).append(row)
     last = clips.last_account(project)
     return html(
@@ -91,9 +91,9 @@ def setup_part(root: Path, project: Project, query: Mapping[str, str]) -> str:
         about=preset_about(project.preset),
         card=found_card(),
         skipped=last[1]["skipped"] if last else 0,
-        basic=[rows[key] for key in form.BASIC],
+        basic=[rows[key] for key in texts()["basic"]],
         others=others,
-        titles=form.TITLES,
+        titles=texts()["titles"],
     )
 
 

@@ -5,6 +5,7 @@ import time
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ CLIPS, HELD_OUT, REMOVED, ORIGINALS = "clips", "held-out", "removed", "originals
 
 PRESET = "toy"
 """What a new project begins with: the one preset that runs anywhere."""
+
+
+@cache
+def texts() -> Mapping[str, Any]:
+    """What codes are called on the pages (texts.json): reasons, states, ends, formats, parts of the form, its first keys."""
+    found: Mapping[str, Any] = read_json(Path(__file__).with_name("texts.json"))
+    return found
 
 
 @dataclass(frozen=True)

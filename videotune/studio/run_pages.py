@@ -14,47 +14,15 @@ from videotune.reporter.read import Run, items, mapping, number
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, result, why
 from videotune.studio.pages import html
-from videotune.studio.projects import Project
+from videotune.studio.projects import Project, texts
 from videotune.studio.status import Progress, progress, read_live
 from videotune.text import moment, plain
-
-DOING = {
-    "starting": "beginning: the model is loaded",
-    "encoding": "encoding the clips",
-    "training": "training",
-    "saving": "saving",
-    "measuring": "measuring the validation loss",
-    "probing": "measuring small samples",
-    "sampling": "drawing previews",
-    "paused": "waiting for room on the disk",
-    "exporting": "writing the result",
-    "reporting": "writing the report",
-    "ended": "ended",
-}
-"""What a run's heartbeat says, in words."""
-
-ENDED = {
-    "done": "all steps are done",
-    "interrupted": "stopped and saved; it can go on",
-    "stopped": "stopped as you asked, and saved; it can go on",
-}
-"""Why a run ended, in words."""
 
 _charts: dict[Path, tuple[object, float, float, str]] = {}
 """The charts of a run: what they were made from, when, how long that took, and they."""
 
 TRIES = 24
 """So many of the latest tries are shown."""
-
-FORMATS = {
-    "comfyui": ("ComfyUI", "put the file into ComfyUI's folder models/loras, or models/embeddings for new tokens"),
-    "diffusers": ("diffusers", "for Python programs that use the diffusers library"),
-    "peft": ("PEFT", "a file for the PEFT library, which trains and loads adapters of this kind"),
-}
-"""What a format is called, and who reads it."""
-
-OFFERED = {"DORA": ("diffusers",), "LOHA": ("comfyui", "peft"), "LOKR": ("comfyui", "peft"), "OFT": ("peft",)}
-"""Formats of kinds of adapters other than LoRA."""
 
 
 def runs(project: Project) -> list[str]:
@@ -118,7 +86,8 @@ def _state(run: Run, job: Job | None, far: Progress) -> dict[str, str]:
     kept = ""
     if is_alive(run, job):
         beat = run.life or {}
-        doing = DOING.get(str(beat.get("state")), "beginning") if beat.get("alive") else "beginning: the program starts"
+        state = texts()["states"].get(str(beat.get("state")), "beginning")
+        doing = state if beat.get("alive") else "beginning: the program starts"
         word, css = ("paused", "care") if beat.get("state") == "paused" else ("running", "good")
         sentence = f"{doing}, since {moment(beat.get('since') or (job.started if job else time.time()))}"
     elif not run.journal and job is not None:
@@ -136,7 +105,7 @@ def _state(run: Run, job: Job | None, far: Progress) -> dict[str, str]:
         elif word == "failed":
             sentence = why(job) if job is not None else sentence
         else:
-            sentence = ENDED.get(word, sentence)
+            sentence = texts()["ends"].get(word, sentence)
     return {"word": word, "css": css, "sentence": sentence, "kept": kept}
 
 
@@ -256,7 +225,7 @@ def offered(run: Run) -> tuple[str, ...]:
     if method == "FINE_TUNE":
         return ("diffusers",)
     variant = run.setting("lora", "variant") if method == "LORA" else None
-    return OFFERED.get(str(variant), ("comfyui", "diffusers"))
+    return tuple(texts()["offered"].get(str(variant), ("comfyui", "diffusers")))
 
 
 def export_part(root: Path, project: Project, query: Mapping[str, str]) -> str:
@@ -277,7 +246,7 @@ def export_part(root: Path, project: Project, query: Mapping[str, str]) -> str:
         files=files,
         job=latest(project.folder, "export", name),
         formats=offered(run) if run else (),
-        titles=FORMATS,
+        titles=texts()["formats"],
     )
 
 
