@@ -41,7 +41,7 @@ from videotune.trainer.resolve_config import resolve_config
 from videotune.trainer.run_spec import Job, open_job
 from videotune.types import PLAIN
 from videotune.validation.callbacks import reads_of_run
-from videotune.validation.previews import first_frames_of
+from videotune.validation.selection import first_frames_of
 
 BASE = ("wan", "t2v-a14b")
 HALVES = ("expert_period=2", "expert_share=0.5")

@@ -27,10 +27,9 @@ from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.planner import fit as fitting
 from videotune.planner.cards import card
-from videotune.planner.fake_run import FakeRun
 from videotune.planner.fit import OPEN, activations_at_most, fit, fit_settings, fixed, to_json
-from videotune.planner.memory import PLAIN, TILED, Fixed
-from videotune.planner.memory_plan import step_spec
+from videotune.planner.measure import FakeRun
+from videotune.planner.memory import PLAIN, TILED, Fixed, step_spec
 from videotune.trainer import cache_filling
 from videotune.trainer.components import open_models
 from videotune.trainer.resolve_config import Overrides, resolve_config

@@ -18,7 +18,7 @@ from videotune.trainer.run_spec import open_job
 from videotune.types import ClipShape, VideoRules
 from videotune.validation import sample_metrics as probes
 from videotune.validation.overhead import share_of_run
-from videotune.validation.sample_plan import (
+from videotune.validation.selection import (
     metric_prompts,
     metric_shape,
     sample_metrics_plan,

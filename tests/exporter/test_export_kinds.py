@@ -17,9 +17,8 @@ from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter import lora
-from videotune.exporter.formats import CONFIG, baked, formats_of
+from videotune.exporter.formats import CONFIG, baked, digest_of, formats_of
 from videotune.exporter.lora import export_lora, read_lora
-from videotune.exporter.verify import digest_of
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)

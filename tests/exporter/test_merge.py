@@ -14,7 +14,7 @@ from tests.exporter.export_kit import acts, scale, trained
 from videotune.adapters.effect import new_weight
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.errors import VideotuneError
-from videotune.exporter.merge import export_merged
+from videotune.exporter.full import export_merged
 
 Open = Callable[..., Any]
 WEIGHTS = "diffusion_pytorch_model.safetensors"

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config
 from videotune.memory.checkpointing import checkpoint_blocks
-from videotune.planner.fake_run import FakeRun
+from videotune.planner.measure import FakeRun
 from videotune.trainer.step import Clock, StepSettings, train_step
 from videotune.types import ClipShape
 

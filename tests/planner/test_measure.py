@@ -16,8 +16,7 @@ from videotune.config.schema import Config
 from videotune.memory.weight_streaming import stream_blocks
 from videotune.models.base_model import published
 from videotune.models.registry import find
-from videotune.planner.fake_run import FakeRun
-from videotune.planner.measure import Ledger, fake_mode, to_fake
+from videotune.planner.measure import FakeRun, Ledger, fake_mode, to_fake
 from videotune.planner.memory import Choice, StepSpec, need
 from videotune.trainer.components import weights_of
 from videotune.types import ClipShape

@@ -8,27 +8,10 @@ from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.models.base_model import published, spec_for
+from videotune.planner import memory
 from videotune.planner.cards import USUAL, card, cards
 from videotune.planner.measure import Reading
-from videotune.planner.memory import (
-    ASIDE,
-    PLAIN,
-    STREAMED,
-    TILED,
-    Choice,
-    Fixed,
-    StepSpec,
-    choices,
-    fastest,
-    lighter,
-    need,
-    others,
-    room,
-    seconds,
-    sharded,
-    smallest,
-)
-from videotune.planner.memory_plan import PlanInputs, read_step_spec
+from videotune.planner.memory import ASIDE, PLAIN, STREAMED, TILED, Choice, Fixed, PlanInputs, StepSpec
 from videotune.types import BasePlace, ClipShape
 
 MB = 10**6
@@ -67,98 +50,100 @@ def facts(full: bool = False) -> StepSpec:
 
 
 def weights(choice: Choice, full: bool = False) -> dict[str, int]:
-    return dict(need(facts(full), choice).device["forward"])
+    return dict(memory.need(facts(full), choice).device["forward"])
 
 
 def test_streamed_blocks_leave_the_device_and_two_slots_stay() -> None:
     assert weights(Choice(1, ON, 0))["weights"] == 1200 * MB
-    half = need(facts(), Choice(1, ON, 5))
+    half = memory.need(facts(), Choice(1, ON, 5))
     assert half.device["forward"]["weights"] == 700 * MB
     assert half.device["forward"]["ring"] == 200 * MB
     assert half.host == {"streamed weights": 500 * MB}
-    assert need(facts(), Choice(1, ON, 2)).device == need(facts(), Choice(1, ON, 0)).device, "two slots for two blocks"
-    assert need(facts(), Choice(1, ON, 10)).moved == 2 * 1000 * MB - 200 * MB
+    two, none = (memory.need(facts(), Choice(1, ON, count)).device for count in (2, 0))
+    assert two == none, "two slots for two blocks"
+    assert memory.need(facts(), Choice(1, ON, 10)).moved == 2 * 1000 * MB - 200 * MB
 
 
 def test_all_streamed_and_off_is_on() -> None:
     """Streamed blocks are computed again whatever the others do."""
-    off, on = need(facts(), Choice(1, OFF, 10)), need(facts(), Choice(1, ON, 10))
+    off, on = memory.need(facts(), Choice(1, OFF, 10)), memory.need(facts(), Choice(1, ON, 10))
     assert off.device == on.device
     assert off.flops == on.flops
-    some = need(facts(), Choice(1, OFF, 5))
+    some = memory.need(facts(), Choice(1, OFF, 5))
     assert some.device["forward"]["activations"] == 100 * MB + 5 * 75 * MB
     assert some.flops == pytest.approx(3.5e12)
 
 
 def test_inputs_on_the_host() -> None:
-    away = need(facts(), Choice(2, CPU_OFFLOADED, 0))
+    away = memory.need(facts(), Choice(2, CPU_OFFLOADED, 0))
     assert away.host == {"block inputs": 100 * MB}
     assert away.device["forward"]["activations"] == 200 * MB - 8 * 10 * MB
-    assert away.device["end"] == need(facts(), Choice(2, ON, 0)).device["end"]
+    assert away.device["end"] == memory.need(facts(), Choice(2, ON, 0)).device["end"]
 
 
 def test_weights_that_train_take_their_optimizer_with_them() -> None:
-    away = need(facts(full=True), Choice(1, ON, 10))
+    away = memory.need(facts(full=True), Choice(1, ON, 10))
     assert "optimizer" not in away.device["forward"]
     assert away.host["masters, gradients and optimizer"] == 8 * GB
-    assert need(facts(full=True), Choice(1, ON, 5)).device["forward"]["optimizer"] == 10 * MB
+    assert memory.need(facts(full=True), Choice(1, ON, 5)).device["forward"]["optimizer"] == 10 * MB
 
 
 def test_the_fastest_that_fits_and_nothing_that_was_fixed_is_changed() -> None:
-    plenty = fastest(facts(), 4, Fixed(), 80 * GB, USUAL)
+    plenty = memory.fastest(facts(), 4, Fixed(), 80 * GB, USUAL)
     assert plenty is not None
     assert plenty.choice == Choice(4, OFF, 0)
-    tight = fastest(facts(), 4, Fixed(), int(2.6 * GB), USUAL)
+    tight = memory.fastest(facts(), 4, Fixed(), int(2.6 * GB), USUAL)
     assert tight is not None
     assert tight.needed <= 2.6 * GB
     for fixed in (Fixed(checkpointing=ON), Fixed(streamed=10), Fixed(micro_batch=4)):
-        found = fastest(facts(), 4, fixed, int(2.9 * GB), USUAL)
+        found = memory.fastest(facts(), 4, fixed, int(2.9 * GB), USUAL)
         assert found is not None, fixed
         for name in ("checkpointing", "streamed", "micro_batch"):
             assert getattr(fixed, name) in (None, getattr(found.choice, name))
-    assert fastest(facts(), 4, Fixed(), GB, USUAL) is None
-    assert smallest(facts(), 4, Fixed()).choice.streamed == 10
+    assert memory.fastest(facts(), 4, Fixed(), GB, USUAL) is None
+    assert memory.smallest(facts(), 4, Fixed()).choice.streamed == 10
 
 
 def test_the_host_has_its_limit_too() -> None:
     """What waits on the host must have room there."""
-    free = fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL)
+    free = memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL)
     assert free is not None
     taken = sum(free.host.values())
     assert taken > 100 * MB
-    assert fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=taken) is not None
-    assert fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=50 * MB) is None
+    assert memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=taken) is not None
+    assert memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=50 * MB) is None
 
 
 def test_more_memory_is_never_slower() -> None:
     took = [
-        seconds(found, 4, USUAL)
+        memory.seconds(found, 4, USUAL)
         for vram in range(14, 80, 2)
-        if (found := fastest(facts(), 4, Fixed(), vram * GB // 10, USUAL))
+        if (found := memory.fastest(facts(), 4, Fixed(), vram * GB // 10, USUAL))
     ]
     assert len(took) > 20
     assert took == sorted(took, reverse=True)
 
 
 def test_other_times_take_the_plainest_way_that_fits() -> None:
-    training = need(facts(), Choice(1, ON, 0))
+    training = memory.need(facts(), Choice(1, ON, 0))
     ways = {
-        vram: {name: way for name, (way, _) in others(facts(), training, vram).items()} for vram in (9 * GB, 3 * GB)
+        vram: {name: way for name, (way, _) in memory.others(facts(), training, vram).items()}
+        for vram in (9 * GB, 3 * GB)
     }
     assert ways[9 * GB] == {"encoding text": PLAIN, "preview": PLAIN}
     assert ways[3 * GB] == {"encoding text": STREAMED, "preview": ASIDE}
-    assert others(facts(), training, 2 * GB)["preview"][0] == TILED
-    assert others(facts(), training, None)["preview"][0] == PLAIN
-    beside = others(facts(), training, None)["preview"][1]
+    assert memory.others(facts(), training, 2 * GB)["preview"][0] == TILED
+    assert memory.others(facts(), training, None)["preview"][0] == PLAIN
+    beside = memory.others(facts(), training, None)["preview"][1]
     assert beside["weights"] == 1200 * MB, "the denoiser stays where it is"
-    assert room(beside) == sum(beside.values()) + round(0.3 * GB) + 2**30
+    assert memory.room(beside) == sum(beside.values()) + round(0.3 * GB) + 2**30
 
 
 def test_work_goes_with_tokens_and_their_square() -> None:
     made = replace(facts(), work=tuple((n, 3.0 * n + 0.002 * n * n + 50) for n in (100, 500, 1000)))
     for n in (100, 300, 1000):
-        assert lighter(made, n) == pytest.approx((3.0 * n + 0.002 * n * n + 50) / 5050)
-    assert lighter(facts(), 7) == 1.0
+        assert memory.lighter(made, n) == pytest.approx((3.0 * n + 0.002 * n * n + 50) / 5050)
+    assert memory.lighter(facts(), 7) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -206,20 +191,20 @@ def test_the_guide_s_first_row_fits_a_card_of_8_gb() -> None:
     spec = spec_for("wan", base)
     shape = ClipShape(9, 384, 384, 24.0)
     config = resolve({}, {}, spec).config
-    seen = read_step_spec(PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), None))
+    seen = memory.read_step_spec(PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), None))
     assert sum(seen.blocks) / 2**30 == pytest.approx(9.15, abs=0.02)
-    assert need(seen, Choice(1, ON, 0)).allocated / 2**30 == pytest.approx(9.9, abs=0.25)
-    found = fastest(seen, 1, Fixed(), 8 * GB, USUAL)
+    assert memory.need(seen, Choice(1, ON, 0)).allocated / 2**30 == pytest.approx(9.9, abs=0.25)
+    found = memory.fastest(seen, 1, Fixed(), 8 * GB, USUAL)
     assert found is not None
-    assert all(room(parts) <= 8 * GB for _, parts in others(seen, found, 8 * GB).values())
-    assert fastest(seen, 1, Fixed(checkpointing=ON, streamed=0), 8 * GB, USUAL) is None
+    assert all(memory.room(parts) <= 8 * GB for _, parts in memory.others(seen, found, 8 * GB).values())
+    assert memory.fastest(seen, 1, Fixed(checkpointing=ON, streamed=0), 8 * GB, USUAL) is None
 
 
 def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_whole() -> None:
     """Of 1200 MB and four processes 300 MB; an adapter and activations stay, what trains of every weight is cut as well."""
-    plain, choice = need(facts(), Choice(1, ON, 0)), Choice(1, ON, 0)
+    plain, choice = memory.need(facts(), Choice(1, ON, 0)), Choice(1, ON, 0)
     for full in (False, True):
-        held = need(sharded(facts(full), 4, full), choice)
+        held = memory.need(memory.sharded(facts(full), 4, full), choice)
         cut = 4 if full else 1
         for phase in ("forward", "backward", "end"):
             gathered = 0 if phase == "end" else 200 * MB
@@ -227,8 +212,8 @@ def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_wh
             assert held.device[phase]["optimizer"] == plain.device[phase]["optimizer"] // cut
             assert held.device[phase].get("activations") == plain.device[phase].get("activations")
         assert held.device["backward"]["gradients"] == 10 * MB // cut + (200 * MB if full else 0)
-    assert need(sharded(facts(), 4, False), Choice(2, OFF, 0)).device["forward"]["weights"] == 500 * MB
+    assert memory.need(memory.sharded(facts(), 4, False), Choice(2, OFF, 0)).device["forward"]["weights"] == 500 * MB
 
 
 def test_where_inputs_cannot_wait_on_the_host_they_are_not_planned_to() -> None:
-    assert {choice.checkpointing for choice in choices(facts(), 2, Fixed(streamed=0, waits=False))} == {OFF, ON}
+    assert {choice.checkpointing for choice in memory.choices(facts(), 2, Fixed(streamed=0, waits=False))} == {OFF, ON}

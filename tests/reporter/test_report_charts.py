@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from videotune.reporter.charts import Line, axis_labels, line_chart, smooth, thin, ticks
+from videotune.reporter.curves import Line, axis_labels, line_chart, smooth, thin, ticks
 
 finite = st.floats(-1e6, 1e6)
 

@@ -38,7 +38,7 @@ from videotune.trainer.resolve_config import absolute_paths
 from videotune.trainer.run_dir import run_settings
 from videotune.trainer.text_encoders import by_part, put_files, put_text
 from videotune.types import ClipShape, Family, ModelSpec, Moments
-from videotune.validation.previews import sample_settings
+from videotune.validation.selection import sample_settings
 
 if TYPE_CHECKING:
     import numpy as np

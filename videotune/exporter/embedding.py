@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.config.schema import token_names
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile
-from videotune.exporter.verify import Exported, check_finite, check_same, failed, write_verified
+from videotune.exporter.formats import Exported, check_finite, check_same, failed, write_verified
 from videotune.types import Family
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from videotune.adapters.effect import effects
 from videotune.adapters.kinds import by_module, kind_of, split
 from videotune.adapters.lora import lora_parameters
 from videotune.exporter.adapter_file import AdapterFile, lora_of, refuse, warn_of_other_base
-from videotune.exporter.formats import baked, head_of
-from videotune.exporter.verify import Exported, check_updates, write_verified
+from videotune.exporter.formats import Exported, baked, check_updates, head_of, write_verified
 from videotune.models.pretrained import explained
 from videotune.types import Family
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from os.path import isfile
 from typing import Any
 
-from videotune.reporter.charts import Line, line_chart
+from videotune.reporter.curves import Line, line_chart
 from videotune.reporter.media import BUDGET, Media, exported_steps, local_link, sample_rows
 from videotune.reporter.read import Record, Run, at, items, mapping, number, points
 from videotune.text import plain, some
