@@ -298,7 +298,7 @@ def clips(tmp_path: Path) -> Path:
 
 
 def test_check_and_plan_answer_for_a_preset(tmp_path: Path, clips: Path) -> None:
-    """What a published model needs of a card: tests/planner/test_presets_fit.py."""
+    """What a published model needs of a card: tests/models/test_manifests.py."""
     settings = (str(clips), "--preset", "wan 2.1 1.3B LoRA 16GB")
     for words in (("check",), ("plan", "--timesteps")):
         done = offline(tmp_path, words[0], *settings, *words[1:])

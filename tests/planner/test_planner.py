@@ -90,10 +90,8 @@ def test_weights_that_train_take_their_optimizer_with_them() -> None:
 
 def test_the_fastest_that_fits_and_nothing_that_was_fixed_is_changed() -> None:
     plenty = memory.fastest(facts(), 4, Fixed(), 80 * GB, USUAL)
-    assert plenty is not None
     assert plenty.choice == Choice(4, OFF, 0)
     tight = memory.fastest(facts(), 4, Fixed(), int(2.6 * GB), USUAL)
-    assert tight is not None
     assert tight.needed <= 2.6 * GB
     for fixed in (Fixed(checkpointing=ON), Fixed(streamed=10), Fixed(micro_batch=4)):
         found = memory.fastest(facts(), 4, fixed, int(2.9 * GB), USUAL)
@@ -107,7 +105,6 @@ def test_the_fastest_that_fits_and_nothing_that_was_fixed_is_changed() -> None:
 def test_the_host_has_its_limit_too() -> None:
     """What waits on the host must have room there."""
     free = memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL)
-    assert free is not None
     taken = sum(free.host.values())
     assert taken > 100 * MB
     assert memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=taken) is not None
@@ -195,7 +192,6 @@ def test_the_guide_s_first_row_fits_a_card_of_8_gb() -> None:
     assert sum(seen.blocks) / 2**30 == pytest.approx(9.15, abs=0.02)
     assert memory.need(seen, Choice(1, ON, 0)).allocated / 2**30 == pytest.approx(9.9, abs=0.25)
     found = memory.fastest(seen, 1, Fixed(), 8 * GB, USUAL)
-    assert found is not None
     assert all(memory.room(parts) <= 8 * GB for _, parts in memory.others(seen, found, 8 * GB).values())
     assert memory.fastest(seen, 1, Fixed(checkpointing=ON, streamed=0), 8 * GB, USUAL) is None
 

@@ -133,7 +133,6 @@ def judged(*course: tuple[int, Any, float]) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for record in records:
         found = judge([*lines, record])
-        assert found is not None
         lines += [record, {"kind": "verdict", "time": 1.0, **found.to_json()}]
     return lines
 

@@ -69,11 +69,9 @@ def test_diversity_is_of_the_samples_of_one_prompt() -> None:
 )
 def test_a_copy_is_found_and_its_clip_named(gallery: Gallery, usual: Baselines, name: str, change: object) -> None:
     line = usual.line()
-    assert line is not None
     for seed in range(10):
         part = film(seed, 7 if seed == 4 else 9)[2 if name == "later" else 0 :][:5]
         found = gallery.nearest(metrics.both_ways(EMBEDDING, change(part)))  # type: ignore[operator]
-        assert found is not None
         assert found.clip == f"{seed}.mp4"
         assert found.similarity > line
         if name == "later":
@@ -82,10 +80,8 @@ def test_a_copy_is_found_and_its_clip_named(gallery: Gallery, usual: Baselines, 
 
 def test_clips_of_other_videos_are_no_copies(gallery: Gallery, usual: Baselines) -> None:
     line = usual.line()
-    assert line is not None
     for seed in range(100, 120):
         found = gallery.nearest(metrics.both_ways(EMBEDDING, film(seed)[:5]))
-        assert found is not None
         assert found.similarity < line
 
 
@@ -185,7 +181,6 @@ def test_a_persons_own_encoder_takes_the_heuristics_place(encoders: dict[str, Pa
     assert torch.allclose(seen[0], wanted / wanted.norm(dim=1, keepdim=True), atol=2e-3)
     gallery = Gallery(Known(str(i), str(i), metrics.in_views(embedding, film(i))) for i in range(3))
     found = gallery.nearest(seen)
-    assert found is not None
     assert found.clip == "0"
     assert found.similarity == pytest.approx(1, abs=1e-4)
 

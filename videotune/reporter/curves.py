@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from videotune.latent_cache.exposure import BANDS
+from videotune.latent_cache.exposure import band as band_of
 from videotune.reporter.read import Point, Record, Run, at, items, mapping, number, points
 from videotune.text import counted, plain
 from videotune.trainer.logging.step_sums import NINTHS, clip_of, regularization
@@ -142,8 +144,8 @@ def _range(lines: Sequence[Line], from_zero: bool) -> Point:
 PARTS = (("held_out", "held-out clips", "one"), ("train", "training clips", "two"))
 """The two sets that validation measures: their key, their name, and the stroke of their curve."""
 
-BANDS = ((0, "conservative", "calm"), (10, "moderate", "good"), (50, "high", "care"), (100, "risky", "bad"))
-"""Times that a window is seen from which each band begins, its name and its colour."""
+COLOURS = {"conservative": "calm", "moderate": "good", "high": "care", "risky": "bad"}
+"""The colour of each band of a number of times that a window is seen."""
 
 
 def loss(run: Run) -> dict[str, Any]:
@@ -289,7 +291,8 @@ class TimesSeen:
 
 def band(times: float) -> tuple[str, str]:
     """Name and colour of the band of a number of times that one window was seen."""
-    return next(((name, css) for start, name, css in reversed(BANDS) if times >= start), BANDS[0][1:])
+    name = band_of(times)
+    return name, COLOURS[name]
 
 
 def times_seen(run: Run) -> list[TimesSeen]:
@@ -317,7 +320,7 @@ def exposure(run: Run) -> dict[str, Any]:
     """How often every clip is seen as a sorted list of bars, and which band they fall into."""
     clips = [clip for clip in times_seen(run) if clip.so_far is not None or clip.planned is not None]
     counts, seen, kept = Counter(clip.band[0] for clip in clips), run.steps.clips, regularization(run.check)
-    empty = not clips and not kept
+    empty, starts = not clips and not kept, (0, *(round(limit) for limit, _ in BANDS))
     return {
         "absent": run.absent("counts appear with the first step, or with the plan") if empty else "",
         "so_far": _so_far(run),
@@ -329,7 +332,7 @@ def exposure(run: Run) -> dict[str, Any]:
             "planned": sum(number(clip.get("views")) or 0 for clip in kept.values()),
         },
         "only_planned": all(clip.so_far is None for clip in clips),
-        "bands": [(start, name, css, counts[name]) for start, name, css in BANDS],
+        "bands": [(start, *one, counts[one[0]]) for start, one in zip(starts, COLOURS.items(), strict=True)],
         "clips": clips,
         "most": max((clip.whole for clip in clips), default=0) or 1,
     }
