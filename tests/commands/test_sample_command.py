@@ -21,7 +21,7 @@ from videotune.data.decode import decode
 from videotune.data.media_info import probe
 from videotune.data.video_writer import read_video
 from videotune.errors import DONE, VideotuneError
-from videotune.exporter.lora import export_lora
+from videotune.exporter.adapter_export import export_lora
 from videotune.files import read_json
 from videotune.models.registry import find
 from videotune.reporter import contact_sheet

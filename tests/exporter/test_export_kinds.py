@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import WanPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -20,10 +21,10 @@ from videotune.adapters.kinds import PARTS, by_module
 from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
-from videotune.exporter import lora
+from videotune.exporter import formats
+from videotune.exporter.adapter_export import export_lora, read_lora
 from videotune.exporter.formats import CONFIG, baked, digest_of, formats_of
 from videotune.exporter.full import export_merged
-from videotune.exporter.lora import export_lora, read_lora
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)
@@ -39,8 +40,8 @@ def wanted_of(family: Any, state: dict[str, Any], kind: str) -> torch.Tensor:
 
 
 @KINDS
-def test_every_format_is_read_back_and_acts_as_trained(kind: str, tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("wan")
+def test_every_format_is_read_back_and_acts_as_trained(kind: str, family: Any, tmp_path: Path) -> None:
+    """diffusers' form by its pipeline too, which reads DoRA with its magnitudes."""
     _, state = trained(family, kind)
     wanted = wanted_of(family, state, kind)
     for format in formats_of(family, kind):
@@ -51,31 +52,21 @@ def test_every_format_is_read_back_and_acts_as_trained(kind: str, tiny_family: O
         net = family.denoiser()
         read_lora(family, net, done.path, ADAPTER)
         torch.testing.assert_close(acts(net), wanted, rtol=1e-4, atol=1e-5)
+        if format == "diffusers":
+            pipe = WanPipeline.from_pretrained(family.folder)
+            pipe.load_lora_weights(str(done.path))
+            torch.testing.assert_close(acts(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5)
+            magnitudes = [name for name in load_file(done.path) if name.endswith("lora_magnitude_vector")]
+            assert len(magnitudes) == (20 if kind == "DORA" else 0)
     assert not torch.allclose(wanted, acts(family.denoiser()), atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["LORA", "DORA"])
-def test_diffusers_pipeline_reads_dora_with_its_magnitudes(kind: str, tiny_family: Open, tmp_path: Path) -> None:
-    from diffusers import WanPipeline
-
-    family = tiny_family("wan")
-    _, state = trained(family, kind)
-    path = export_lora(family, "diffusers", state, scale(kind), tmp_path / "l.safetensors", {}).path
-    pipe = WanPipeline.from_pretrained(family.folder)
-    pipe.load_lora_weights(str(path))
-    wanted = wanted_of(family, state, kind)
-    torch.testing.assert_close(acts(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5)
-    magnitudes = [name for name in load_file(path) if name.endswith("lora_magnitude_vector")]
-    assert len(magnitudes) == (20 if kind == "DORA" else 0)
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR", "OFT"])
 @pytest.mark.parametrize("rank", [2, 8])
-def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, tiny_family: Open, tmp_path: Path) -> None:
+def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, family: Any, tmp_path: Path) -> None:
     """By PEFT alone, on diffusers' own model: none of our code reads the file."""
     import peft
 
-    family = tiny_family("wan")
     state = trained(family, kind, rank)[1]
     path = export_lora(family, "peft", state, scale(kind), tmp_path / "l.safetensors", {}).path
     with safe_open(path, "pt") as file:
@@ -90,9 +81,8 @@ def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, tin
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
 @pytest.mark.parametrize("rank", [2, 8])
-def test_comfyui_s_formula_over_comfyui_s_names(kind: str, rank: int, tiny_family: Open, tmp_path: Path) -> None:
+def test_comfyui_s_formula_over_comfyui_s_names(kind: str, rank: int, family: Any, tmp_path: Path) -> None:
     """As its weight adapters read them: no .alpha, so the products count as they are; LoKr's factors whole or in two."""
-    family = tiny_family("wan")
     state = trained(family, kind, rank)[1]
     tensors = load_file(export_lora(family, "comfyui", state, 2.0, tmp_path / "c.safetensors", {}).path)
     wanted = updates(state, 2.0)
@@ -122,9 +112,8 @@ def test_comfyui_s_formula_over_comfyui_s_names(kind: str, rank: int, tiny_famil
     ],
 )
 def test_formats_that_others_would_read_wrongly_are_refused(
-    kind: str, format: str, words: str, tiny_family: Open, tmp_path: Path
+    kind: str, format: str, words: str, family: Any, tmp_path: Path
 ) -> None:
-    family = tiny_family("wan")
     with pytest.raises(VideotuneError) as caught:
         export_lora(family, format, trained(family, kind)[1], scale(kind), tmp_path / "x.safetensors", {})
     assert words in str(caught.value)
@@ -136,10 +125,9 @@ def test_formats_that_others_would_read_wrongly_are_refused(
     ("value", "words"), [(None, "is zero"), (float("nan"), "NaN"), (float("inf"), "NaN or infinite")]
 )
 def test_an_adapter_that_helps_nobody_is_not_exported(
-    kind: str, value: float | None, words: str, tiny_family: Open, tmp_path: Path
+    kind: str, value: float | None, words: str, family: Any, tmp_path: Path
 ) -> None:
     """One of no step, and one that holds such numbers."""
-    family = tiny_family("wan")
     state = add_lora(family.denoiser(), family.spec, Lora(rank=4, variant=kind), seed=0)
     if value is not None:
         list(state.values())[-1].data.fill_(value)
@@ -148,9 +136,8 @@ def test_an_adapter_that_helps_nobody_is_not_exported(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_alpha_is_in_b_and_nowhere_else(tiny_family: Open, tmp_path: Path) -> None:
+def test_alpha_is_in_b_and_nowhere_else(family: Any, tmp_path: Path) -> None:
     """A reader that assumes alpha = rank, and one that reads alpha, then apply the same update."""
-    family = tiny_family("wan")
     _, state = trained(family)
     path = export_lora(family, "diffusers", state, 2.0, tmp_path / "x.safetensors", {"step": 3, "word": "zörble"}).path
     tensors = load_file(path)
@@ -172,16 +159,15 @@ def test_a_file_for_another_model_is_told(tiny_family: Open, tmp_path: Path) -> 
 
 @KINDS
 def test_a_file_that_would_act_otherwise_is_an_error(
-    kind: str, tiny_family: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, family: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check can fail, for each tensor of each kind: one changed number is enough."""
-    family = tiny_family("wan")
     (_, state), format = trained(family, kind), formats_of(family, kind)[-1]
     tensors = baked(family, format, state, scale(kind))
     for key in [key for key in tensors if "blocks.1.attn1.to_k" in key or "blocks.1.self_attn.k." in key]:
         other = {name: value.clone() for name, value in tensors.items()}
         other[key].view(-1)[1] += 0.01
-        monkeypatch.setattr(lora, "baked", lambda *_, other=other: other)
+        monkeypatch.setattr(formats, "baked", lambda *_, other=other: other)
         with pytest.raises(VideotuneError, match="ΔW differs"):
             export_lora(family, format, state, scale(kind), tmp_path / "x.safetensors", {})
         assert list(tmp_path.iterdir()) == []
@@ -190,11 +176,8 @@ def test_a_file_that_would_act_otherwise_is_an_error(
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
-@pytest.mark.parametrize("kind", PARTS)
-def test_the_folder_opens_and_acts_as_the_adapter_did(kind: str, tiny_family: Open, tmp_path: Path) -> None:
-    from diffusers import WanPipeline
-
-    family = tiny_family("wan")
+@KINDS
+def test_the_folder_opens_and_acts_as_the_adapter_did(kind: str, family: Any, tmp_path: Path) -> None:
     net, state = trained(family, kind)
     done = export_merged(family, {"transformer": state}, scale(kind), family.folder, tmp_path / "m", {"step": 1})
     pipe = WanPipeline.from_pretrained(done.path)
@@ -221,7 +204,7 @@ def mixed(family: Any, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", PARTS)
+@KINDS
 def test_each_weight_is_rounded_once_to_its_own_dtype_and_no_other_is_touched(
     kind: str, tiny_family: Open, tmp_path: Path
 ) -> None:
@@ -250,8 +233,6 @@ def test_each_weight_is_rounded_once_to_its_own_dtype_and_no_other_is_touched(
 
 @pytest.mark.parametrize("experts", [("high", "low"), ("low",)])
 def test_both_experts_or_one(experts: tuple[str, ...], tiny_family: Open, tmp_path: Path) -> None:
-    from diffusers import WanPipeline
-
     family = tiny_family("wan", variant="t2v-a14b")
     nets = {expert: trained(family, expert=expert) for expert in experts}
     states = {expert: state for expert, (_, state) in nets.items()}
@@ -261,8 +242,7 @@ def test_both_experts_or_one(experts: tuple[str, ...], tiny_family: Open, tmp_pa
         torch.testing.assert_close(acts(net.eval()), acts(wanted), rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_merged_is_told_and_leaves_nothing(tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("wan")
+def test_what_cannot_be_merged_is_told_and_leaves_nothing(family: Any, tmp_path: Path) -> None:
     _, state = trained(family, "LORA")
     base = shutil.copytree(family.folder, tmp_path / "base")
     rename = family.full_key_maps()["original"]
@@ -276,8 +256,7 @@ def test_what_cannot_be_merged_is_told_and_leaves_nothing(tiny_family: Open, tmp
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_weights_too_large_for_the_base_s_dtype_are_told(tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("wan")
+def test_weights_too_large_for_the_base_s_dtype_are_told(family: Any, tmp_path: Path) -> None:
     _, state = trained(family, "LORA")
     base = shutil.copytree(family.folder, tmp_path / "base")
     file = base / "transformer" / WEIGHTS

@@ -43,6 +43,11 @@ from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window
 from videotune.validation.validation_loss import ValidationLoss, read_validation, related
 
 
+@pytest.fixture
+def family(name: str, variant: str, tiny_family: Open) -> Any:
+    return tiny_family(name, variant=variant)
+
+
 def test_each_base_says_its_family_and_its_spec_without_torch(tiny_bases: Callable[..., Path]) -> None:
     bases = [(name, str(tiny_bases(name, variant))) for name in names() for variant in find(name).variants]
     code = """
@@ -59,7 +64,7 @@ def test_each_base_says_its_family_and_its_spec_without_torch(tiny_bases: Callab
 
 
 @KINDS
-def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str, tiny_family: Open) -> None:
+def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
     """Whatever captions stand beside one another; what a clip tells stays as it was cached.
 
     With gradients the CPU takes another kernel of attention, which rounds otherwise.
@@ -67,7 +72,6 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str,
     from videotune.adapters.layers import LiveText
     from videotune.trainer.step import condition
 
-    family = tiny_family(name, variant=variant)
     batch = batch_of(family, ["a red circle", "", "a much longer caption than the others", ""])
     assert condition(family, None, batch) is batch
     for on in (False, True):
@@ -82,25 +86,19 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str,
         told = set(family.encode_text([""])[0])  # of a caption; all else is a clip's
         assert set(live.cond.extras) == set(batch.cond.extras)
         for key, value in batch.cond.extras.items():
-            assert (
-                live.cond.extras[key] is value
-                if key not in told
-                else bool((live.cond.extras[key] - value).abs().max() <= (1e-5 if on else 0))
-            )
+            own = live.cond.extras[key]
+            assert (own - value).abs().max() <= (1e-5 if on else 0) if key in told else own is value
 
 
 @pytest.mark.parametrize("recomputed", ["OFF", "ON"])
 @KINDS
-def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
-    name: str, variant: str, recomputed: str, tiny_family: Open
-) -> None:
+def test_gradients_reach_new_tokens_through_the_frozen_denoiser(family: Any, recomputed: str) -> None:
     """With blocks recomputed as without; a caption without the token gives none, and no weight gets any."""
     from videotune.adapters.layers import LiveText
     from videotune.adapters.textual_inversion import add_rows
     from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
     from videotune.trainer.step import condition
 
-    family = tiny_family(name, variant=variant)
     net, parts = first_of(family), family.text_parts()
     checkpoint_blocks(net, recomputed)
     for part in parts.values():
@@ -122,10 +120,7 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
 
 
 @KINDS
-def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
-    name: str, variant: str, tiny_family: Open
-) -> None:
-    family = tiny_family(name, variant=variant)
+def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(family: Any) -> None:
     parts, bare = family.text_parts(), family.text_skeletons()
     assert set(parts) == set(bare) == set(family.tokenizers())
     pairs = [(one.encoder, bare[part]) for part, one in parts.items()]
@@ -143,9 +138,8 @@ def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
 
 
 @KINDS
-def test_a_batch_is_its_samples(name: str, variant: str, tiny_family: Open) -> None:
+def test_a_batch_is_its_samples(family: Any) -> None:
     """No sample's prediction depends on its neighbours, and captions of unequal length are padded rightly."""
-    family = tiny_family(name, variant=variant)
     batch = batch_of(family, ["a", "a much longer caption than the other"])
     net, x_t, t = first_of(family), torch.randn_like(batch.x0), torch.tensor([0.2, 0.7])
     with torch.no_grad():
@@ -155,17 +149,12 @@ def test_a_batch_is_its_samples(name: str, variant: str, tiny_family: Open) -> N
 
 
 @KINDS
-def test_tokens_are_counted_with_torch_as_without(
-    name: str, variant: str, tiny_family: Open, tiny_bases: Callable[..., Path]
-) -> None:
-    family, captions = (
-        tiny_family(name, variant=variant),
-        ["abc", "", "  two   words ", "long " * 400, "Ünïcode &amp; 你好"],
-    )
+def test_tokens_are_counted_with_torch_as_without(family: Any) -> None:
+    captions = ["abc", "", "  two   words ", "long " * 400, "Ünïcode &amp; 你好"]
     lengths = [family.text_length(caption) for caption in captions]
     assert lengths[0] in (4, 5), "three letters, the end mark, and T5's mark of a word or CLIP's of the beginning"
     assert lengths[3] > family.spec.text_tokens
-    assert find(name).token_lengths(tiny_bases(name, variant), captions) == lengths
+    assert family.token_lengths(family.folder, captions) == lengths
 
 
 class Oracle(nn.Module):
@@ -187,13 +176,12 @@ class Oracle(nn.Module):
 
 @pytest.mark.parametrize("given", [False, True], ids=["", "given"])
 @KINDS
-def test_oracle(name: str, variant: str, given: bool, tiny_family: Open) -> None:
+def test_oracle(family: Any, given: bool) -> None:
     """A transformer that returns the exact velocity to a known latent, in the family's own pipeline, ends at that latent.
 
     That settles sign, units, layout and schedule at once; ``predict`` over the same transformer must give our v, but in
     frames that are given, which are told that they are clean and count nothing.
     """
-    family = tiny_family(name, variant=variant)
     if given and family.spec.given != "replace":
         return  # what it is told of the first frame stands in its condition, always
     batch = batch_of(family, ["a red circle"], given=given)
@@ -214,9 +202,8 @@ def test_oracle(name: str, variant: str, given: bool, tiny_family: Open) -> None
 
 
 @KINDS
-def test_experts_are_looked_up_when_their_steps_come(name: str, variant: str, tiny_family: Open) -> None:
+def test_experts_are_looked_up_when_their_steps_come(family: Any) -> None:
     """One after the other, and none before its first step: a mapping may hold one at a time."""
-    family = tiny_family(name, variant=variant)
     nets, asked = denoisers(family), []
 
     class Asked(dict[str, nn.Module]):
@@ -254,9 +241,8 @@ def masked(family: Any, frames: int) -> Callable[..., Any]:
 
 
 @KINDS
-def test_isolated_frames_are_a_mask_in_diffusers_own_attention(name: str, variant: str, tiny_family: Open) -> None:
+def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> None:
     """Switched on twice is once; off again, every bit is as it was. Captions have unequal lengths."""
-    family = tiny_family(name, variant=variant)
     net, rules, t = first_of(family), family.spec.rules, torch.tensor([0.3, 0.8])
     if rules.most_frames == 1:
         family.isolate_frames(net, False)
@@ -293,9 +279,8 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(name: str, varian
 
 
 @KINDS
-def test_isolated_frames_train(name: str, variant: str, tiny_family: Open) -> None:
+def test_isolated_frames_train(family: Any) -> None:
     """The adapter gets the same gradients with blocks recomputed as without. A model of pictures has nothing to isolate."""
-    family = tiny_family(name, variant=variant)
     isolated = family.spec.rules.most_frames != 1
     batch, found = batch_of(family, ["a red circle"]), []
     for recomputed in (False, True):
@@ -312,10 +297,7 @@ def test_isolated_frames_train(name: str, variant: str, tiny_family: Open) -> No
 
 
 @KINDS
-def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(
-    name: str, variant: str, tiny_family: Open
-) -> None:
-    family = tiny_family(name, variant=variant)
+def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(family: Any, name: str) -> None:
     names, maps = list(family.skeleton().state_dict()), family.full_key_maps()
     assert [maps["diffusers"](one) for one in names] == names
     if "original" in maps:
@@ -367,10 +349,9 @@ def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Object
 
 
 @KINDS
-def test_the_network_is_fed_in_training_what_the_pipeline_feeds(name: str, variant: str, tiny_family: Open) -> None:
+def test_the_network_is_fed_in_training_what_the_pipeline_feeds(family: Any) -> None:
     """Each call of a draw, replayed by ``predict`` on the same latents: every word the network hears is the same."""
-    family, heard = tiny_family(name, variant=variant), []
-    nets = denoisers(family)
+    heard, nets = [], denoisers(family)
     for expert, net in nets.items():
         net.register_forward_pre_hook(
             lambda _, words, named, expert=expert: heard.append((expert, dict(named))), with_kwargs=True
@@ -441,8 +422,7 @@ def test_bfloat16_is_close_to_float32(name: str, variant: str, tiny_family: Open
 
 
 @KINDS
-def test_the_plan_counts_what_the_cache_keeps(name: str, variant: str, tiny_family: Open) -> None:
-    family = tiny_family(name, variant=variant)
+def test_the_plan_counts_what_the_cache_keeps(family: Any) -> None:
     for shape in shapes_of(family):
         moments = family.encode_video(clip_of(family, shape, 0))
         kept = [moments.mean, *([] if moments.logvar is None else [moments.logvar]), *moments.extras.values()]
@@ -450,9 +430,8 @@ def test_the_plan_counts_what_the_cache_keeps(name: str, variant: str, tiny_fami
 
 
 @KINDS
-def test_a_clip_that_is_shown_again_and_again_is_learnt(name: str, variant: str, tiny_family: Open) -> None:
+def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
     """Forty steps on one clip lower the validation loss on it, for each expert at its own noise levels."""
-    family = tiny_family(name, variant=variant)
     batch = batch_of(family, ["a red circle"], given=True)
     window = Window("a", 0.0, 1.0, small_shape(family))
     nets, readings = denoisers(family), []
@@ -463,10 +442,8 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(name: str, variant: str,
     whole = objective_of(family.spec)
 
     def read() -> dict[str, Any]:
-        with_answers: dict[str, Any] = read_validation(
-            ValidationLoss((), (window,), 0), family, nets, whole, lambda _: batch
-        )
-        return with_answers["train"]
+        validation = ValidationLoss((), (window,), 0)
+        return read_validation(validation, family, nets, whole, lambda _: batch)["train"]
 
     readings.append(read())
     for expert in family.spec.experts:
@@ -480,15 +457,12 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(name: str, variant: str,
             optimizer.zero_grad()
     readings.append(read())
     told = related(readings[1], readings[0])
-    ratio = told["normalised"]
-    print(name, variant, ratio)
-    assert ratio < 0.9, json.dumps(readings)
+    assert told["normalised"] < 0.9, json.dumps(readings)
 
 
 @KINDS
-def test_blank_states_are_those_of_a_real_clip_and_caption(name: str, variant: str, tiny_family: Open) -> None:
+def test_blank_states_are_those_of_a_real_clip_and_caption(family: Any) -> None:
     """What a plan is made with has the form of what a training is told."""
-    family = tiny_family(name, variant=variant)
     shape = small_shape(family)
     real = family.encode_text(["word " * 600])[0]
     real |= family.encode_video(clip_of(family, shape, 0), draws(0, "image noise")).extras

@@ -24,8 +24,8 @@ from videotune.config.schema import Embedding
 from videotune.data.buckets import choose_size, parse_resolution
 from videotune.data.frame_sampling import planned_frames
 from videotune.errors import VideotuneError
+from videotune.exporter.adapter_export import export_lora
 from videotune.exporter.formats import formats_of, refuse_format
-from videotune.exporter.lora import export_lora
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.base import DiffusersModel
 from videotune.models.hidream import HiDream, join

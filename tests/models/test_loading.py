@@ -22,9 +22,8 @@ from tests.models.models_kit import KINDS, edit, opened
 from videotune.errors import VideotuneError
 from videotune.models import model_files
 from videotune.models.base_model import part_files, place, spec_for
-from videotune.models.loading import load_model
+from videotune.models.loading import load_model, read_tokenizer
 from videotune.models.model_files import check_parts, fingerprint, missing, weight_files
-from videotune.models.pretrained import read_tokenizer
 from videotune.models.registry import find, names
 from videotune.models.wan import Wan
 from videotune.types import Expert, ModelSpec

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.models_kit import KINDS, clip_of, denoisers, edit, noisy_lora, opened, shapes_of, small_shape
 from tests.models.oracles import unpacked
-from videotune.exporter.lora import export_lora
+from videotune.exporter.adapter_export import export_lora
 from videotune.models.base import DiffusersModel
 from videotune.models.registry import find, names
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name, to_frames

@@ -17,7 +17,7 @@ import pytest
 
 from tests.reporter import report_kit as kit
 from videotune.data.video_writer import write_video
-from videotune.reporter import media
+from videotune.reporter import previews
 
 RED, BLUE, GREEN = (200, 30, 30), (30, 30, 200), (30, 180, 30)
 CONTROLS = {"controls", "loop", "muted", "playsinline"}
@@ -72,12 +72,12 @@ def test_the_page_alone_can_be_sent(drawn: Path) -> None:
 
 def test_what_is_over_the_budget_is_referred_to_and_counted(drawn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sum(map(len, kit.attributes(kit.report(drawn), "src", "video")))
-    monkeypatch.setattr(media, "BUDGET", whole - 1)
+    monkeypatch.setattr(previews, "BUDGET", whole - 1)
     page = kit.report(drawn)
     carried = [source for source in kit.attributes(page, "src", "video") if source.startswith("data:")]
     assert (len(carried), sum(map(len, carried)) < whole) == (4, True)
     assert "1 picture or video more than the" in kit.part(page, "samples")
-    monkeypatch.setattr(media, "BUDGET", 0)
+    monkeypatch.setattr(previews, "BUDGET", 0)
     page = kit.report(drawn)
     assert "the page is full" in kit.part(page, "before")
     assert "data:" not in page

@@ -75,14 +75,18 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     assert line == step_line(1, loss=None, mse=None, prompt="schön NaN")
 
 
+@pytest.fixture
+def family(tiny_family: Callable[..., Any]) -> Any:
+    return tiny_family("wan")
+
+
 def batch_of(window: Window) -> Batch:
     generator = torch.Generator().manual_seed(int(window.clip_id[:12], 16))
     x0, text = torch.randn(1, 4, 2, 4, 4, generator=generator), torch.randn(1, 4, 16, generator=generator)
     return Batch.of(x0, Condition(text), window_ids=(window.id,))
 
 
-def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[..., Any]) -> None:
-    family = tiny_family("wan")
+def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
     net, loss = family.denoiser(), objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0))
     net.train()
     validation = ValidationLoss(windows(3), windows(2), seed=0)
@@ -100,9 +104,8 @@ def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_clips_take_turns_and_together_read_every_level(count: int, tiny_family: Callable[..., Any]) -> None:
+def test_clips_take_turns_and_together_read_every_level(count: int, family: Any) -> None:
     """Against a reading of each window alone, which is at all levels."""
-    family = tiny_family("wan")
     nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
     some = windows(count)
     whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)["held_out"]
@@ -127,10 +130,7 @@ def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> 
     assert related(None, first) is None
 
 
-def test_levels_that_are_read_together_read_as_one_by_one(
-    tiny_family: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    family = tiny_family("wan")
+def test_levels_that_are_read_together_read_as_one_by_one(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     nets, loss, readings = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps()), []
     for tokens in (1, 25, 4096):  # a clip of this size is 8 tokens: one level, three, all nine
         monkeypatch.setattr("videotune.validation.validation_loss.AT_ONCE", tokens)

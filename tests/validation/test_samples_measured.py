@@ -35,9 +35,8 @@ def usual(gallery: Gallery) -> Baselines:
 def test_the_vendi_score_counts_what_differs() -> None:
     rng = np.random.default_rng(0)
     one = rng.normal(size=12)
-    assert metrics.vendi(np.stack([one, one * 3, one * 0.1])) == pytest.approx(1, abs=1e-9), (
-        "the same, whatever its length"
-    )
+    alike = np.stack([one, one * 3, one * 0.1])
+    assert metrics.vendi(alike) == pytest.approx(1, abs=1e-9), "the same, whatever its length"
     assert metrics.vendi(np.eye(7)) == pytest.approx(7, abs=1e-9), "nothing in common"
     assert metrics.vendi(np.repeat(np.eye(3), 4, 0)) == pytest.approx(3, abs=1e-9), "three kinds of four"
     uneven = np.concatenate([np.repeat(np.eye(2)[:1], 9, 0), np.eye(2)[1:]])
@@ -99,9 +98,8 @@ def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> N
     many = tuple(i / 1000 for i in range(1001))
     assert Baselines((), many).line() == pytest.approx(0.99 + 0.01 / 4)
     assert Baselines((0.2,), (0.6,)).line() == pytest.approx(0.596 + 0.404 / 4)
-    assert Baselines((), ()).line([0.1, 0.4]) == pytest.approx(0.4 + 0.6 / 4), (
-        "from the base's, where there is nothing else"
-    )
+    by_base = Baselines((), ()).line([0.1, 0.4])
+    assert by_base == pytest.approx(0.4 + 0.6 / 4), "from the base's, where there is nothing else"
     assert Baselines((), ()).line() is None
     told = Baselines((), many).to_json()
     assert told == {"held_out": None, "others": {"clips": 1001, "median": 0.5, "p99": 0.99}}
@@ -125,36 +123,22 @@ def test_vectors_have_length_one_and_a_flat_frame_is_no_error() -> None:
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny checkpoints in transformers' own layout, with random weights."""
-    from transformers import (
-        CLIPImageProcessor,
-        CLIPVisionConfig,
-        CLIPVisionModel,
-        Dinov2Config,
-        Dinov2Model,
-        SiglipConfig,
-        SiglipModel,
-    )
+    import transformers
 
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
-    text = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "vocab_size": 32,
-    }
+    shared = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small, text = shared | {"image_size": 32, "patch_size": 16}, shared | {"intermediate_size": 16, "vocab_size": 32}
+    siglip = transformers.SiglipConfig(text_config=text, vision_config=small | {"intermediate_size": 16})
+    size = {"height": 32, "width": 32}
     torch.manual_seed(0)
     models = {
-        "clip": CLIPVisionModel(CLIPVisionConfig(**small, intermediate_size=16)),
-        "dino": Dinov2Model(Dinov2Config(**small, mlp_ratio=1)),
-        "siglip": SiglipModel(SiglipConfig(text_config=text, vision_config={**small, "intermediate_size": 16})),
+        "clip": transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**small, intermediate_size=16)),
+        "dino": transformers.Dinov2Model(transformers.Dinov2Config(**small, mlp_ratio=1)),
+        "siglip": transformers.SiglipModel(siglip),
     }
     folder = tmp_path_factory.mktemp("encoders")
     for name, model in models.items():
         model.save_pretrained(folder / name)
-        CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(
-            folder / name
-        )
+        transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size).save_pretrained(folder / name)
     return {name: folder / name for name in models}
 
 
@@ -170,10 +154,8 @@ def test_a_persons_own_encoder_takes_the_heuristics_place(encoders: dict[str, Pa
     frames = film(0)[:3]
     seen = metrics.both_ways(embedding, frames)
     assert seen.shape == (2, 3, 16)
-    processor, model = (
-        AutoImageProcessor.from_pretrained(encoders[name]),
-        AutoModel.from_pretrained(encoders[name]).eval(),
-    )
+    processor = AutoImageProcessor.from_pretrained(encoders[name])
+    model = AutoModel.from_pretrained(encoders[name]).eval()
     with torch.no_grad():
         pixels = processor(images=list(frames), return_tensors="pt")["pixel_values"]
         vision = model.vision_model if name == "siglip" else model

@@ -23,8 +23,7 @@ from videotune.data.frame_sampling import snap_frames
 from videotune.data.media_info import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
-from videotune.exporter.embedding import read_embedding
-from videotune.exporter.lora import read_file
+from videotune.exporter.adapter_export import read_embedding, read_file
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.models.base_model import place, spec_for

@@ -24,9 +24,8 @@ from videotune.hub_errors import hub_problem
 from videotune.lazy import diffusers, torch
 from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
-from videotune.models.loading import check_part, to_fill
+from videotune.models.loading import check_part, explained, to_fill
 from videotune.models.model_files import STEMS, NotHere, note
-from videotune.models.pretrained import explained
 from videotune.models.registry import find, names, of_pipeline
 from videotune.types import BasePlace, Family, ModelSpec, Say
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
+from videotune.models.loading import explained
 from videotune.models.model_files import model_parts, read_config
-from videotune.models.pretrained import explained
 from videotune.types import Nets
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.models.pretrained import pretrained
+from videotune.models.loading import pretrained
 
 HEURISTIC = "edges-1"
 """Name of the default: a heuristic of edges, light and colour by place. Another number is another measure."""

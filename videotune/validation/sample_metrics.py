@@ -145,16 +145,6 @@ class Measured:
     diversity: float | None
     motion: Mapping[str, float | None] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """As sample_metrics.json keeps it."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Measured:
-        """What ``to_json`` wrote; ValueError for anything else."""
-        measured: Measured = checked(Measured, json.dumps(value))
-        return measured
-
 
 class SampleMetricsCallback(SamplingCallback):
     """Samples at checkpoints, measured; ``embedding`` and ``clips`` are made when they are needed first."""
@@ -245,9 +235,9 @@ class SampleMetricsCallback(SamplingCallback):
                 base = now if step == 0 else measured(plan, embedding, clips, list(file["films"]))
             assert clips.baselines is not None
             lines = {"held_out": list(clips.baselines.held_out), "others": list(clips.baselines.others)}
-            old = {"name": name, "baselines": lines, "data": clips.motion, "base": base.to_json()}
+            old = {"name": name, "baselines": lines, "data": clips.motion, "base": asdict(base)}
             write_json(trainer.run / FILE, kept | {"reading": old})
-        base = Measured.from_json(old["base"])
+        base = checked(Measured, json.dumps(old["base"]))
         usual = Baselines(tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"]))
         line = usual.line([one.similarity for one in base.nearest])
         paths = [path.relative_to(trainer.run).as_posix() for path in paths_of(trainer.run, plan, step)]
