@@ -125,11 +125,8 @@ def test_pefts_own_settings_stand_beside_the_file(family: Any, tmp_path: Path) -
     settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2, "alpha_pattern": {first: 4}}
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     save_file({f"base_model.model.{name}": x for name, x in state.items()}, tmp_path / "adapter_model.safetensors")
-    found, half, whole = (
-        effect(family, tmp_path / "adapter_model.safetensors"),
-        updates(state, 0.5),
-        updates(state, 1.0),
-    )
+    found = effect(family, tmp_path / "adapter_model.safetensors")
+    half, whole = updates(state, 0.5), updates(state, 1.0)
     for name in half:
         torch.testing.assert_close(found[name], (whole if name == first else half)[name], rtol=1e-6, atol=1e-6)
 

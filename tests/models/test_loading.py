@@ -30,6 +30,7 @@ from videotune.types import Expert, ModelSpec
 
 CPU = torch.device("cpu")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+NET, SCHEDULE, INDEX = "transformer/config.json", "scheduler/scheduler_config.json", "model_index.json"
 
 
 @pytest.fixture
@@ -232,11 +233,7 @@ def test_parts_of_two_models_are_named(base: Path) -> None:
 
 
 def test_a_folder_of_another_family_names_both(base: Path) -> None:
-    edit(
-        base / "model_index.json",
-        _class_name="CogVideoXPipeline",
-        transformer=["diffusers", "CogVideoXTransformer3DModel"],
-    )
+    edit(base / INDEX, _class_name="CogVideoXPipeline", transformer=["diffusers", "CogVideoXTransformer3DModel"])
     said = refused(lambda: spec_for("wan", place(str(base), weights=False)))
     assert "CogVideoX" in said
     assert "wan" in said
@@ -260,17 +257,16 @@ def test_files_go_to_the_experts_in_order(two: ModelSpec, tmp_path: Path) -> Non
     assert part_files([high, low], two) == {"transformer": Path(high), "transformer_2": Path(low)}
     assert part_files([None, low], two) == {"transformer_2": Path(low)}
     assert part_files(None, two) == part_files([], two) == {}
+    (tmp_path / "a.gguf").touch()
     for given, said in (
         ([low, high], "model_low_noise.safetensors stands for the expert 'high', and is one for 'low' by its name"),
         (high, r"1 given; .* takes 2 \(high, low; null"),
         ([a_file(tmp_path / "a.safetensors")] * 2, "a.safetensors is given for two experts"),
         ([None, str(tmp_path / "none.safetensors")], "no such file"),
+        ([None, str(tmp_path / "a.gguf")], r"it must be a \.safetensors file"),
     ):
         with pytest.raises(VideotuneError, match=said):
             part_files(given, two)
-    (tmp_path / "a.gguf").touch()
-    with pytest.raises(VideotuneError, match=r"it must be a \.safetensors file"):
-        part_files([None, str(tmp_path / "a.gguf")], two)
 
 
 def test_a_change_of_one_tensor_of_a_large_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,9 +293,6 @@ def used(folder: Path) -> None:
     nets = {expert.name: family.denoiser(expert.name) for expert in spec.experts}
     family.part("vae")
     family.pipeline(nets)
-
-
-NET, SCHEDULE, INDEX = "transformer/config.json", "scheduler/scheduler_config.json", "model_index.json"
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,8 @@ def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> N
 
 def test_losses_of_another_validation_set_are_left_out_and_counted(tmp_path: Path) -> None:
     """After a resume with other held-out clips: what was measured before compares with nothing that is measured after."""
-    names = ["old", "old", "new", "new"]
-    readings = [
-        kit.reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in zip((0, 2, 4, 6), names, strict=True)
-    ]
+    names = {0: "old", 2: "old", 4: "new", 6: "new"}
+    readings = [kit.reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in names.items()]
     kit.write_journal(tmp_path, [kit.start(), *readings])
     text = kit.part(kit.report(tmp_path), "validation")
     assert "clips step 4 step 6 change lowest held-out clips 0.5 0.3 -40.0%" in text
@@ -131,16 +129,14 @@ def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve
     assert "1 regularization clip, in no band: 5 samples so far, 120 by the end." in text
     assert "conservative 0 to 9: 2 clips" in text
     assert "two windows.mov used (regularization) 64" in kit.part(page, "clips")
-    assert "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out." in kit.part(
-        page, "loss"
-    )
-    assert not re.search(r"\b(90|70)\b", kit.part(page, "loss"))
+    loss = kit.part(page, "loss")
+    assert "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out." in loss
+    assert not re.search(r"\b(90|70)\b", loss)
 
 
 def test_time_by_phase_sums_to_the_wall_time(tmp_path: Path) -> None:
-    kit.write_journal(
-        tmp_path, [kit.start(), kit.step(1), kit.step(2), {"kind": "end", "step": 2, "why": "done", "seconds": SPENT}]
-    )
+    end = {"kind": "end", "step": 2, "why": "done", "seconds": SPENT}
+    kit.write_journal(tmp_path, [kit.start(), kit.step(1), kit.step(2), end])
     found = kit.chapters(tmp_path)["time"]
     assert found["whole"] == sum(seconds for _, seconds in found["spent"]) == 60
     assert sum(found["steps"].values()) + found["between"] == pytest.approx(40)

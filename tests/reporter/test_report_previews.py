@@ -160,14 +160,12 @@ def probe(number: int, mean: float, copies: int = 0, **changed: Any) -> dict[str
     one = {"prompt": "a zorble", "seed": 42, "path": f"sample_metrics/step-{number:06d}-0badcafe-seed42.mp4"}
     one |= {"clip": "/clips/zorble left.mp4", "similarity": mean, "copy": copies > 0}
     found = {"mean": mean, "base": 0.3, "copies": copies, "base_copies": 0, "line": 0.7, "windows": 9, "held_out": None}
-    facts = {
-        "kind": "sample_metrics",
-        "step": number,
-        "sample_metrics": "0badcafe",
-        "embedding": "edges-1",
+    facts = {"kind": "sample_metrics", "step": number, "sample_metrics": "0badcafe", "embedding": "edges-1"}
+    facts |= {
         "heuristic": True,
+        "samples": [one],
+        "replication": found | {"others": {"clips": 9, "median": 0.4, "p99": 0.6}},
     }
-    facts |= {"samples": [one], "replication": found | {"others": {"clips": 9, "median": 0.4, "p99": 0.6}}}
     motion = {name: compared(0.25, "base", "data") for name in ("energy", "flicker", "saturation")}
     return facts | {"diversity": compared(1.5, "base"), "motion": motion} | changed
 
@@ -269,9 +267,8 @@ def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
     said = kit.part(page, "use")
     assert "Write into the prompt: zorble" in said
     assert f"videotune export {tmp_path} --format comfyui" in said
-    base = kit.part(
-        use_of(tmp_path, {"format": "diffusers", "path": "x", "use": USE.replace("owner/base", "asset:toy")}), "use"
-    )
+    toy = USE.replace("owner/base", "asset:toy")
+    base = kit.part(use_of(tmp_path, {"format": "diffusers", "path": "x", "use": toy}), "use")
     assert "from videotune.models.base_model import place" in base
     assert "SomePipeline.from_pretrained(place('asset:toy').folder)" in base
 
@@ -290,9 +287,8 @@ def test_new_tokens_and_whole_models_have_other_steps_in_comfyui(tmp_path: Path,
 def test_two_experts_files_are_both_loaded_and_older_exports_are_not(tmp_path: Path, names: tuple[str, str]) -> None:
     second = USE.replace("THIS_FILE", "THIS_FILE, load_into_transformer_2=True")
     old, high, low = (f"export/x-step-{name}.safetensors" for name in ("9", *names))
-    loaded = [
-        {"format": "diffusers", "path": path, "use": how} for path, how in ((old, USE), (high, USE), (low, second))
-    ]
+    paths = {old: USE, high: USE, low: second}
+    loaded = [{"format": "diffusers", "path": path, "use": how} for path, how in paths.items()]
     comfyui = {"format": "comfyui", "path": "export/x-step-10-comfyui.safetensors", "use": USE}
     said = kit.part(use_of(tmp_path, *loaded, comfyui), "use")
     assert (said.count("from_pretrained"), said.count("load_lora_weights"), old in said) == (1, 2, False)
