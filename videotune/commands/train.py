@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
-from videotune.exporter.adapter_export import Exported
+from videotune.exporter.formats import Exported
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.planner.plan import make_plan
