@@ -25,9 +25,8 @@ from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
-from videotune.planner.fake_run import FakeRun
-from videotune.planner.memory import Choice, StepSpec
-from videotune.planner.memory_plan import PlanInputs, read_step_spec
+from videotune.planner.measure import FakeRun
+from videotune.planner.memory import Choice, PlanInputs, StepSpec, read_step_spec
 from videotune.trainer.components import DTYPES
 from videotune.trainer.denoisers import arrange_blocks, attach, make_trainable
 from videotune.trainer.experts import trained

@@ -17,8 +17,7 @@ from videotune.config.resolve import resolve
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.cards import USUAL
-from videotune.planner.memory import Fixed, fastest, others, room, smallest
-from videotune.planner.memory_plan import PlanInputs, read_step_spec
+from videotune.planner.memory import Fixed, PlanInputs, fastest, others, read_step_spec, room, smallest
 from videotune.types import BasePlace, ClipShape
 
 MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}

@@ -36,7 +36,7 @@ from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.run_spec import Job, open_job
 from videotune.types import Family
 from videotune.validation.callbacks import reads_of_run
-from videotune.validation.previews import sample_settings, usual_shape
+from videotune.validation.selection import preview_settings
 
 LOOKS = [(*CONCEPT, way) for _ in SEEDS for way in DIRECTIONS] + list(CONTROLS)
 PROMPTS = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS] + [caption(*look) for look in CONTROLS]
@@ -187,7 +187,7 @@ def foundation(plan: Plan, known: bool) -> tuple[dict[str, Any], dict[str, Any]]
         return {}, states
     fill_cache(job, family, Store(job.cache), reads_of_run(job))
     nets = {job.spec.experts[0].name: family.denoiser()}
-    base = sampled(family, nets, sample_settings(job.config, job.spec, usual_shape(job)), states)
+    base = sampled(family, nets, preview_settings(job), states)
     drawn, copies = right_ones(family)
     facts = {
         "data": {"drawn": measured(drawn), "through_the_vae": measured(copies)},

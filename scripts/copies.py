@@ -23,8 +23,17 @@ from videotune.data.video_writer import video_bytes
 from videotune.files import write_json
 from videotune.rng import draws
 from videotune.toy.shapes import COMBINATIONS, draw_clip
-from videotune.validation.copying import Baselines, Gallery, Known, Nearest, baselines
-from videotune.validation.features import Embedding, both_ways, default_embedding, in_views
+from videotune.validation.metrics import (
+    Baselines,
+    Embedding,
+    Gallery,
+    Known,
+    Nearest,
+    baselines,
+    both_ways,
+    default_embedding,
+    in_views,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -13,8 +13,7 @@ from tests.commands.safety_kit import Make, assert_same_run, of_kind, state, ste
 from tests.shell import train
 from videotune.errors import DONE
 from videotune.files import read_json
-from videotune.planner.memory import Choice, need
-from videotune.planner.memory_plan import PlanInputs, read_step_spec
+from videotune.planner.memory import Choice, PlanInputs, need, read_step_spec
 from videotune.trainer.components import open_models
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Resume

@@ -41,7 +41,7 @@ from videotune.trainer.resolve_config import resolve_config
 from videotune.trainer.run_spec import Job, open_job
 from videotune.types import PLAIN
 from videotune.validation.callbacks import reads_of_run
-from videotune.validation.previews import first_frames_of
+from videotune.validation.selection import first_frames_of
 
 BASE = ("wan", "t2v-a14b")
 HALVES = ("expert_period=2", "expert_share=0.5")
@@ -313,7 +313,7 @@ def test_the_base_with_two_experts_is_sampled_and_its_files_find_their_experts(
     tiny_bases: Callable[..., Path], tiny_family: Callable[..., Any], tmp_path: Path
 ) -> None:
     from videotune.adapters.lora import add_lora
-    from videotune.exporter.lora import export_lora
+    from videotune.exporter.adapter_export import export_lora
 
     family, files = tiny_family("wan", variant="t2v-a14b"), {}
     for expert in ("high", "low"):

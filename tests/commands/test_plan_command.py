@@ -27,10 +27,9 @@ from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.planner import fit as fitting
 from videotune.planner.cards import card
-from videotune.planner.fake_run import FakeRun
 from videotune.planner.fit import OPEN, activations_at_most, fit, fit_settings, fixed, to_json
-from videotune.planner.memory import PLAIN, TILED, Fixed
-from videotune.planner.memory_plan import step_spec
+from videotune.planner.measure import FakeRun
+from videotune.planner.memory import PLAIN, TILED, Fixed, step_spec
 from videotune.trainer import cache_filling
 from videotune.trainer.components import open_models
 from videotune.trainer.resolve_config import Overrides, resolve_config
@@ -299,7 +298,7 @@ def clips(tmp_path: Path) -> Path:
 
 
 def test_check_and_plan_answer_for_a_preset(tmp_path: Path, clips: Path) -> None:
-    """What a published model needs of a card: tests/planner/test_presets_fit.py."""
+    """What a published model needs of a card: tests/models/test_manifests.py."""
     settings = (str(clips), "--preset", "wan 2.1 1.3B LoRA 16GB")
     for words in (("check",), ("plan", "--timesteps")):
         done = offline(tmp_path, words[0], *settings, *words[1:])

@@ -20,8 +20,8 @@ from videotune.files import digest, read_json
 from videotune.planner.plan import make_plan
 from videotune.records import read_record
 from videotune.reporter.build import write_report
+from videotune.reporter.contact_sheet import copy_pictures, keep_pictures
 from videotune.reporter.diagnosis import diagnose, repair_journal
-from videotune.reporter.thumbnails import copy_pictures, keep_pictures
 from videotune.trainer.logging import journal
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
@@ -72,7 +72,7 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(overri
             begin(run, job, {}, make_plan(job), "FLOAT_32")
             copy_pictures(job, run)
 
-    ours = ("trainer/run_dir.py", "reporter/thumbnails.py", "videotune/files.py")
+    ours = ("trainer/run_dir.py", "reporter/contact_sheet.py", "videotune/files.py")
     points = kill_points(work, tmp_path / "dry", ours)
     assert len(points) > 10
     for point in points:

@@ -21,10 +21,10 @@ from videotune.data.decode import decode
 from videotune.data.media_info import probe
 from videotune.data.video_writer import read_video
 from videotune.errors import DONE, VideotuneError
-from videotune.exporter.lora import export_lora
+from videotune.exporter.adapter_export import export_lora
 from videotune.files import read_json
 from videotune.models.registry import find
-from videotune.reporter import thumbnails
+from videotune.reporter import contact_sheet
 from videotune.trainer.checkpoint import complete_checkpoints, last_checkpoint
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import resolve_config
@@ -238,10 +238,10 @@ def test_each_clip_has_a_picture_that_the_page_shows(compared: Path, small_clips
 def test_of_many_clips_the_first_have_thumbnails(
     overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thumbnails, "MOST", 2)
+    monkeypatch.setattr(contact_sheet, "MOST", 2)
     job = open_job(*resolve_config(overrides(f"cache_dir={tmp_path / 'cache'}")))
-    thumbnails.keep_pictures(job)
+    contact_sheet.keep_pictures(job)
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pictures").iterdir()}
     assert len(made) == 2
-    thumbnails.keep_pictures(job)
+    contact_sheet.keep_pictures(job)
     assert made == {path: path.stat().st_mtime_ns for path in made}

@@ -16,13 +16,10 @@ from videotune.files import digest, read_json, write_json
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.run_spec import open_job
 from videotune.types import ClipShape, VideoRules
+from videotune.validation import metrics
 from videotune.validation import sample_metrics as probes
 from videotune.validation.overhead import share_of_run
-from videotune.validation.sample_plan import (
-    metric_prompts,
-    metric_shape,
-    sample_metrics_plan,
-)
+from videotune.validation.selection import metric_prompts, metric_shape, sample_metrics_plan
 
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -214,8 +211,8 @@ def test_another_encoder_on_a_resume_compares_the_base_s_samples_anew(
 ) -> None:
     """They lie there as pixels, so the last measurement compares with them by the new encoder."""
     run = shutil.copytree(two[0], tmp_path / "run")
-    other = replace(probes.default_embedding(), name="edges-0")
-    monkeypatch.setattr(probes, "default_embedding", lambda: other)
+    other = replace(metrics.default_embedding(), name="edges-0")
+    monkeypatch.setattr(metrics, "default_embedding", lambda: other)
     before = (run / "sample_metrics" / "base.npz").read_bytes()
     assert resume(run, "steps=6") == DONE
     *_, old, new = of_kind(run, "sample_metrics")

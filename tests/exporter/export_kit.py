@@ -7,7 +7,7 @@ import torch
 
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora
-from videotune.exporter.lora import read_effects
+from videotune.exporter.adapter_export import read_effects
 
 State = dict[str, torch.nn.Parameter]
 

@@ -13,7 +13,7 @@ from videotune.adapters.effect import updates
 from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
-from videotune.exporter.lora import export_lora, read_file, read_parts
+from videotune.exporter.adapter_export import export_lora, read_file, read_parts
 
 Open = Callable[..., Any]
 State = dict[str, torch.Tensor]
@@ -110,9 +110,8 @@ def test_every_form_does_what_it_did_where_it_was_trained(
         ("lora_config", {"r": RANK, "lora_alpha": 2, "target_modules": "(a+)+$", "rank_pattern": {"(a+)+$": 5}}, 0.5),
     ],
 )  # fmt: skip
-def test_alpha_may_stand_in_the_header(key: str, value: Any, scale: float, tiny_family: Open, tmp_path: Path) -> None:
+def test_alpha_may_stand_in_the_header(key: str, value: Any, scale: float, family: Any, tmp_path: Path) -> None:
     """diffusers and finetrainers write it there; no pattern that stands beside it is ever looked at."""
-    family = tiny_family("wan")
     state = trained(family)
     path = tmp_path / "x.safetensors"
     save_file({f"transformer.{name}": x for name, x in state.items()}, path, {key: json.dumps(value)})
@@ -120,24 +119,19 @@ def test_alpha_may_stand_in_the_header(key: str, value: Any, scale: float, tiny_
     assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
 
 
-def test_pefts_own_settings_stand_beside_the_file(tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("wan")
+def test_pefts_own_settings_stand_beside_the_file(family: Any, tmp_path: Path) -> None:
     state = trained(family)
     first = next(modules(state))[0]
     settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2, "alpha_pattern": {first: 4}}
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     save_file({f"base_model.model.{name}": x for name, x in state.items()}, tmp_path / "adapter_model.safetensors")
-    found, half, whole = (
-        effect(family, tmp_path / "adapter_model.safetensors"),
-        updates(state, 0.5),
-        updates(state, 1.0),
-    )
+    found = effect(family, tmp_path / "adapter_model.safetensors")
+    half, whole = updates(state, 0.5), updates(state, 1.0)
     for name in half:
         torch.testing.assert_close(found[name], (whole if name == first else half)[name], rtol=1e-6, atol=1e-6)
 
 
-def test_a_file_without_alpha_is_told(tiny_family: Open, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    family = tiny_family("wan")
+def test_a_file_without_alpha_is_told(family: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state, path = trained(family), tmp_path / "x.safetensors"
     save_file({f"transformer.{name}": x for name, x in state.items()}, path)
     effect(family, path)
@@ -165,10 +159,7 @@ HEADERS: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=lambda header: json.dumps(header)[:60])
-def test_settings_that_are_damaged_or_patterns_are_refused(
-    header: dict[str, str], tiny_family: Open, tmp_path: Path
-) -> None:
-    family = tiny_family("wan")
+def test_settings_that_are_damaged_or_patterns_are_refused(header: dict[str, str], family: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({f"transformer.{name}": x for name, x in trained(family).items()}, path, header)
     with pytest.raises(VideotuneError, match=r"x\.safetensors"):
@@ -209,8 +200,7 @@ DAMAGE: dict[str, Callable[[State], Any]] = {
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_damaged_tensors_are_refused(how: str, tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("wan")
+def test_damaged_tensors_are_refused(how: str, family: Any, tmp_path: Path) -> None:
     state = {f"transformer.{name}": x for name, x in trained(family).items()}
     DAMAGE[how](state)
     path = tmp_path / "x.safetensors"
@@ -219,8 +209,7 @@ def test_damaged_tensors_are_refused(how: str, tiny_family: Open, tmp_path: Path
         effect(family, path)
 
 
-def test_a_file_of_ours_is_held_against_its_own_digest(tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("wan")
+def test_a_file_of_ours_is_held_against_its_own_digest(family: Any, tmp_path: Path) -> None:
     path = export_lora(family, "diffusers", trained(family), 1.0, tmp_path / "x.safetensors", {}).path
     effect(family, path)
     content = bytearray(path.read_bytes())
@@ -230,9 +219,8 @@ def test_a_file_of_ours_is_held_against_its_own_digest(tiny_family: Open, tmp_pa
         effect(family, path)
 
 
-def test_biases_are_sampled_with_and_no_run_begins_with_them(tiny_family: Open, tmp_path: Path) -> None:
+def test_biases_are_sampled_with_and_no_run_begins_with_them(family: Any, tmp_path: Path) -> None:
     """diffusers' converter takes a distilled LoRA's ``diff_b`` for biases; in ours there is no place for them."""
-    family = tiny_family("wan")
     name, path = "diffusion_model.blocks.0.self_attn.q", tmp_path / "x.safetensors"
     tensors = {f"{name}.lora_down.weight": torch.ones(2, 24), f"{name}.lora_up.weight": torch.ones(24, 2)}
     save_file(tensors | {f"{name}.diff_b": torch.full((24,), 3.0), f"{name}.alpha": torch.tensor(1.0)}, path)
@@ -256,8 +244,7 @@ def test_cogvideox_in_comfyuis_names(tiny_family: Open, tmp_path: Path) -> None:
     assert "videotune" in done.reader
 
 
-def test_weights_of_8_bits_are_read(tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("wan")
+def test_weights_of_8_bits_are_read(family: Any, tmp_path: Path) -> None:
     state = {f"transformer.{name}": x.to(torch.float8_e4m3fn) for name, x in trained(family).items()}
     save_file(state, tmp_path / "eight.safetensors")
     save_file({name: x.float() for name, x in state.items()}, tmp_path / "full.safetensors")

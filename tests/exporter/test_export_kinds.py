@@ -1,14 +1,19 @@
-"""DoRA is read by diffusers; LoHa, LoKr and OFT by PEFT, of which the first two have ComfyUI's names."""
+"""DoRA is read by diffusers; LoHa, LoKr and OFT by PEFT, of which the first two have ComfyUI's names.
+
+And --merge: the base with the adapter in its weights, each rounded once to the dtype that it had.
+"""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from diffusers import WanPipeline
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.exporter.export_kit import acts, scale, trained
 from videotune.adapters.effect import new_weight, updates
@@ -16,10 +21,10 @@ from videotune.adapters.kinds import PARTS, by_module
 from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
-from videotune.exporter import lora
-from videotune.exporter.formats import CONFIG, baked, formats_of
-from videotune.exporter.lora import export_lora, read_lora
-from videotune.exporter.verify import digest_of
+from videotune.exporter import formats
+from videotune.exporter.adapter_export import export_lora, read_lora
+from videotune.exporter.formats import CONFIG, baked, digest_of, formats_of
+from videotune.exporter.full import export_merged
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)
@@ -35,8 +40,8 @@ def wanted_of(family: Any, state: dict[str, Any], kind: str) -> torch.Tensor:
 
 
 @KINDS
-def test_every_format_is_read_back_and_acts_as_trained(kind: str, tiny_family: Open, tmp_path: Path) -> None:
-    family = tiny_family("wan")
+def test_every_format_is_read_back_and_acts_as_trained(kind: str, family: Any, tmp_path: Path) -> None:
+    """diffusers' form by its pipeline too, which reads DoRA with its magnitudes."""
     _, state = trained(family, kind)
     wanted = wanted_of(family, state, kind)
     for format in formats_of(family, kind):
@@ -47,31 +52,21 @@ def test_every_format_is_read_back_and_acts_as_trained(kind: str, tiny_family: O
         net = family.denoiser()
         read_lora(family, net, done.path, ADAPTER)
         torch.testing.assert_close(acts(net), wanted, rtol=1e-4, atol=1e-5)
+        if format == "diffusers":
+            pipe = WanPipeline.from_pretrained(family.folder)
+            pipe.load_lora_weights(str(done.path))
+            torch.testing.assert_close(acts(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5)
+            magnitudes = [name for name in load_file(done.path) if name.endswith("lora_magnitude_vector")]
+            assert len(magnitudes) == (20 if kind == "DORA" else 0)
     assert not torch.allclose(wanted, acts(family.denoiser()), atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["LORA", "DORA"])
-def test_diffusers_pipeline_reads_dora_with_its_magnitudes(kind: str, tiny_family: Open, tmp_path: Path) -> None:
-    from diffusers import WanPipeline
-
-    family = tiny_family("wan")
-    _, state = trained(family, kind)
-    path = export_lora(family, "diffusers", state, scale(kind), tmp_path / "l.safetensors", {}).path
-    pipe = WanPipeline.from_pretrained(family.folder)
-    pipe.load_lora_weights(str(path))
-    wanted = wanted_of(family, state, kind)
-    torch.testing.assert_close(acts(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5)
-    magnitudes = [name for name in load_file(path) if name.endswith("lora_magnitude_vector")]
-    assert len(magnitudes) == (20 if kind == "DORA" else 0)
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR", "OFT"])
 @pytest.mark.parametrize("rank", [2, 8])
-def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, tiny_family: Open, tmp_path: Path) -> None:
+def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, family: Any, tmp_path: Path) -> None:
     """By PEFT alone, on diffusers' own model: none of our code reads the file."""
     import peft
 
-    family = tiny_family("wan")
     state = trained(family, kind, rank)[1]
     path = export_lora(family, "peft", state, scale(kind), tmp_path / "l.safetensors", {}).path
     with safe_open(path, "pt") as file:
@@ -86,9 +81,8 @@ def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, tin
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
 @pytest.mark.parametrize("rank", [2, 8])
-def test_comfyui_s_formula_over_comfyui_s_names(kind: str, rank: int, tiny_family: Open, tmp_path: Path) -> None:
+def test_comfyui_s_formula_over_comfyui_s_names(kind: str, rank: int, family: Any, tmp_path: Path) -> None:
     """As its weight adapters read them: no .alpha, so the products count as they are; LoKr's factors whole or in two."""
-    family = tiny_family("wan")
     state = trained(family, kind, rank)[1]
     tensors = load_file(export_lora(family, "comfyui", state, 2.0, tmp_path / "c.safetensors", {}).path)
     wanted = updates(state, 2.0)
@@ -118,9 +112,8 @@ def test_comfyui_s_formula_over_comfyui_s_names(kind: str, rank: int, tiny_famil
     ],
 )
 def test_formats_that_others_would_read_wrongly_are_refused(
-    kind: str, format: str, words: str, tiny_family: Open, tmp_path: Path
+    kind: str, format: str, words: str, family: Any, tmp_path: Path
 ) -> None:
-    family = tiny_family("wan")
     with pytest.raises(VideotuneError) as caught:
         export_lora(family, format, trained(family, kind)[1], scale(kind), tmp_path / "x.safetensors", {})
     assert words in str(caught.value)
@@ -132,10 +125,9 @@ def test_formats_that_others_would_read_wrongly_are_refused(
     ("value", "words"), [(None, "is zero"), (float("nan"), "NaN"), (float("inf"), "NaN or infinite")]
 )
 def test_an_adapter_that_helps_nobody_is_not_exported(
-    kind: str, value: float | None, words: str, tiny_family: Open, tmp_path: Path
+    kind: str, value: float | None, words: str, family: Any, tmp_path: Path
 ) -> None:
     """One of no step, and one that holds such numbers."""
-    family = tiny_family("wan")
     state = add_lora(family.denoiser(), family.spec, Lora(rank=4, variant=kind), seed=0)
     if value is not None:
         list(state.values())[-1].data.fill_(value)
@@ -144,9 +136,8 @@ def test_an_adapter_that_helps_nobody_is_not_exported(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_alpha_is_in_b_and_nowhere_else(tiny_family: Open, tmp_path: Path) -> None:
+def test_alpha_is_in_b_and_nowhere_else(family: Any, tmp_path: Path) -> None:
     """A reader that assumes alpha = rank, and one that reads alpha, then apply the same update."""
-    family = tiny_family("wan")
     _, state = trained(family)
     path = export_lora(family, "diffusers", state, 2.0, tmp_path / "x.safetensors", {"step": 3, "word": "zörble"}).path
     tensors = load_file(path)
@@ -168,16 +159,109 @@ def test_a_file_for_another_model_is_told(tiny_family: Open, tmp_path: Path) -> 
 
 @KINDS
 def test_a_file_that_would_act_otherwise_is_an_error(
-    kind: str, tiny_family: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, family: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check can fail, for each tensor of each kind: one changed number is enough."""
-    family = tiny_family("wan")
     (_, state), format = trained(family, kind), formats_of(family, kind)[-1]
     tensors = baked(family, format, state, scale(kind))
     for key in [key for key in tensors if "blocks.1.attn1.to_k" in key or "blocks.1.self_attn.k." in key]:
         other = {name: value.clone() for name, value in tensors.items()}
         other[key].view(-1)[1] += 0.01
-        monkeypatch.setattr(lora, "baked", lambda *_, other=other: other)
+        monkeypatch.setattr(formats, "baked", lambda *_, other=other: other)
         with pytest.raises(VideotuneError, match="ΔW differs"):
             export_lora(family, format, state, scale(kind), tmp_path / "x.safetensors", {})
         assert list(tmp_path.iterdir()) == []
+
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+@KINDS
+def test_the_folder_opens_and_acts_as_the_adapter_did(kind: str, family: Any, tmp_path: Path) -> None:
+    net, state = trained(family, kind)
+    done = export_merged(family, {"transformer": state}, scale(kind), family.folder, tmp_path / "m", {"step": 1})
+    pipe = WanPipeline.from_pretrained(done.path)
+    torch.testing.assert_close(acts(pipe.transformer.eval()), acts(net), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(acts(net), acts(family.denoiser()), atol=1e-3)
+    assert (done.format, done.modules) == ("merged", 20)
+    assert json.loads((done.path / "videotune.json").read_text()) == {"step": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"], "nothing is left beside it"
+
+
+def mixed(family: Any, folder: Path) -> Path:
+    """The base with its weights in bfloat16, but for the first block in float32, in two files."""
+    shutil.copytree(family.folder, folder)
+    weights = load_file(folder / "transformer" / WEIGHTS)
+    (folder / "transformer" / WEIGHTS).unlink()
+    files = {"one.safetensors": {}, "two.safetensors": {}}
+    for name, value in weights.items():
+        first = name.startswith("blocks.0.")
+        files["one.safetensors" if first else "two.safetensors"][name] = value if first else value.bfloat16()
+    for file, tensors in files.items():
+        save_file(tensors, folder / "transformer" / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, own in files.items() for name in own}}
+    (folder / "transformer" / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@KINDS
+def test_each_weight_is_rounded_once_to_its_own_dtype_and_no_other_is_touched(
+    kind: str, tiny_family: Open, tmp_path: Path
+) -> None:
+    from videotune.models.registry import find
+
+    base = mixed(tiny_family("wan"), tmp_path / "base")
+    family = find("wan")(base, torch.device("cpu"), torch.float32)
+    before = {file: (base / "transformer" / file).read_bytes() for file in ("one.safetensors", "two.safetensors")}
+    _, state = trained(family, kind)
+    folder = export_merged(family, {"transformer": state}, scale(kind), base, tmp_path / "m", {}).path
+    parts, dtypes = by_module(state), set()
+    for file, old in before.items():
+        assert (base / "transformer" / file).read_bytes() == old, "the base's own file was written to"
+        was, now = load_file(base / "transformer" / file), load_file(folder / "transformer" / file)
+        assert list(was) == list(now)
+        for name, value in was.items():
+            path = name.removesuffix(".weight")
+            wanted = new_weight(value, parts[path], scale(kind)).to(value.dtype) if path in parts else value
+            assert now[name].dtype == value.dtype
+            assert torch.equal(now[name], wanted), name
+            dtypes |= {value.dtype} if path in parts else set()
+    assert dtypes == {torch.float32, torch.bfloat16}
+    vae = next((folder / "vae").glob("*.safetensors"))
+    assert vae.samefile(base / "vae" / vae.name), "what did not train is linked"
+
+
+@pytest.mark.parametrize("experts", [("high", "low"), ("low",)])
+def test_both_experts_or_one(experts: tuple[str, ...], tiny_family: Open, tmp_path: Path) -> None:
+    family = tiny_family("wan", variant="t2v-a14b")
+    nets = {expert: trained(family, expert=expert) for expert in experts}
+    states = {expert: state for expert, (_, state) in nets.items()}
+    pipe = WanPipeline.from_pretrained(export_merged(family, states, 2.0, family.folder, tmp_path / "m", {}).path)
+    for expert, net in (("high", pipe.transformer), ("low", pipe.transformer_2)):
+        wanted = nets[expert][0] if expert in nets else family.denoiser(expert)
+        torch.testing.assert_close(acts(net.eval()), acts(wanted), rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_merged_is_told_and_leaves_nothing(family: Any, tmp_path: Path) -> None:
+    _, state = trained(family, "LORA")
+    base = shutil.copytree(family.folder, tmp_path / "base")
+    rename = family.full_key_maps()["original"]
+    file = base / "transformer" / WEIGHTS
+    save_file({rename(name): value for name, value in load_file(file).items()}, file)
+    with pytest.raises(VideotuneError, match="its tensors have their authors' names"):
+        export_merged(family, {"transformer": state}, 2.0, base, tmp_path / "out" / "m", {})
+    next(iter(state.values())).data.fill_(float("nan"))
+    with pytest.raises(VideotuneError, match="NaN"):
+        export_merged(family, {"transformer": state}, 2.0, family.folder, tmp_path / "out" / "m", {})
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_weights_too_large_for_the_base_s_dtype_are_told(family: Any, tmp_path: Path) -> None:
+    _, state = trained(family, "LORA")
+    base = shutil.copytree(family.folder, tmp_path / "base")
+    file = base / "transformer" / WEIGHTS
+    save_file({name: value.half() for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
+    state["blocks.0.attn1.to_q.lora_B.weight"].data.fill_(1e6)
+    with pytest.raises(VideotuneError, match=r"blocks.0.attn1.to_q.weight is too large for the base's torch.float16"):
+        export_merged(family, {"transformer": state}, 2.0, base, tmp_path / "m", {})
+    assert not (tmp_path / "m").exists()

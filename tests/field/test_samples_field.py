@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.scenery import pan, scenery
-from videotune.validation.motion import Measures, mean_measures, measures
+from videotune.validation.metrics import Measures, mean_measures, measures
 
 FRAMES = 9
 GAIN = np.where(np.arange(FRAMES) % 2, 1.05, 0.95)[:, None, None, None]

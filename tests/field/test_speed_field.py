@@ -1,7 +1,7 @@
 """Speed and time left, after public threads of other trainers.
 
 diffusion-pipe #152 (which phase is slow?) and #410 (buckets throw the time left off), DiffSynth-Studio #658 (the GPU waits
-for data and nothing says so). The bar's time left is tested in tests/validation/test_speed.py.
+for data and nothing says so). The bar's time left is tested in tests/validation/test_monitor.py.
 """
 
 import time

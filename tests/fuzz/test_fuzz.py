@@ -18,7 +18,7 @@ from tests.shell import train
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
-from videotune.exporter.lora import read_file, read_parts
+from videotune.exporter.adapter_export import read_file, read_parts
 from videotune.models.base_model import place, spec_for
 from videotune.models.registry import find
 from videotune.reporter.build import write_report

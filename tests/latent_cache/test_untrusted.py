@@ -24,7 +24,7 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import listing, prune, verify
 from videotune.latent_cache.store import Store, describe
 from videotune.models.registry import find, names
-from videotune.planner import memory_plan
+from videotune.planner import memory
 from videotune.planner.measure import Reading
 from videotune.planner.memory import StepSpec
 from videotune.types import ClipShape
@@ -224,10 +224,10 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Pa
     good = asdict(facts)
     place = tmp_path / "plan.json"
     write_json(place, good)
-    assert memory_plan._remembered(place) == facts
+    assert memory._remembered(place) == facts
     for name in good:
         for odd in (None, -1, 1e999, True, "x", ["x"], "9" * 4000):
             place.write_text(json.dumps(good | {name: odd}))
-            assert memory_plan._remembered(place) is None
+            assert memory._remembered(place) is None
     place.write_text("[" * 100_000)
-    assert memory_plan._remembered(place) is None
+    assert memory._remembered(place) is None

@@ -21,7 +21,7 @@ KINDS = pytest.mark.parametrize(
     ids=lambda word: word,
 )
 """Every family with each of the kinds of checkpoint that it knows."""
-Open = Callable[..., Any]
+Bases, Open = Callable[..., Path], Callable[..., Any]
 
 
 def small_shape(family: Any) -> ClipShape:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import sentencepiece
 import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXImageToVideoPipeline
 
-from tests.models.models_kit import Open, batch_of, clip_of, opened, small_shape
+from tests.models.models_kit import Bases, Open, batch_of, clip_of, opened, small_shape
 from videotune.commands.sample import shape_of
 from videotune.config.resolve import resolve
 from videotune.data.buckets import choose_size, parse_resolution
@@ -24,7 +23,6 @@ from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.run_spec import open_job
 from videotune.types import ClipShape, SampleRequest
 
-Bases = Callable[..., Path]
 NAME = "cogvideox"
 EACH = pytest.mark.parametrize("variant", CogVideoX.variants)
 IMAGE = pytest.mark.parametrize("variant", ["5b-i2v", "1.5-5b-i2v"])

@@ -1,4 +1,4 @@
-"""What every family owes the rest of the house; each runs its tiny checkpoint."""
+"""What every family owes the rest of the house, and what comes out of it; each runs its tiny checkpoint."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,27 @@ import torch
 from diffusers.loaders import single_file_utils
 from torch import nn
 
-from tests.models.models_kit import FAMILIES, KINDS, Open, batch_of, denoisers, edit, first_of, opened, small_shape
-from tests.models.oracles import oracle
+from tests.models import models_kit as kit
+from tests.models.models_kit import FAMILIES, KINDS, Open
+from tests.models.oracles import oracle, unpacked
+from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import add_lora
+from videotune.adapters.textual_inversion import add_rows
 from videotune.config.schema import Embedding, Lora
-from videotune.diffusion.loss import objective
+from videotune.diffusion.loss import Objective, denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
+from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
 from videotune.models.registry import find, names
-from videotune.types import ClipShape, SampleRequest
+from videotune.rng import draws
+from videotune.trainer.step import condition
+from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window
+from videotune.validation.validation_loss import ValidationLoss, read_validation, related
+
+
+@pytest.fixture
+def family(name: str, variant: str, tiny_family: Open) -> Any:
+    return tiny_family(name, variant=variant)
 
 
 def test_each_base_says_its_family_and_its_spec_without_torch(tiny_bases: Callable[..., Path]) -> None:
@@ -44,16 +57,13 @@ def test_each_base_says_its_family_and_its_spec_without_torch(tiny_bases: Callab
 
 
 @KINDS
-def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str, tiny_family: Open) -> None:
+def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
     """Whatever captions stand beside one another; what a clip tells stays as it was cached.
 
     With gradients the CPU takes another kernel of attention, which rounds otherwise.
     """
-    from videotune.adapters.layers import LiveText
-    from videotune.trainer.step import condition
 
-    family = tiny_family(name, variant=variant)
-    batch = batch_of(family, ["a red circle", "", "a much longer caption than the others", ""])
+    batch = kit.batch_of(family, ["a red circle", "", "a much longer caption than the others", ""])
     assert condition(family, None, batch) is batch
     for on in (False, True):
         for part in family.text_parts().values():
@@ -67,33 +77,23 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(name: str, variant: str,
         told = set(family.encode_text([""])[0])  # of a caption; all else is a clip's
         assert set(live.cond.extras) == set(batch.cond.extras)
         for key, value in batch.cond.extras.items():
-            assert (
-                live.cond.extras[key] is value
-                if key not in told
-                else bool((live.cond.extras[key] - value).abs().max() <= (1e-5 if on else 0))
-            )
+            own = live.cond.extras[key]
+            assert (own - value).abs().max() <= (1e-5 if on else 0) if key in told else own is value
 
 
 @pytest.mark.parametrize("recomputed", ["OFF", "ON"])
 @KINDS
-def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
-    name: str, variant: str, recomputed: str, tiny_family: Open
-) -> None:
+def test_gradients_reach_new_tokens_through_the_frozen_denoiser(family: Any, recomputed: str) -> None:
     """With blocks recomputed as without; a caption without the token gives none, and no weight gets any."""
-    from videotune.adapters.layers import LiveText
-    from videotune.adapters.textual_inversion import add_rows
-    from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
-    from videotune.trainer.step import condition
 
-    family = tiny_family(name, variant=variant)
-    net, parts = first_of(family), family.text_parts()
+    net, parts = kit.first_of(family), family.text_parts()
     checkpoint_blocks(net, recomputed)
     for part in parts.values():
         checkpoint_text(part.encoder, recomputed)
     settings = Embedding(token="<x>", vectors=2)
     rows = add_rows(parts, settings, seed=0)
     net.train()
-    batch = batch_of(family, ["a <x> circle", "a red circle"])
+    batch = kit.batch_of(family, ["a <x> circle", "a red circle"])
     batch = condition(family, LiveText(settings.tokens), batch)
     v = family.predict(net, batch.x0, torch.tensor([0.3, 0.8]), batch)
     v[1].square().mean().backward(retain_graph=True)
@@ -107,14 +107,11 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
 
 
 @KINDS
-def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
-    name: str, variant: str, tiny_family: Open
-) -> None:
-    family = tiny_family(name, variant=variant)
+def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(family: Any) -> None:
     parts, bare = family.text_parts(), family.text_skeletons()
     assert set(parts) == set(bare) == set(family.tokenizers())
     pairs = [(one.encoder, bare[part]) for part, one in parts.items()]
-    for net, meta in [*pairs, *((net, family.skeleton(expert)) for expert, net in denoisers(family).items())]:
+    for net, meta in [*pairs, *((net, family.skeleton(expert)) for expert, net in kit.denoisers(family).items())]:
         loaded, described = ({key: value.shape for key, value in one.state_dict().items()} for one in (net, meta))
         assert described == loaded
         assert all(parameter.is_meta for parameter in meta.parameters())
@@ -128,11 +125,10 @@ def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
 
 
 @KINDS
-def test_a_batch_is_its_samples(name: str, variant: str, tiny_family: Open) -> None:
+def test_a_batch_is_its_samples(family: Any) -> None:
     """No sample's prediction depends on its neighbours, and captions of unequal length are padded rightly."""
-    family = tiny_family(name, variant=variant)
-    batch = batch_of(family, ["a", "a much longer caption than the other"])
-    net, x_t, t = first_of(family), torch.randn_like(batch.x0), torch.tensor([0.2, 0.7])
+    batch = kit.batch_of(family, ["a", "a much longer caption than the other"])
+    net, x_t, t = kit.first_of(family), torch.randn_like(batch.x0), torch.tensor([0.2, 0.7])
     with torch.no_grad():
         together = family.predict(net, x_t, t, batch)
         apart = [family.predict(net, x_t[i : i + 1], t[i : i + 1], part) for i, part in enumerate(batch.split(1))]
@@ -140,17 +136,12 @@ def test_a_batch_is_its_samples(name: str, variant: str, tiny_family: Open) -> N
 
 
 @KINDS
-def test_tokens_are_counted_with_torch_as_without(
-    name: str, variant: str, tiny_family: Open, tiny_bases: Callable[..., Path]
-) -> None:
-    family, captions = (
-        tiny_family(name, variant=variant),
-        ["abc", "", "  two   words ", "long " * 400, "Ünïcode &amp; 你好"],
-    )
+def test_tokens_are_counted_with_torch_as_without(family: Any) -> None:
+    captions = ["abc", "", "  two   words ", "long " * 400, "Ünïcode &amp; 你好"]
     lengths = [family.text_length(caption) for caption in captions]
     assert lengths[0] in (4, 5), "three letters, the end mark, and T5's mark of a word or CLIP's of the beginning"
     assert lengths[3] > family.spec.text_tokens
-    assert find(name).token_lengths(tiny_bases(name, variant), captions) == lengths
+    assert family.token_lengths(family.folder, captions) == lengths
 
 
 class Oracle(nn.Module):
@@ -172,17 +163,16 @@ class Oracle(nn.Module):
 
 @pytest.mark.parametrize("given", [False, True], ids=["", "given"])
 @KINDS
-def test_oracle(name: str, variant: str, given: bool, tiny_family: Open) -> None:
+def test_oracle(family: Any, given: bool) -> None:
     """A transformer that returns the exact velocity to a known latent, in the family's own pipeline, ends at that latent.
 
     That settles sign, units, layout and schedule at once; ``predict`` over the same transformer must give our v, but in
     frames that are given, which are told that they are clean and count nothing.
     """
-    family = tiny_family(name, variant=variant)
     if given and family.spec.given != "replace":
         return  # what it is told of the first frame stands in its condition, always
-    batch = batch_of(family, ["a red circle"], given=given)
-    nets = {expert: Oracle(net, oracle(batch.x0, family.spec)) for expert, net in denoisers(family).items()}
+    batch = kit.batch_of(family, ["a red circle"], given=given)
+    nets = {expert: Oracle(net, oracle(batch.x0, family.spec)) for expert, net in kit.denoisers(family).items()}
     t, noise = torch.tensor([0.4]), torch.randn_like(batch.x0)
     path = objective(family.spec.path, family.spec.path_constants, Timesteps()).path(t)
     x_t = torch.where(batch.given, batch.x0, path.alpha * batch.x0 + path.sigma * noise)
@@ -191,7 +181,7 @@ def test_oracle(name: str, variant: str, given: bool, tiny_family: Open) -> None
         v = family.predict(net, x_t, t, batch)
         torch.testing.assert_close(v * batch.weight, wanted * batch.weight, rtol=1e-4, atol=1e-4)
     first = batch.x0[:, :, :1] if given else None
-    drawn = family.sample(nets, batch.cond, None, SampleRequest(small_shape(family), 20, 1.0, (3,), first=first))
+    drawn = family.sample(nets, batch.cond, None, SampleRequest(kit.small_shape(family), 20, 1.0, (3,), first=first))
     # some schedulers round the timestep that they tell, which leaves an error of a thousandth of the noise
     torch.testing.assert_close(drawn, batch.x0, rtol=0, atol=1e-2)
     if given:
@@ -199,21 +189,20 @@ def test_oracle(name: str, variant: str, given: bool, tiny_family: Open) -> None
 
 
 @KINDS
-def test_experts_are_looked_up_when_their_steps_come(name: str, variant: str, tiny_family: Open) -> None:
+def test_experts_are_looked_up_when_their_steps_come(family: Any) -> None:
     """One after the other, and none before its first step: a mapping may hold one at a time."""
-    family = tiny_family(name, variant=variant)
-    nets, asked = denoisers(family), []
+    nets, asked = kit.denoisers(family), []
 
     class Asked(dict[str, nn.Module]):
         def __getitem__(self, expert: str) -> nn.Module:
             asked.append(expert)
             return nets[expert]
 
-    batch = batch_of(family, ["a"])
+    batch = kit.batch_of(family, ["a"])
     family.pipeline(Asked())
     assert asked == []
     with torch.no_grad():
-        family.sample(Asked(), batch.cond, None, SampleRequest(small_shape(family), 6, 1.0, (1,)))
+        family.sample(Asked(), batch.cond, None, SampleRequest(kit.small_shape(family), 6, 1.0, (1,)))
     # from noise to data
     assert list(dict.fromkeys(asked)) == [e.name for e in sorted(family.spec.experts, key=lambda e: -e.t_lo)]
     assert asked == sorted(asked, key=[e.name for e in family.spec.experts].index)
@@ -239,10 +228,9 @@ def masked(family: Any, frames: int) -> Callable[..., Any]:
 
 
 @KINDS
-def test_isolated_frames_are_a_mask_in_diffusers_own_attention(name: str, variant: str, tiny_family: Open) -> None:
+def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> None:
     """Switched on twice is once; off again, every bit is as it was. Captions have unequal lengths."""
-    family = tiny_family(name, variant=variant)
-    net, rules, t = first_of(family), family.spec.rules, torch.tensor([0.3, 0.8])
+    net, rules, t = kit.first_of(family), family.spec.rules, torch.tensor([0.3, 0.8])
     if rules.most_frames == 1:
         family.isolate_frames(net, False)
         with pytest.raises(VideotuneError, match="single frames"):
@@ -250,8 +238,8 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(name: str, varian
         return
     side = 2 * rules.side_multiple
     shape = ClipShape(3 * rules.frame_step + rules.frame_rest, side, 3 * side // 2, rules.fps)
-    for some in (small_shape(family), small_shape(family) if rules.size else shape):
-        batch = batch_of(family, ["a red circle", "b"], shape=some)
+    for some in (kit.small_shape(family), kit.small_shape(family) if rules.size else shape):
+        batch = kit.batch_of(family, ["a red circle", "b"], shape=some)
 
         def predicted(batch: Any = batch) -> torch.Tensor:
             with torch.no_grad():
@@ -262,7 +250,8 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(name: str, varian
             family.isolate_frames(net, True)
         isolated = predicted()
         with torch.no_grad():  # a preview's pipeline may say no count of frames, but positions
-            family.sample(dict.fromkeys(denoisers(family), net), batch.cond, None, SampleRequest(some, 2, 1.0, (1, 2)))
+            nets, request = dict.fromkeys(kit.denoisers(family), net), SampleRequest(some, 2, 1.0, (1, 2))
+            family.sample(nets, batch.cond, None, request)
         for _ in range(2):
             family.isolate_frames(net, False)
         assert torch.equal(predicted(), usual)
@@ -278,13 +267,12 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(name: str, varian
 
 
 @KINDS
-def test_isolated_frames_train(name: str, variant: str, tiny_family: Open) -> None:
+def test_isolated_frames_train(family: Any) -> None:
     """The adapter gets the same gradients with blocks recomputed as without. A model of pictures has nothing to isolate."""
-    family = tiny_family(name, variant=variant)
     isolated = family.spec.rules.most_frames != 1
-    batch, found = batch_of(family, ["a red circle"]), []
+    batch, found = kit.batch_of(family, ["a red circle"]), []
     for recomputed in (False, True):
-        net = first_of(family)
+        net = kit.first_of(family)
         parameters = add_lora(net, family.spec, Lora(rank=2), seed=0)
         if recomputed:
             net.enable_gradient_checkpointing()
@@ -297,10 +285,7 @@ def test_isolated_frames_train(name: str, variant: str, tiny_family: Open) -> No
 
 
 @KINDS
-def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(
-    name: str, variant: str, tiny_family: Open
-) -> None:
-    family = tiny_family(name, variant=variant)
+def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(family: Any, name: str) -> None:
     names, maps = list(family.skeleton().state_dict()), family.full_key_maps()
     assert [maps["diffusers"](one) for one in names] == names
     if "original" in maps:
@@ -318,11 +303,12 @@ def test_fingerprints_follow_the_bytes(
     name: str, variant: str, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(tiny_bases(name, variant), tmp_path / "copy"))
-    before = opened(name, folder).fingerprints()
+    before = kit.opened(name, folder).fingerprints()
     links = shutil.copytree(folder, tmp_path / "links", copy_function=os.symlink)  # as the Hub's cache has them
-    assert before == opened(name, tiny_bases(name, variant)).fingerprints() == opened(name, links).fingerprints()
-    edit(folder / "vae" / "config.json", note=1)
-    after = opened(name, folder).fingerprints()
+    for same in (tiny_bases(name, variant), links):
+        assert kit.opened(name, same).fingerprints() == before
+    kit.edit(folder / "vae" / "config.json", note=1)
+    after = kit.opened(name, folder).fingerprints()
     parts = {find(name).read_spec(folder).part_of(expert.name) for expert in find(name).read_spec(folder).experts}
     assert set(before) == {"text_encoder", "vae", *parts}
     assert {part for part in before if before[part] != after[part]} == {"vae"}
@@ -332,7 +318,7 @@ def test_fingerprints_follow_the_bytes(
 def test_clips_may_be_encoded_while_previews_are_decoded(name: str, tiny_family: Open) -> None:
     """A run that encodes in its loop has threads in the VAE while previews decode and free it."""
     family = tiny_family(name)
-    shape = small_shape(family)
+    shape = kit.small_shape(family)
     clips = [torch.rand(3, shape.frames, shape.height, shape.width) * 2 - 1 for _ in range(4)]
     latents = [family.encode_video(clip).mean for clip in clips]
     pixels = family.decode(latents[0])
@@ -343,3 +329,131 @@ def test_clips_may_be_encoded_while_previews_are_decoded(name: str, tiny_family:
             family.free("vae")
         for future, mean in zip(encoded, latents * 3, strict=True):
             torch.testing.assert_close(future.result().mean, mean)
+
+
+def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Objective:
+    """What the family is trained with, between two noise levels."""
+    levels = Timesteps(spec.timestep_distribution, spec.timestep_shift, low, high)
+    return objective(spec.path, spec.path_constants, levels)
+
+
+@KINDS
+def test_the_network_is_fed_in_training_what_the_pipeline_feeds(family: Any) -> None:
+    """Each call of a draw, replayed by ``predict`` on the same latents: every word the network hears is the same."""
+    heard, nets = [], kit.denoisers(family)
+    for expert, net in nets.items():
+        net.register_forward_pre_hook(
+            lambda _, words, named, expert=expert: heard.append((expert, dict(named))), with_kwargs=True
+        )
+    for shape in kit.shapes_of(family):
+        batch = kit.batch_of(family, ["a red circle"], shape=shape)
+        heard.clear()
+        with torch.no_grad():
+            family.sample(nets, batch.cond, None, SampleRequest(shape, 4, 1.0, (3,)))
+        drawn = list(heard)
+        assert {expert for expert, _ in drawn} == set(nets)
+        for expert, theirs in drawn[:: len(drawn) - 1]:
+            assert same_words(family, nets[expert], batch, theirs, heard) == [], (shape, expert)
+
+
+def same_words(family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any], heard: list[Any]) -> list[str]:
+    """The words that ``predict`` tells otherwise than the pipeline did."""
+    spec, flow = family.spec, family.spec.path == "flow"
+    video = unpacked(spec, theirs["hidden_states"], batch.x0.shape[2:])
+    x_t = video[:, : spec.latent_channels, video.shape[2] - batch.x0.shape[2] :]
+    times = theirs["timestep" if "timestep" in theirs else "timesteps"]
+    told = times.float().max().view(1)
+    t = told / (1000 if flow else spec.path_constants["num_train_timesteps"] - 1)
+    heard.clear()
+    a_token = times.numel() > len(batch)  # a pipeline may tell one timestep, where no frame is given
+    with torch.no_grad():
+        family.predict(net, x_t, t, replace(batch, any_given=a_token))
+    ((_, ours),) = heard
+    odd = []
+    for word in sorted(set(theirs) | set(ours)):
+        one, other = theirs.get(word), ours.get(word)
+        if word == "hidden_states" and spec.patch[0] > 1:  # the frame in front has noise of its own
+            one, other = (value[:, -batch.x0.shape[2] :] for value in (one, other))
+        if isinstance(one, bool) or one is None or isinstance(one, dict):
+            odd += [word] if one != other and not (one is None and word not in theirs) else []
+            continue
+        if other is None:
+            odd.append(word)
+            continue
+        for mine, given in zip(
+            *(map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one)), strict=True
+        ):
+            same = mine.shape == given.shape and torch.allclose(mine.float(), given.float(), rtol=1e-6, atol=1e-3)
+            odd += [] if same else [word]
+    return odd
+
+
+def as_tensor(word: Any) -> torch.Tensor:
+    """A tensor as it is, a number as the tensor of one that a family may tell in its place."""
+    return word if isinstance(word, torch.Tensor) and word.numel() > 1 else torch.as_tensor(word).flatten()
+
+
+@KINDS
+def test_bfloat16_is_close_to_float32(name: str, variant: str, tiny_family: Open) -> None:
+    """In the dtype that a GPU trains in: near, not the same, and told the same noise level."""
+    said = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        family = tiny_family(name, dtype, variant)
+        assert family.dtype == dtype
+        batch, net = kit.batch_of(tiny_family(name, variant=variant), ["a"]), kit.first_of(family)
+        x_t = torch.randn(batch.x0.shape, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            said[dtype] = family.predict(net, x_t, torch.tensor([731 / 999]), batch)
+        assert said[dtype].dtype == torch.float32, "losses are taken in float32"
+    exact, near = said.values()
+    error = (exact - near).norm() / exact.norm()
+    assert 0 < error < 0.03
+
+
+@KINDS
+def test_the_plan_counts_what_the_cache_keeps(family: Any) -> None:
+    for shape in kit.shapes_of(family):
+        moments = family.encode_video(kit.clip_of(family, shape, 0))
+        kept = [moments.mean, *([] if moments.logvar is None else [moments.logvar]), *moments.extras.values()]
+        assert family.spec.cached_numbers(shape) == sum(tensor.numel() for tensor in kept), shape
+
+
+@KINDS
+def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
+    """Forty steps on one clip lower the validation loss on it, for each expert at its own noise levels."""
+    batch = kit.batch_of(family, ["a red circle"], given=True)
+    window = Window("a", 0.0, 1.0, kit.small_shape(family))
+    nets, readings = kit.denoisers(family), []
+    trained = {
+        expert: list(add_lora(net, family.spec, Lora(rank=8, targets="linear"), seed=0).values())
+        for expert, net in nets.items()
+    }
+    whole = objective_of(family.spec)
+
+    def read() -> dict[str, Any]:
+        validation = ValidationLoss((), (window,), 0)
+        return read_validation(validation, family, nets, whole, lambda _: batch)["train"]
+
+    readings.append(read())
+    for expert in family.spec.experts:
+        own = objective_of(family.spec, expert.t_lo, expert.t_hi)
+        optimizer = torch.optim.Adam(trained[expert.name], lr=0.02)
+        for step in range(40):
+            t = own.timesteps.draw(torch.from_numpy(draws(0, "t", expert.name, step).random(1)))
+            noise = torch.from_numpy(draws(0, "n", expert.name, step).standard_normal(batch.x0.shape, "float32"))
+            denoising_loss(family, nets[expert.name], own, batch, t.float(), noise).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    readings.append(read())
+    told = related(readings[1], readings[0])
+    assert told["normalised"] < 0.9, json.dumps(readings)
+
+
+@KINDS
+def test_blank_states_are_those_of_a_real_clip_and_caption(family: Any) -> None:
+    """What a plan is made with has the form of what a training is told."""
+    shape = kit.small_shape(family)
+    real = family.encode_text(["word " * 600])[0]
+    real |= family.encode_video(kit.clip_of(family, shape, 0), draws(0, "image noise")).extras
+    blank = family.blank_states(shape)
+    assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}

@@ -30,7 +30,7 @@ import json, sys
 from pathlib import Path
 from videotune.errors import VideotuneError
 from huggingface_hub import constants
-from videotune.models import hub
+from videotune.models import base_model as hub
 
 hub._WORTH_A_WORD = 1
 constants.DOWNLOAD_CHUNK_SIZE = 4096
@@ -56,9 +56,8 @@ print(json.dumps([folder, said]))
 @pytest.fixture
 def server(tiny_bases: Callable[[str], Path]) -> Iterator[Any]:
     base = tiny_bases("wan")
-    files = {
-        path.relative_to(base).as_posix(): path.read_bytes() for path in base.rglob("*") if path.is_file()
-    } | UNUSED
+    found = (path for path in base.rglob("*") if path.is_file())
+    files = {path.relative_to(base).as_posix(): path.read_bytes() for path in found} | UNUSED
     with hub_of({"good": files, "gated": files, "authors": UNUSED}) as server:
         server.files = files
         yield server
@@ -72,12 +71,8 @@ def placed(server: Any, tmp_path: Path) -> Placed:
     """Places a model in a process of its own, whose Hub is the local server; (folder or error, what was said)."""
 
     def run(name: str, what: str = "weights", *, free: str = "-", file: str = "-", **env: str) -> tuple[str, list[str]]:
-        usual = {
-            "HF_ENDPOINT": server.url,
-            "HF_HOME": str(tmp_path),
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-            "HF_HUB_OFFLINE": "0",
-        }
+        usual = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        usual |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
         kept = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_CACHE")}
         words = [sys.executable, "-c", PLACE, name, what, free, file]
         done = subprocess.run(words, capture_output=True, text=True, env=kept | usual | env, check=False)

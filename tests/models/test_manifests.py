@@ -1,5 +1,7 @@
 """The real base models, by their configs, on the meta device: sizes as published, what a LoRA covers, exported names.
 
+Presets fit the published models that they name, and the cards that they are for; those of the guide have its numbers.
+
 scripts/write_manifests.py writes tests/manifests/; what a manifest says and what the code computes must agree.
 """
 
@@ -11,10 +13,16 @@ from typing import Any
 import pytest
 
 from scripts import write_manifests as writer
-from videotune.config.load import preset_names, read_preset
+from videotune.config.load import flatten, memory_class, preset_about, preset_names, read_preset
+from videotune.config.resolve import resolve
+from videotune.data.buckets import parse_resolution
+from videotune.data.frame_sampling import snap_frames
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find, names
-from videotune.types import BasePlace, ClipShape
+from videotune.planner.fit import OPEN, asked_card, fit
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import open_job
+from videotune.types import BasePlace, ClipShape, ModelSpec
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "tests" / "manifests"
@@ -105,3 +113,80 @@ def test_a_lora_has_as_many_parameters_as_others_count() -> None:
     family = kept("cogvideox-5b")["family"]
     assert family is not None, AGAIN
     assert 128 * family["lora"]["attention"]["parameters_a_rank"] == FINETRAINERS_LORA
+
+
+PRESETS = [name for name in preset_names() if name != "toy"]
+
+
+def spec_of(name: str) -> ModelSpec:
+    """The spec of the published model that a preset names."""
+    base = str(read_preset(name)["base_model_name"])
+    folder = published(base)
+    return spec_for(None, BasePlace(base, folder))
+
+
+GUIDE = json.loads(Path(__file__).with_name("guide_presets.json").read_text(encoding="utf-8"))
+"""The guide's table, and what all its presets have unless their row says otherwise; what trains is not rounded."""
+
+OURS = {"steps", "lora.rank", "lora.targets", "sample.resolution"}
+"""What the guide does not name and its presets say."""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_asks_for_what_its_model_takes_and_says_what_is_not_known(name: str) -> None:
+    spec, preset = spec_of(name), read_preset(name)
+    config = resolve({}, preset, spec).config
+    frames = preset.get("video_config", {}).get("frames")
+    assert frames is None or frames == snap_frames(frames, spec.rules)
+    parse_resolution(config.resolution, spec.rules)
+    assert ("I2V" in name) == (spec.given == "concat")
+    assert ("A14B" in name) == (len(spec.experts) == 2)
+    assert config.first_frame_probability == spec.first_frame
+    assert config.timestep_shift == ("resolution" if spec.shift_by_tokens else spec.timestep_shift)
+    assert "memory not measured" in preset_about(name)
+
+
+@pytest.mark.parametrize("name", GUIDE["rows"])
+def test_the_guides_presets_have_the_guides_numbers(name: str) -> None:
+    config = resolve({}, read_preset(name), spec_of(name)).config
+    settings, row = flatten(config.model_dump(mode="json")), GUIDE["every"] | GUIDE["rows"][name]
+    assert {key: settings[key] for key in row} == row
+    assert set(flatten(read_preset(name))) - OURS <= set(row), "nothing is added"
+    assert config.weight_dtype in preset_about(name) or config.training_method == "FINE_TUNE"
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if f"#{name}.json" not in GUIDE["rows"]])
+def test_what_is_not_the_guides_leaves_memory_to_the_plan(name: str) -> None:
+    assert not set(OPEN) & set(read_preset(name))
+
+
+CARDS = {"wan 2.2 LoRA": 12, "wan 2.2 Finetune": 180, "wan 2.2 Embedding": 16}
+"""The memory in GB of the card that a preset is for, where its name says none."""
+
+
+@pytest.fixture(scope="module")
+def long_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A square clip of seven seconds at 24 fps; the plan reads its facts alone."""
+    import numpy as np
+
+    from videotune.toy.dataset import encode_clip
+
+    folder = tmp_path_factory.mktemp("long")
+    ramp = np.linspace(0, 255, 168 * 32 * 32 * 3).reshape(168, 32, 32, 3).astype(np.uint8)
+    encode_clip(folder / "a.mp4", ramp, 24.0)
+    (folder / "a.txt").write_text("a ramp")
+    return folder
+
+
+def test_every_preset_of_a_model_is_planned() -> None:
+    assert {name for name in PRESETS if memory_class(name) is None} == set(CARDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_fits_its_cards(name: str, long_clip: Path, tmp_path: Path) -> None:
+    base = published(str(read_preset(name)["base_model_name"]))
+    sets = (f"base_model_name={base}", f"cache_dir={tmp_path / 'cache'}")
+    job = open_job(*resolve_config(Overrides(name, data=str(long_clip), sets=sets)))
+    limit, card = asked_card(memory_class(name) or CARDS[name], None)
+    assert fit(job, "BFLOAT_16", limit, card).fits, name

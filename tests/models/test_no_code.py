@@ -20,7 +20,7 @@ from pathlib import Path
 from videotune.errors import VideotuneError
 from videotune.models.registry import find
 from videotune.models.base_model import place, spec_for
-from videotune.validation.features import open_encoder
+from videotune.validation.metrics import open_encoder
 
 def family(folder):
     base = place(folder)
@@ -130,9 +130,8 @@ def test_every_call_says_that_no_code_is_run(path: Path) -> None:
         assert isinstance(call.func, ast.Attribute)
         if call.func.attr == "from_pretrained":
             told = [word.value for word in call.keywords if word.arg == "trust_remote_code"]
-            assert [isinstance(value, ast.Constant) and value.value is False for value in told] == [True], ast.unparse(
-                call
-            )
+            fine = [isinstance(value, ast.Constant) and value.value is False for value in told]
+            assert fine == [True], ast.unparse(call)
         owner = call.func.value
         assert not (isinstance(owner, ast.Name) and owner.id.startswith("Auto") and call.func.attr == "from_config")
     words = [node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "trust_remote_code"]

@@ -1,4 +1,4 @@
-"""The training loss, the validation loss, how often clips are seen, and where the time went."""
+"""The training loss, the validation loss, how often clips are seen, where the time went; charts."""
 
 import json
 import re
@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.reporter import report_kit as kit
-from videotune.latent_cache import exposure
-from videotune.reporter import curves
+from videotune.reporter.curves import Line, axis_labels, line_chart, smooth, thin, ticks
 from videotune.reporter.read import read_run
 
 SPENT = {"starting": 2.0, "encoding": 10.0, "loading": 3.0, "training": 40.0, "saving": 1.0, "exporting": 4.0}
@@ -67,10 +68,8 @@ def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> N
 
 def test_losses_of_another_validation_set_are_left_out_and_counted(tmp_path: Path) -> None:
     """After a resume with other held-out clips: what was measured before compares with nothing that is measured after."""
-    names = ["old", "old", "new", "new"]
-    readings = [
-        kit.reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in zip((0, 2, 4, 6), names, strict=True)
-    ]
+    names = {0: "old", 2: "old", 4: "new", 6: "new"}
+    readings = [kit.reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in names.items()]
     kit.write_journal(tmp_path, [kit.start(), *readings])
     text = kit.part(kit.report(tmp_path), "validation")
     assert "clips step 4 step 6 change lowest held-out clips 0.5 0.3 -40.0%" in text
@@ -109,10 +108,6 @@ def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
         assert [found[key] for key in ("samples", "windows", "least", "most")] == [240, 4, 60, 60]
 
 
-def test_the_pages_bands_are_the_plans() -> None:
-    assert [curves.band(times)[0] for times in range(201)] == [exposure.band(times) for times in range(201)]
-
-
 def with_regularization(run: Path) -> dict[str, Any]:
     """The clip of two windows keeps the model as it is; a run of 4 steps, of which 2 and 4 show it alone."""
     checked = kit.account()
@@ -134,16 +129,14 @@ def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve
     assert "1 regularization clip, in no band: 5 samples so far, 120 by the end." in text
     assert "conservative 0 to 9: 2 clips" in text
     assert "two windows.mov used (regularization) 64" in kit.part(page, "clips")
-    assert "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out." in kit.part(
-        page, "loss"
-    )
-    assert not re.search(r"\b(90|70)\b", kit.part(page, "loss"))
+    loss = kit.part(page, "loss")
+    assert "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out." in loss
+    assert not re.search(r"\b(90|70)\b", loss)
 
 
 def test_time_by_phase_sums_to_the_wall_time(tmp_path: Path) -> None:
-    kit.write_journal(
-        tmp_path, [kit.start(), kit.step(1), kit.step(2), {"kind": "end", "step": 2, "why": "done", "seconds": SPENT}]
-    )
+    end = {"kind": "end", "step": 2, "why": "done", "seconds": SPENT}
+    kit.write_journal(tmp_path, [kit.start(), kit.step(1), kit.step(2), end])
     found = kit.chapters(tmp_path)["time"]
     assert found["whole"] == sum(seconds for _, seconds in found["spent"]) == 60
     assert sum(found["steps"].values()) + found["between"] == pytest.approx(40)
@@ -152,3 +145,58 @@ def test_time_by_phase_sums_to_the_wall_time(tmp_path: Path) -> None:
     assert "of all training 40 s 66.7% waiting for clips 0.02 s 0.0% forward 0.2 s" in text
     assert "between the steps 39.4 s" in text
     assert "wall time 60 s 100.0%" in text
+
+
+finite = st.floats(-1e6, 1e6)
+
+
+def strokes(chart: dict, css: str) -> list[tuple[float, float]]:
+    """The corners of a line, in the drawing's coordinates."""
+    data = dict(chart["paths"])[f"line {css}"]
+    return [(float(x), float(y)) for x, y in (corner.split() for corner in data[1:].split("L"))]
+
+
+def test_smoothing_is_the_mean_of_the_neighbours() -> None:
+    xs, ys = [0, 1, 2, 3, 4], [3.0, 0.0, 3.0, 6.0, 9.0]
+    assert smooth(xs, ys, 3) == [(0, 1.5), (1, 2.0), (2, 3.0), (3, 6.0), (4, 7.5)]
+    assert smooth(xs, ys, 1) == list(zip(xs, ys, strict=True))
+    assert smooth([], [], 5) == []
+    far = [(25.0 + 50 * i, 25.0 + 50 * i) for i in range(20)]
+    assert smooth(range(1000), [float(x) for x in range(1000)], 5, 10) == far
+
+
+@given(st.lists(finite, min_size=1, max_size=2000))
+def test_thinning_keeps_the_extremes_and_the_order(values: list[float]) -> None:
+    points = [(float(x), y) for x, y in enumerate(values)]
+    thinned = thin([x for x, _ in points], values, columns=50)
+    assert len(thinned) <= 100
+    assert thinned == sorted(thinned)
+    assert set(thinned) <= set(points)
+    assert {min(values), max(values)} <= {y for _, y in thinned}
+
+
+@given(finite, st.floats(1e-6, 1e6))
+def test_ticks_lie_within_and_their_labels_tell_them_apart(low: float, width: float) -> None:
+    found = ticks(low, low + width)
+    assert 2 <= len(found) <= 9
+    room = 1e-6 * width + 1e-9 * abs(low)
+    assert all(low - room <= value <= low + width + room for value in found)
+    if abs(low) < 1e3:
+        assert len(set(axis_labels(found))) == len(set(found))
+
+
+def test_points_and_marks_are_drawn_where_they_belong() -> None:
+    line = Line("mse", [(0, 0.0), (50, 4.0), (100, 2.0)], "one")
+    chart = line_chart([line], says="a curve", from_zero=True, marks=[50])
+    (x0, y0), (x1, y1), (x2, y2) = strokes(chart, "one")
+    assert (x0, x1, x2, y0) == (0, 500, 1000, 1000)
+    assert (y0 - y1) / (y0 - y2) == pytest.approx(2, abs=0.01)
+    assert dict(chart["paths"])["mark"].startswith("M500.0 ")
+    assert chart["legend"] == [("one", "mse")]
+
+
+def test_a_spike_of_the_raw_curve_does_not_flatten_the_rest() -> None:
+    raw = [(float(x), 1.0 + x / 400) for x in range(400)]
+    raw[200] = (200.0, 1e6)
+    heights = [y for _, y in strokes(line_chart([Line("raw", raw, "faint")], says=""), "faint")]
+    assert max(heights) - sorted(heights)[5] > 800

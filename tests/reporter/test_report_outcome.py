@@ -36,9 +36,9 @@ BEATS = [
     (
         False,
         3,
-        {"state": "paused", "since": NOW - 300},
+        {"state": "paused", "since": NOW - 9},
         "paused",
-        f"since {moment(NOW - 300)} for want of room on its disk",
+        f"since {moment(NOW - 9)} for want of room on its disk",
     ),
     (False, 3, {"state": "ended"}, "failed", f"ended {moment(NOW - 3)} without finishing"),
     # while a process that goes on loads the model the journal still has the old end; one that died there changed nothing
@@ -55,8 +55,8 @@ def heartbeat(folder: Path, heard: float, **changed: Any) -> None:
     os.utime(folder / "heartbeat.json", (heard, heard))
 
 
-def a_run(folder: Path, *more: dict[str, Any]) -> Path:
-    kit.write_journal(folder, [kit.start(), *map(kit.step, range(1, 8)), *more])
+def a_run(folder: Path, *more: dict[str, Any], **facts: Any) -> Path:
+    kit.write_journal(folder, [kit.start(**facts), *map(kit.step, range(1, 8)), *more])
     return folder
 
 
@@ -108,9 +108,7 @@ def test_a_heartbeat_that_says_nothing_is_none(content: str, tmp_path: Path) -> 
 
 def test_steps_are_counted_against_those_that_the_run_has_now(tmp_path: Path) -> None:
     """A resume with more steps leaves the journal's start as it was."""
-    kit.write_journal(
-        tmp_path, [kit.start(steps=4), *map(kit.step, range(1, 8)), {"kind": "end", "step": 7, "why": "done"}]
-    )
+    a_run(tmp_path, {"kind": "end", "step": 7, "why": "done"}, steps=4)
     kit.put(tmp_path, "config.json", kit.config() | {"steps": 7})
     assert state_of(tmp_path) == ("done", "LORA on asset:toy: 7 of 7 steps, ended: done.")
 
@@ -133,7 +131,6 @@ def judged(*course: tuple[int, Any, float]) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for record in records:
         found = judge([*lines, record])
-        assert found is not None
         lines += [record, {"kind": "verdict", "time": 1.0, **found.to_json()}]
     return lines
 
@@ -147,8 +144,8 @@ def ended(folder: Path, course: tuple[Any, ...], take: int, why: str = "done") -
     recommended = {"step": take, "why": "held-out clips were best there"}
     end = {"kind": "end", "step": course[-1][0], "why": why, "take": recommended}
     kit.write_journal(folder, [*lines, end])
-    kit.put(folder, "check.json", kit.account())
-    kit.put(folder, "config.json", kit.config())
+    for name, value in (("check", kit.account()), ("config", kit.config())):
+        kit.put(folder, f"{name}.json", value)
     return folder
 
 

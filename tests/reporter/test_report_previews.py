@@ -1,8 +1,12 @@
-"""The page carries its videos and pictures, shows before and after in step, and says what it had no room for."""
+"""The page carries its videos and pictures, shows before and after in step, and says what it had no room for.
+
+Clips, settings and files are all listed, and a file's use is shown in code that compiles.
+"""
 
 import base64
 import io
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,7 +17,7 @@ import pytest
 
 from tests.reporter import report_kit as kit
 from videotune.data.video_writer import write_video
-from videotune.reporter import media
+from videotune.reporter import previews
 
 RED, BLUE, GREEN = (200, 30, 30), (30, 30, 200), (30, 180, 30)
 CONTROLS = {"controls", "loop", "muted", "playsinline"}
@@ -24,7 +28,7 @@ def flat(colour: tuple[int, int, int], frames: int = 5, height: int = 32, width:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def drawn(tmp_path: Path) -> Path:
     """A prompt that the base drew red, step 60 green and the last step blue, and one that was drawn once."""
     shown = ((0, RED), (60, GREEN), (120, BLUE))
     records = [kit.sample(step, "a zorble moves left") for step, _ in shown]
@@ -45,8 +49,8 @@ def colours(page: str, anchor: str, *places: int) -> list[tuple[int, ...]]:
     return [tuple(near(frame[16, place]) for place in places) for frame in frames]  # type: ignore[misc]
 
 
-def test_before_and_after_are_one_video_and_so_play_in_step(run: Path) -> None:
-    page = kit.report(run)
+def test_before_and_after_are_one_video_and_so_play_in_step(drawn: Path) -> None:
+    page = kit.report(drawn)
     assert colours(page, "before", 24, 76) == [(RED, BLUE)] * 5
     said = kit.part(page, "before")
     assert "a zorble moves left seed 42" in said
@@ -54,27 +58,27 @@ def test_before_and_after_are_one_video_and_so_play_in_step(run: Path) -> None:
     assert "drawn once" not in said
     video = next(given for tag, given in kit.elements(page) if tag == "video")
     assert {"autoplay", "loop", "muted", "playsinline"} <= set(video)
-    kit.put(run, "exports.json", [{"format": "diffusers", "path": "export/x-step-60.safetensors"}])
-    page = kit.report(run)
+    kit.put(drawn, "exports.json", [{"format": "diffusers", "path": "export/x-step-60.safetensors"}])
+    page = kit.report(drawn)
     assert colours(page, "before", 24, 76, 128) == [(RED, GREEN, BLUE)] * 5, "the exported step stands between"
     assert kit.part(page, "before").endswith("base step 60, exported step 120")
 
 
-def test_the_page_alone_can_be_sent(run: Path) -> None:
-    sources = kit.attributes(kit.report(run), "src", "video", "img")
+def test_the_page_alone_can_be_sent(drawn: Path) -> None:
+    sources = kit.attributes(kit.report(drawn), "src", "video", "img")
     assert len(sources) == 1 + 4
     assert all(source.startswith("data:") for source in sources)
 
 
-def test_what_is_over_the_budget_is_referred_to_and_counted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = sum(map(len, kit.attributes(kit.report(run), "src", "video")))
-    monkeypatch.setattr(media, "BUDGET", whole - 1)
-    page = kit.report(run)
+def test_what_is_over_the_budget_is_referred_to_and_counted(drawn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sum(map(len, kit.attributes(kit.report(drawn), "src", "video")))
+    monkeypatch.setattr(previews, "BUDGET", whole - 1)
+    page = kit.report(drawn)
     carried = [source for source in kit.attributes(page, "src", "video") if source.startswith("data:")]
     assert (len(carried), sum(map(len, carried)) < whole) == (4, True)
     assert "1 picture or video more than the" in kit.part(page, "samples")
-    monkeypatch.setattr(media, "BUDGET", 0)
-    page = kit.report(run)
+    monkeypatch.setattr(previews, "BUDGET", 0)
+    page = kit.report(drawn)
     assert "the page is full" in kit.part(page, "before")
     assert "data:" not in page
 
@@ -85,13 +89,13 @@ def test_videos_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("row", "kind"), [(0, "training clips"), (2, "regularization clips"), (3, "no clip")])
-def test_a_prompt_says_whether_it_is_a_caption(run: Path, row: int, kind: str) -> None:
+def test_a_prompt_says_whether_it_is_a_caption(drawn: Path, row: int, kind: str) -> None:
     checked = kit.account()
     for clip, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
         clip |= {"kind": name, "captions": ["something else"]}
     checked["clips"][row]["captions"] = ["a zorble moves left"]
-    kit.put(run, "check.json", checked)
-    assert f"caption of {kind}" in kit.part(kit.report(run), "before")
+    kit.put(drawn, "check.json", checked)
+    assert f"caption of {kind}" in kit.part(kit.report(drawn), "before")
 
 
 def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(tmp_path: Path) -> None:
@@ -133,14 +137,14 @@ def test_odd_names_of_videos_become_working_links(tmp_path: Path) -> None:
     assert not any(letter in address for address in found for letter in ' "#?&')
 
 
-def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(run: Path) -> None:
-    assert 'id="compare"' not in kit.report(run)
+def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(drawn: Path) -> None:
+    assert 'id="compare"' not in kit.report(drawn)
     entry = {"prompt": "a <cross>", "seed": 7, "steps": [0, 60], "video": "compare/x.mp4", "sheet": "compare/x.png"}
-    kit.put(run / "compare", "compare.json", [entry])
-    write_video(run / "compare" / "x.mp4", flat(GREEN), 16.0)
+    kit.put(drawn / "compare", "compare.json", [entry])
+    write_video(drawn / "compare" / "x.mp4", flat(GREEN), 16.0)
     shares = {"concept": {"before": 0.083, "after": 1, "n": 12}, "control": {"before": 1.0, "after": 0.917, "n": 12}}
-    kit.put(run, "demo.json", shares)
-    page = kit.report(run)
+    kit.put(drawn, "demo.json", shares)
+    page = kit.report(drawn)
     assert kit.part(page, "compare").endswith("a <cross> seed 7 In rows, from the left: base, step 60.")
     assert colours(page, "compare", 16)[0] == (GREEN,)
     assert "the new concept 8% 100% 12" in kit.part(page, "before")
@@ -156,14 +160,12 @@ def probe(number: int, mean: float, copies: int = 0, **changed: Any) -> dict[str
     one = {"prompt": "a zorble", "seed": 42, "path": f"sample_metrics/step-{number:06d}-0badcafe-seed42.mp4"}
     one |= {"clip": "/clips/zorble left.mp4", "similarity": mean, "copy": copies > 0}
     found = {"mean": mean, "base": 0.3, "copies": copies, "base_copies": 0, "line": 0.7, "windows": 9, "held_out": None}
-    facts = {
-        "kind": "sample_metrics",
-        "step": number,
-        "sample_metrics": "0badcafe",
-        "embedding": "edges-1",
+    facts = {"kind": "sample_metrics", "step": number, "sample_metrics": "0badcafe", "embedding": "edges-1"}
+    facts |= {
         "heuristic": True,
+        "samples": [one],
+        "replication": found | {"others": {"clips": 9, "median": 0.4, "p99": 0.6}},
     }
-    facts |= {"samples": [one], "replication": found | {"others": {"clips": 9, "median": 0.4, "p99": 0.6}}}
     motion = {name: compared(0.25, "base", "data") for name in ("energy", "flicker", "saturation")}
     return facts | {"diversity": compared(1.5, "base"), "motion": motion} | changed
 
@@ -191,3 +193,104 @@ def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
 def test_what_was_not_measured_says_why_once(tmp_path: Path) -> None:
     reasons = [{"kind": "sample_metrics", "step": n, "not_measured": f"budget: one takes {n} s"} for n in (250, 500)]
     assert "Not measured at step 250, step 500: budget: one takes 500 s." in measured(tmp_path, *reasons)
+
+
+USE = "pipe = SomePipeline.from_pretrained('owner/base'); pipe.load_lora_weights(THIS_FILE)"
+
+
+def test_every_clip_is_accounted_for(run: Path) -> None:
+    said = kit.part(kit.report(run), "clips")
+    order = (
+        "5 found = 3 used + 1 held out + 1 skipped.",
+        "17x64x64 4 80",
+        "short.mp4 skipped too_short 64×64, 17 frames, 16 fps 3 frames at 16 fps; 5 are needed",
+        "held back.mp4 held out",
+        "42% 60 high 42 % of its frames repeat the one before <b>",
+        "two windows.mov used 64×64, 17 frames, 29.97 fps 2 windows, 34 frames, each 64x64, 17 frames 0.19 s 120 high",
+    )
+    places = [said.index(words) for words in order]
+    assert places == sorted(places)
+    kit.put(run, "check.json", kit.account() | {"found": 6})
+    assert "do not add up" in kit.part(kit.report(run), "clips")
+
+
+def test_settings_stand_with_their_origin_the_users_first(run: Path) -> None:
+    found = kit.chapters(run)["settings"]
+    own, defaults = found["own"], found["defaults"]
+    assert own[0] == ("steps", "120", "user")
+    assert own[-1] == ("video_config.target_fps", "16", "family")
+    assert {("learning_rate", "0.001", "preset"), ("lora.targets", "linear", "preset")} <= set(own[1:-1])
+    assert {("lora.rank", "16", "default"), ("video_config.strict_frames", "no", "default")} < set(defaults)
+    assert "3 settings at the default" in kit.part(kit.report(run), "settings")
+
+
+def test_files_are_listed_with_their_check(run: Path) -> None:
+    page = kit.report(run)
+    said = "diffusers export/zorble.safetensors 1.45 MB verified largest error 2.5e-08 by diffusers"
+    assert said in kit.part(page, "files")
+    assert {"export/zorble.safetensors", "checkpoints/step-120"} <= set(kit.attributes(page, "href", "a"))
+    elsewhere, inside = run.parent / "lora.safetensors", (run / "export" / "zorble.safetensors").resolve()
+    elsewhere.write_bytes(bytes(2_000_000))
+    kit.put(run, "exports.json", [{"format": "a", "path": str(elsewhere)}, {"format": "b", "path": str(inside)}])
+    page = kit.report(run)
+    assert f"a {elsewhere} 2.00 MB unverified not read back" in kit.part(page, "files")
+    assert "export/zorble.safetensors" in kit.attributes(page, "href", "a"), "an absolute path inside the run"
+    assert str(elsewhere) not in kit.attributes(page, "href", "a")
+    inside.unlink()
+    assert f"{inside} not found" in kit.part(kit.report(run), "files")
+
+
+def use_of(run: Path, *entries: dict[str, Any], **settings: Any) -> str:
+    kit.write_journal(run, [kit.start(), kit.sample(0, "a zorble moves left")])
+    whole = kit.config()
+    whole["settings"] |= {"sample": {"guidance": 2.0, "steps": 20, "seed": 42, "frames": 9, "resolution": "32x48"}}
+    whole["settings"] |= {"datasets": [{"path": "x", "trigger": "zorble"}]} | settings
+    kit.put(run, "config.json", whole)
+    kit.put(run, "exports.json", list(entries))
+    return kit.report(run)
+
+
+def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
+    page = use_of(tmp_path, {"format": "diffusers", "path": "export/x-step-9.safetensors", "use": USE})
+    found = re.search(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
+    assert found
+    code = unescape(found[1])
+    compile(code, "page", "exec")
+    for words in (
+        f"pipe.load_lora_weights('{tmp_path}/export/x-step-9.safetensors')",
+        "pipe( 'a zorble moves left', num_frames=9, height=32, width=48, guidance_scale=2, num_inference_steps=20,",
+        "generator=torch.Generator('cpu').manual_seed(42), ).frames[0]",
+        "import torch from diffusers import SomePipeline from diffusers.utils import export_to_video",
+        "export_to_video(video, 'video.mp4', fps=16)",
+    ):
+        assert words in " ".join(code.split())
+    said = kit.part(page, "use")
+    assert "Write into the prompt: zorble" in said
+    assert f"videotune export {tmp_path} --format comfyui" in said
+    toy = USE.replace("owner/base", "asset:toy")
+    base = kit.part(use_of(tmp_path, {"format": "diffusers", "path": "x", "use": toy}), "use")
+    assert "from videotune.models.base_model import place" in base
+    assert "SomePipeline.from_pretrained(place('asset:toy').folder)" in base
+
+
+@pytest.mark.parametrize(
+    ("method", "words"), [("EMBEDDING", "ComfyUI/models/embeddings"), ("FINE_TUNE", "is a folder in diffusers' layout")]
+)
+def test_new_tokens_and_whole_models_have_other_steps_in_comfyui(tmp_path: Path, method: str, words: str) -> None:
+    entry = {"format": "diffusers", "path": "x-step-1", "use": USE}
+    said = kit.part(use_of(tmp_path, entry, training_method=method), "use")
+    assert words in said
+    assert "LoraLoader" not in said
+
+
+@pytest.mark.parametrize("names", [("10-high", "10-low"), ("10_high_noise", "10_low_noise")])
+def test_two_experts_files_are_both_loaded_and_older_exports_are_not(tmp_path: Path, names: tuple[str, str]) -> None:
+    second = USE.replace("THIS_FILE", "THIS_FILE, load_into_transformer_2=True")
+    old, high, low = (f"export/x-step-{name}.safetensors" for name in ("9", *names))
+    paths = {old: USE, high: USE, low: second}
+    loaded = [{"format": "diffusers", "path": path, "use": how} for path, how in paths.items()]
+    comfyui = {"format": "comfyui", "path": "export/x-step-10-comfyui.safetensors", "use": USE}
+    said = kit.part(use_of(tmp_path, *loaded, comfyui), "use")
+    assert (said.count("from_pretrained"), said.count("load_lora_weights"), old in said) == (1, 2, False)
+    assert f"The file with ComfyUI's names: {tmp_path}/export/x-step-10-comfyui.safetensors" in said
+    assert "LoraLoaderModelOnly" in said

@@ -1,4 +1,4 @@
-"""Journal, exposure and validation loss."""
+"""Journal, exposure, validation loss, and the time that is left."""
 
 import json
 from collections.abc import Callable
@@ -15,8 +15,9 @@ from tests.journal_lines import step_line
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
-from videotune.latent_cache.sampler import Schedule, times_seen
+from videotune.latent_cache.sampler import Schedule, bucket_of, times_seen, turns
 from videotune.trainer.logging.journal import Journal
+from videotune.trainer.logging.speed import RECENT, Throughput, share_of_waiting, time_left
 from videotune.types import Batch, ClipShape, Condition, Window
 from videotune.validation.selection import levels_of, spread, spread_over_clips
 from videotune.validation.validation_loss import ValidationLoss, _mean, read_validation, related
@@ -74,14 +75,18 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     assert line == step_line(1, loss=None, mse=None, prompt="schön NaN")
 
 
+@pytest.fixture
+def family(tiny_family: Callable[..., Any]) -> Any:
+    return tiny_family("wan")
+
+
 def batch_of(window: Window) -> Batch:
     generator = torch.Generator().manual_seed(int(window.clip_id[:12], 16))
     x0, text = torch.randn(1, 4, 2, 4, 4, generator=generator), torch.randn(1, 4, 16, generator=generator)
     return Batch.of(x0, Condition(text), window_ids=(window.id,))
 
 
-def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[..., Any]) -> None:
-    family = tiny_family("wan")
+def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
     net, loss = family.denoiser(), objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0))
     net.train()
     validation = ValidationLoss(windows(3), windows(2), seed=0)
@@ -99,9 +104,8 @@ def test_reading_twice_gives_equal_bits_and_moves_nothing(tiny_family: Callable[
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_clips_take_turns_and_together_read_every_level(count: int, tiny_family: Callable[..., Any]) -> None:
+def test_clips_take_turns_and_together_read_every_level(count: int, family: Any) -> None:
     """Against a reading of each window alone, which is at all levels."""
-    family = tiny_family("wan")
     nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
     some = windows(count)
     whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)["held_out"]
@@ -119,7 +123,6 @@ def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> 
     rows = {"a": [1.0] * 4 + [2.0] * 5, "b": [2.0] * 4 + [4.0] * 5}
     means = [(a + b) / 2 for a, b in zip(rows["a"], rows["b"], strict=True)]
     told = related({"mean": 1.0, "by_quantile": means, "windows": 2, "clips": rows}, first, ["low"] * 4 + ["high"] * 5)
-    assert told is not None
     assert told["clips"] == {"a": pytest.approx(0.5), "b": pytest.approx(1.0)}
     assert told["normalised"] == pytest.approx(0.75)
     assert told["experts"] == {"low": pytest.approx(0.75), "high": pytest.approx(0.75)}
@@ -127,10 +130,7 @@ def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> 
     assert related(None, first) is None
 
 
-def test_levels_that_are_read_together_read_as_one_by_one(
-    tiny_family: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    family = tiny_family("wan")
+def test_levels_that_are_read_together_read_as_one_by_one(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     nets, loss, readings = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps()), []
     for tokens in (1, 25, 4096):  # a clip of this size is 8 tokens: one level, three, all nine
         monkeypatch.setattr("videotune.validation.validation_loss.AT_ONCE", tokens)
@@ -199,10 +199,47 @@ def test_a_reading_counts_each_clip_alike() -> None:
     three = [replace(long, start=float(i)) for i in range(3)]
     errors = torch.tensor([[0.5] * 9] * 3 + [[1.5] * 9], dtype=torch.float64)
     part = _mean(errors, [*three, short])
-    assert part is not None
     assert part["windows"] == 4
     told, itself = related(part, {"by_quantile": [1.0] * 9}), related(part, part)
-    assert told is not None
-    assert itself is not None
     assert sorted(told["clips"].values()) == [0.5, 1.5]
     assert (told["normalised"], itself["normalised"]) == (1, 1)
+
+
+def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:
+    """A dear bucket of 9 s a step and a cheap one of 1 s: after any step the rest is exactly what is still to come."""
+    schedule, cost, throughput = Schedule(0, (3, 7), (1, 1)), {0: 9.0, 1: 1.0}, Throughput()
+    for step in range(1, 41):
+        bucket = bucket_of(schedule, step)
+        throughput.add(bucket, {"data": 0.0, "forward": cost[bucket]})
+        left = {b: turns(schedule, 40)[b] - turns(schedule, step)[b] for b in (0, 1)}
+        truth = sum(cost[bucket_of(schedule, later)] for later in range(step + 1, 41))
+        found = time_left(throughput.by_bucket, left, [9.0, 1.0])
+        assert found == pytest.approx(truth), step
+    plain = 40 * sum(cost.values()) / 2  # what a mean over the buckets would say of the whole run
+    assert abs(plain - sum(cost[bucket_of(schedule, step)] for step in range(1, 41))) > 50
+
+
+def test_a_bucket_without_a_step_is_as_dear_for_its_size_as_the_others() -> None:
+    assert time_left({1: 2.0}, {0: 3, 1: 5}, [40.0, 10.0]) == pytest.approx(3 * 8.0 + 5 * 2.0)
+    assert time_left({}, {0: 3}, [40.0]) is None
+
+
+def test_the_first_step_of_a_process_counts_until_there_is_another() -> None:
+    throughput = Throughput()
+    throughput.add(0, {"forward": 30.0})
+    assert throughput.by_bucket == {0: 30.0}
+    throughput.add(0, {"forward": 1.0})
+    assert throughput.by_bucket == {0: 1.0}
+
+
+def test_waiting_for_data_is_said_where_it_is_more_than_a_tenth() -> None:
+    assert share_of_waiting([(0.2, 1.0)] * RECENT) == pytest.approx(0.2)
+    assert share_of_waiting([(0.05, 1.0)] * RECENT) is None
+    assert share_of_waiting([(0.9, 1.0)] * (RECENT - 1)) is None, "too few steps to say"
+    throughput = Throughput()
+    for _ in range(RECENT + 1):
+        throughput.add(0, {"data": 3.0, "forward": 1.0})
+    assert throughput.waiting() == pytest.approx(0.75)
+    for _ in range(RECENT):
+        throughput.add(0, {"data": 0.0, "forward": 1.0})
+    assert throughput.waiting() is None, "it is about the latest steps"

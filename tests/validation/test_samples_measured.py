@@ -9,19 +9,10 @@ import torch
 
 from tests.scenery import pan
 from videotune.errors import VideotuneError
-from videotune.validation.copying import Baselines, Gallery, Known, baselines, similarities
-from videotune.validation.diversity import diversity, vendi
-from videotune.validation.features import (
-    both_ways,
-    cut_out,
-    default_embedding,
-    edges,
-    in_views,
-    open_encoder,
-    to_pictures,
-)
+from videotune.validation import metrics
+from videotune.validation.metrics import Baselines, Gallery, Known
 
-EMBEDDING = default_embedding()
+EMBEDDING = metrics.default_embedding()
 
 
 def film(seed: int, frames: int = 9) -> np.ndarray:
@@ -32,34 +23,36 @@ def film(seed: int, frames: int = 9) -> np.ndarray:
 def gallery() -> Gallery:
     """Ten clips, each of a video of its own; one is shorter."""
     films = {f"{seed}.mp4": film(seed, 7 if seed == 4 else 9) for seed in range(10)}
-    return Gallery(Known(name, name, in_views(EMBEDDING, frames)) for name, frames in films.items())
+    return Gallery(Known(name, name, metrics.in_views(EMBEDDING, frames)) for name, frames in films.items())
 
 
 @pytest.fixture(scope="module")
 def usual(gallery: Gallery) -> Baselines:
-    return baselines(gallery, {}, [(f"{seed}.mp4", both_ways(EMBEDDING, film(seed)[:5])) for seed in range(10)])
+    training = [(f"{seed}.mp4", metrics.both_ways(EMBEDDING, film(seed)[:5])) for seed in range(10)]
+    return metrics.baselines(gallery, {}, training)
 
 
 def test_the_vendi_score_counts_what_differs() -> None:
     rng = np.random.default_rng(0)
     one = rng.normal(size=12)
-    assert vendi(np.stack([one, one * 3, one * 0.1])) == pytest.approx(1, abs=1e-9), "the same, whatever its length"
-    assert vendi(np.eye(7)) == pytest.approx(7, abs=1e-9), "nothing in common"
-    assert vendi(np.repeat(np.eye(3), 4, 0)) == pytest.approx(3, abs=1e-9), "three kinds of four"
+    alike = np.stack([one, one * 3, one * 0.1])
+    assert metrics.vendi(alike) == pytest.approx(1, abs=1e-9), "the same, whatever its length"
+    assert metrics.vendi(np.eye(7)) == pytest.approx(7, abs=1e-9), "nothing in common"
+    assert metrics.vendi(np.repeat(np.eye(3), 4, 0)) == pytest.approx(3, abs=1e-9), "three kinds of four"
     uneven = np.concatenate([np.repeat(np.eye(2)[:1], 9, 0), np.eye(2)[1:]])
-    assert vendi(uneven) == pytest.approx(np.exp(-(0.9 * np.log(0.9) + 0.1 * np.log(0.1))), abs=1e-9)
+    assert metrics.vendi(uneven) == pytest.approx(np.exp(-(0.9 * np.log(0.9) + 0.1 * np.log(0.1))), abs=1e-9)
     turned = np.linalg.qr(rng.normal(size=(2, 2)))[0]
-    assert vendi(uneven @ turned) == pytest.approx(vendi(uneven), abs=1e-9)
+    assert metrics.vendi(uneven @ turned) == pytest.approx(metrics.vendi(uneven), abs=1e-9)
     for wrong in (np.zeros((0, 3)), np.zeros((2, 3)), np.ones(3)):
         with pytest.raises(ValueError, match="Vendi"):
-            vendi(wrong)
+            metrics.vendi(wrong)
 
 
 def test_diversity_is_of_the_samples_of_one_prompt() -> None:
     same, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-    assert diversity([[same, same], [other, other]]) == pytest.approx(1), "prompts differ anyway"
-    assert diversity([[same, other], [same, same]]) == pytest.approx(1.5)
-    assert diversity([[same], [other]]) is None
+    assert metrics.diversity([[same, same], [other, other]]) == pytest.approx(1), "prompts differ anyway"
+    assert metrics.diversity([[same, other], [same, same]]) == pytest.approx(1.5)
+    assert metrics.diversity([[same], [other]]) is None
 
 
 @pytest.mark.parametrize(
@@ -75,11 +68,9 @@ def test_diversity_is_of_the_samples_of_one_prompt() -> None:
 )
 def test_a_copy_is_found_and_its_clip_named(gallery: Gallery, usual: Baselines, name: str, change: object) -> None:
     line = usual.line()
-    assert line is not None
     for seed in range(10):
         part = film(seed, 7 if seed == 4 else 9)[2 if name == "later" else 0 :][:5]
-        found = gallery.nearest(both_ways(EMBEDDING, change(part)))  # type: ignore[operator]
-        assert found is not None
+        found = gallery.nearest(metrics.both_ways(EMBEDDING, change(part)))  # type: ignore[operator]
         assert found.clip == f"{seed}.mp4"
         assert found.similarity > line
         if name == "later":
@@ -88,30 +79,27 @@ def test_a_copy_is_found_and_its_clip_named(gallery: Gallery, usual: Baselines, 
 
 def test_clips_of_other_videos_are_no_copies(gallery: Gallery, usual: Baselines) -> None:
     line = usual.line()
-    assert line is not None
     for seed in range(100, 120):
-        found = gallery.nearest(both_ways(EMBEDDING, film(seed)[:5]))
-        assert found is not None
+        found = gallery.nearest(metrics.both_ways(EMBEDDING, film(seed)[:5]))
         assert found.similarity < line
 
 
 def test_likeness_keeps_the_order_of_frames() -> None:
     """The same frames backwards are less like, and a clip longer than the other is compared with its beginning."""
-    whole = in_views(EMBEDDING, film(2))[None]
-    forward, backward = (both_ways(EMBEDDING, frames) for frames in (film(2)[:5], film(2)[:5][::-1]))
-    assert similarities(forward, whole)[0] == pytest.approx(1, abs=1e-4)
-    assert similarities(backward, whole)[0] < 0.97
-    short = in_views(EMBEDDING, film(2)[:4])[None]
-    assert similarities(both_ways(EMBEDDING, film(2)), short)[0] == pytest.approx(1, abs=1e-4)
+    whole = metrics.in_views(EMBEDDING, film(2))[None]
+    forward, backward = (metrics.both_ways(EMBEDDING, frames) for frames in (film(2)[:5], film(2)[:5][::-1]))
+    assert metrics.similarities(forward, whole)[0] == pytest.approx(1, abs=1e-4)
+    assert metrics.similarities(backward, whole)[0] < 0.97
+    short = metrics.in_views(EMBEDDING, film(2)[:4])[None]
+    assert metrics.similarities(metrics.both_ways(EMBEDDING, film(2)), short)[0] == pytest.approx(1, abs=1e-4)
 
 
 def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> None:
     many = tuple(i / 1000 for i in range(1001))
     assert Baselines((), many).line() == pytest.approx(0.99 + 0.01 / 4)
     assert Baselines((0.2,), (0.6,)).line() == pytest.approx(0.596 + 0.404 / 4)
-    assert Baselines((), ()).line([0.1, 0.4]) == pytest.approx(0.4 + 0.6 / 4), (
-        "from the base's, where there is nothing else"
-    )
+    by_base = Baselines((), ()).line([0.1, 0.4])
+    assert by_base == pytest.approx(0.4 + 0.6 / 4), "from the base's, where there is nothing else"
     assert Baselines((), ()).line() is None
     told = Baselines((), many).to_json()
     assert told == {"held_out": None, "others": {"clips": 1001, "median": 0.5, "p99": 0.99}}
@@ -120,51 +108,37 @@ def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> N
 def test_vectors_have_length_one_and_a_flat_frame_is_no_error() -> None:
     flat = np.full((2, 32, 32, 3), 90, np.uint8)
     for frames in (film(0), flat):
-        vectors = edges(to_pictures(frames))
+        vectors = metrics.edges(metrics.to_pictures(frames))
         assert vectors.isfinite().all()
         assert (vectors.norm(dim=1) < 1 + 1e-5).all()
     black = np.zeros((2, 32, 32, 3), np.uint8)
-    seen = edges(to_pictures(black))
+    seen = metrics.edges(metrics.to_pictures(black))
     assert torch.allclose(seen.norm(dim=1), torch.ones(2)), "a model that draws black is measured too"
-    alike, other = torch.stack([seen[0], seen[1]]), edges(to_pictures(film(0)))
-    assert diversity([[alike, alike]]) == pytest.approx(1)
-    assert diversity([[seen[:1], other[:1]]]) > 1.5
-    assert cut_out(torch.zeros(1, 3, 40, 60), (0.2, 0.2, 0.8)).shape == (1, 3, 32, 48)
+    alike, other = torch.stack([seen[0], seen[1]]), metrics.edges(metrics.to_pictures(film(0)))
+    assert metrics.diversity([[alike, alike]]) == pytest.approx(1)
+    assert metrics.diversity([[seen[:1], other[:1]]]) > 1.5
+    assert metrics.cut_out(torch.zeros(1, 3, 40, 60), (0.2, 0.2, 0.8)).shape == (1, 3, 32, 48)
 
 
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny checkpoints in transformers' own layout, with random weights."""
-    from transformers import (
-        CLIPImageProcessor,
-        CLIPVisionConfig,
-        CLIPVisionModel,
-        Dinov2Config,
-        Dinov2Model,
-        SiglipConfig,
-        SiglipModel,
-    )
+    import transformers
 
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
-    text = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "vocab_size": 32,
-    }
+    shared = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small, text = shared | {"image_size": 32, "patch_size": 16}, shared | {"intermediate_size": 16, "vocab_size": 32}
+    siglip = transformers.SiglipConfig(text_config=text, vision_config=small | {"intermediate_size": 16})
+    size = {"height": 32, "width": 32}
     torch.manual_seed(0)
     models = {
-        "clip": CLIPVisionModel(CLIPVisionConfig(**small, intermediate_size=16)),
-        "dino": Dinov2Model(Dinov2Config(**small, mlp_ratio=1)),
-        "siglip": SiglipModel(SiglipConfig(text_config=text, vision_config={**small, "intermediate_size": 16})),
+        "clip": transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**small, intermediate_size=16)),
+        "dino": transformers.Dinov2Model(transformers.Dinov2Config(**small, mlp_ratio=1)),
+        "siglip": transformers.SiglipModel(siglip),
     }
     folder = tmp_path_factory.mktemp("encoders")
     for name, model in models.items():
         model.save_pretrained(folder / name)
-        CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(
-            folder / name
-        )
+        transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size).save_pretrained(folder / name)
     return {name: folder / name for name in models}
 
 
@@ -173,25 +147,22 @@ def test_a_persons_own_encoder_takes_the_heuristics_place(encoders: dict[str, Pa
     """By transformers: its vectors are those of its own processor and model, called by hand."""
     from transformers import AutoImageProcessor, AutoModel
 
-    embedding = open_encoder(str(encoders[name]))
+    embedding = metrics.open_encoder(str(encoders[name]))
     assert not embedding.heuristic
-    names = [open_encoder(str(path)).name for path in encoders.values()]
+    names = [metrics.open_encoder(str(path)).name for path in encoders.values()]
     assert names.count(embedding.name) == 1, "each has a name of its own, always the same"
     frames = film(0)[:3]
-    seen = both_ways(embedding, frames)
+    seen = metrics.both_ways(embedding, frames)
     assert seen.shape == (2, 3, 16)
-    processor, model = (
-        AutoImageProcessor.from_pretrained(encoders[name]),
-        AutoModel.from_pretrained(encoders[name]).eval(),
-    )
+    processor = AutoImageProcessor.from_pretrained(encoders[name])
+    model = AutoModel.from_pretrained(encoders[name]).eval()
     with torch.no_grad():
         pixels = processor(images=list(frames), return_tensors="pt")["pixel_values"]
         vision = model.vision_model if name == "siglip" else model
         wanted = vision(pixel_values=pixels).pooler_output
     assert torch.allclose(seen[0], wanted / wanted.norm(dim=1, keepdim=True), atol=2e-3)
-    gallery = Gallery(Known(str(i), str(i), in_views(embedding, film(i))) for i in range(3))
+    gallery = Gallery(Known(str(i), str(i), metrics.in_views(embedding, film(i))) for i in range(3))
     found = gallery.nearest(seen)
-    assert found is not None
     assert found.clip == "0"
     assert found.similarity == pytest.approx(1, abs=1e-4)
 
@@ -207,4 +178,4 @@ def test_an_encoder_that_is_damaged_or_none_is_refused(
     else:
         (damaged / "model.safetensors").write_bytes(weights[: int(left * len(weights))])
     with pytest.raises(VideotuneError, match=r"sample_metrics.encoder: transformers finds no image encoder in"):
-        open_encoder(str(damaged))
+        metrics.open_encoder(str(damaged))

@@ -1,12 +1,18 @@
-"""The verdict is a pure function of the validation losses: planted courses, and what chance alone does."""
+"""The verdict is a pure function of the validation losses: planted courses, and what chance alone does.
 
+What scripts/verdict.py found of it on the toy stands in docs/verdict.json, and docs/monitor.md tells the same.
+"""
+
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from videotune.validation.overfitting import LEARNING, OVERFITTING, PLATEAU, T, as_good, in_a_row, judge, rise
+from videotune.validation.selection import MOST_WINDOWS
 
 HARD = np.linspace(-0.2, 0.2, 8)
 """What makes one clip harder than another."""
@@ -34,7 +40,6 @@ def course(held: Sequence[float], train: Sequence[float], scatter: float = 0.004
 
 def word(lines: list[dict[str, Any]]) -> str | None:
     found = judge(lines)
-    assert found is not None
     return found.word
 
 
@@ -65,7 +70,6 @@ COURSES = {
 def test_the_verdict_of_a_course(how: str) -> None:
     held, train, verdict, best, reason = COURSES[how]
     found = judge(course(held, train))
-    assert found is not None
     assert found.word == verdict
     assert found.best_step == best or best is None
     assert reason in found.reason
@@ -86,7 +90,6 @@ def test_too_few_readings_say_nothing() -> None:
     assert judge([]) is None
     for count in (1, 2):
         found = judge(course(DOWN[:count], DOWN[:count]))
-        assert found is not None
         assert found.word is None
         assert "3 are needed" in found.reason
 
@@ -94,7 +97,6 @@ def test_too_few_readings_say_nothing() -> None:
 def test_without_held_out_clips_no_validation_is_possible() -> None:
     lines = [line | {"held_out": None} for line in course(DOWN, DOWN)]
     found = judge(lines)
-    assert found is not None
     assert found.word is None
     assert found.reason.startswith("no validation possible")
     one = [line | {"held_out": line["held_out"] | {"clips": {"a": 1.0}}} for line in course(DOWN, DOWN)]
@@ -105,7 +107,6 @@ def test_a_reading_that_is_not_finite_is_said() -> None:
     lines = course(DOWN, DOWN)
     lines[2]["train"] |= {"normalised": None}
     found = judge(lines)
-    assert found is not None
     assert (found.word, found.reason) == (None, "a validation loss is not finite")
 
 
@@ -127,7 +128,6 @@ def test_the_noise_level_that_turned_first_is_named() -> None:
     for line, early in zip(lines, (1.0, 0.5, 0.6, 0.7, 0.8, 0.9), strict=True):
         line["held_out"]["by_quantile"][3] = early
     found = judge(lines)
-    assert found is not None
     assert found.quantile == 4
 
 
@@ -160,3 +160,25 @@ def test_chance_alone_is_seldom_called_overfitting() -> None:
             lines.append(reading(i, level + common + HARD + own, level + common))
         called += any(word(lines[:n]) == OVERFITTING for n in range(1, 12))
     assert called <= 4
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_verdict_was_right_as_often_as_is_said() -> None:
+    found = json.loads((DOCS / "verdict.json").read_text(encoding="utf-8"))
+    told, summary, rows = (DOCS / "monitor.md").read_text(encoding="utf-8"), found["summary"], found["runs"]
+    assert found["settings"]["held_out"] <= MOST_WINDOWS - MOST_WINDOWS // 3, "the figures are of another validation"
+    four, endless, levels = ([row for row in rows if row["case"] == case] for case in ("four", "endless", "levels"))
+    assert len(four) == len(endless) == 20
+    right = tuple(summary["four"][name] for name in ("overfitting", "within_one_reading", "both"))
+    assert right[0] == sum(row["called_at"] is not None for row in four)
+    assert right[1] == sum(abs(row["best_step"] - row["dense_best"]) <= found["settings"]["every"] for row in four)
+    assert all(row["called_at"] is None for row in endless)
+    for words in (
+        f"called in {right[0]} of 20",
+        f"within one validation of it in {right[1]} of 20",
+        f"both in {right[2]}",
+        f"called in {summary['levels']['overfitting']} of {len(levels)}",
+    ):
+        assert words in told, words

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def _offline(asked: bool) -> bool:
     if asked:
-        from videotune.models.hub import go_offline
+        from videotune.models.base_model import go_offline
 
         go_offline()
     return asked

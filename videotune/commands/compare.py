@@ -23,7 +23,7 @@ from videotune.sampling.pipeline import SampleSettings
 from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints
 from videotune.trainer.logging.journal import History
 from videotune.trainer.run_dir import run_settings
-from videotune.validation.previews import sample_settings
+from videotune.validation.selection import sample_settings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from pathlib import Path
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
-from videotune.exporter.lora import Exported
+from videotune.exporter.formats import Exported
 from videotune.files import hash_path
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record

@@ -23,8 +23,7 @@ from videotune.data.frame_sampling import snap_frames
 from videotune.data.media_info import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
-from videotune.exporter.embedding import read_embedding
-from videotune.exporter.lora import read_file
+from videotune.exporter.adapter_export import read_embedding, read_file
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.models.base_model import place, spec_for
@@ -38,7 +37,7 @@ from videotune.trainer.resolve_config import absolute_paths
 from videotune.trainer.run_dir import run_settings
 from videotune.trainer.text_encoders import by_part, put_files, put_text
 from videotune.types import ClipShape, Family, ModelSpec, Moments
-from videotune.validation.previews import sample_settings
+from videotune.validation.selection import sample_settings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,12 +9,12 @@ from typing import Any, Unpack
 from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
-from videotune.exporter.lora import Exported
+from videotune.exporter.formats import Exported
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.planner.plan import make_plan
 from videotune.reporter.build import write_report
-from videotune.reporter.thumbnails import copy_pictures, keep_pictures
+from videotune.reporter.contact_sheet import copy_pictures, keep_pictures
 from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, pick
 from videotune.trainer.deterministic import same_bits
 from videotune.trainer.distributed import DistributedContext, join
@@ -36,8 +36,7 @@ from videotune.trainer.saving import (
 from videotune.trainer.setup import prepare
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
-from videotune.validation.callbacks import callbacks_of
-from videotune.validation.verdict import recommended
+from videotune.validation.callbacks import callbacks_of, recommended
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from videotune.errors import VideotuneError
-from videotune.exporter.formats import CONFIG
-from videotune.exporter.verify import digest_of
+from videotune.exporter.formats import CONFIG, digest_of
 from videotune.models.model_files import note, parse_object, read_config, some
 from videotune.types import Family
 

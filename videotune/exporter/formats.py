@@ -2,24 +2,133 @@
 
 The scale alpha / rank is multiplied into one tensor, and no file says an alpha that differs from its rank: every reader
 then applies the update as it was trained, whatever it assumes of alpha.
+What is written is read back and compared with what was trained, before its file takes its name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
-from videotune.exporter.verify import check_finite
+from videotune.files import path_from, system_errors, write_whole
+from videotune.latent_cache.store import alone, hash_of
 from videotune.types import Family
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+TOLERANCE = 1e-6
+"""Largest allowed difference of ΔW, relative to its largest entry."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written and read back; ``max_error`` is the largest relative difference of ΔW over the modules.
+
+    ``use``: how it is used, in code.
+    """
+
+    format: str
+    path: Path
+    modules: int
+    max_error: float
+    reader: str
+    use: str = ""
+
+    def to_json(self, run: Path) -> dict[str, Any]:
+        """A line of the run's ``exports.json``."""
+        verified = {"max_error": self.max_error, "modules": self.modules, "reader": self.reader}
+        return {"format": self.format, "path": path_from(run, self.path), "use": self.use, "verified": verified}
+
+
+def write_verified(
+    format: str,
+    path: Path,
+    modules: int,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    verify: Callable[[Path], tuple[float, str]],
+    header: Mapping[str, str] | None = None,
+) -> Exported:
+    """Write tensors, with our facts and their digest in the head under ``videotune``, beside the other keys of ``header``.
+
+    ``verify`` reads the file back before it takes its name, and answers with the largest error and the reader.
+    """
+    own = json.dumps({**facts, "digest": digest_of(tensors)}, ensure_ascii=False)
+    found: list[tuple[float, str]] = []
+
+    def write(aside: Path) -> None:
+        with system_errors(path):
+            save_file(dict(tensors), aside, metadata={"format": "pt", "videotune": own, **(header or {})})
+        found.append(verify(aside))
+
+    write_whole(path, write)
+    return Exported(format, path, modules, *found[0], facts.get("use", ""))
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """16 hex digits that name tensors by their names, shapes, dtypes and bytes."""
+    return hash_of({name: alone(value) for name, value in tensors.items()})
+
+
+def check_finite(what: str, *states: Mapping[str, Tensor]) -> None:
+    """Raise VideotuneError for NaN or infinite weights."""
+    if any(not bool(value.isfinite().all()) for state in states for value in state.values()):
+        raise VideotuneError(f"the {what} holds NaN or infinite weights: it is not exported")
+
+
+def check_same(
+    wanted: Mapping[str, Tensor],
+    found: Iterable[tuple[str, Tensor]],
+    path: Path,
+    needed: Collection[str] | None = None,
+) -> None:
+    """Raise VideotuneError where a tensor that was found is not the wanted one, or a needed one (None: any) is missing."""
+    seen = set()
+    for name, value in found:
+        seen.add(name)
+        own = wanted.get(name)
+        if own is None or own.shape != value.shape or not bool((value == own).all()):
+            raise failed(path, f"{name} does not match")
+    if lacking := set(wanted if needed is None else needed) - seen:
+        raise failed(path, f"{len(lacking)} weights are missing, such as {min(lacking)}")
+
+
+def check_updates(
+    wanted: Mapping[str, Callable[[], Tensor]], found: Mapping[str, Callable[[], Tensor]], path: Path, reader: str
+) -> float:
+    """The largest difference of ΔW over the modules, each relative to its own largest entry; one at a time in memory.
+
+    ``adapters.effect.effects`` says what the values calculate. Raises VideotuneError where a module is missing or differs
+    by more than is allowed.
+    """
+    # where a format joins modules, a reader finds updates of nothing in those that have none
+    spare = [name for name in sorted(set(found) - set(wanted)) if bool(found[name]().any())]
+    if odd := sorted(set(wanted) - set(found)) or spare:
+        raise failed(path, f"{reader} reads {len(found)} of {len(wanted)} modules; the first odd one is {odd[0]}")
+    worst = 0.0
+    for name, calculate in wanted.items():
+        update = calculate()
+        off = float((found[name]() - update).abs().max())
+        worst = max(worst, off / float(update.abs().max()) if bool(update.any()) else off)
+    if worst > TOLERANCE:
+        raise failed(path, f"through {reader}, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e})")
+    return worst
+
+
+def failed(path: Path, what: str) -> VideotuneError:
+    """The error of a file that does not read back as it was written."""
+    return VideotuneError(f"Verification of {path} failed: after re-reading the file, {what}. Nothing was exported.")
+
 
 CONFIG = "adapter_config"
 """The key of a file's header under which PEFT's settings stand, as JSON; only kinds that diffusers does not read have it."""

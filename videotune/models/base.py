@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
-from videotune.models.frame_attention import isolate
-from videotune.models.loading import load_model, on_meta
+from videotune.models.loading import count_tokens, load_model, on_meta, read_tokenizer
 from videotune.models.model_files import fingerprint, read_config
-from videotune.models.pipelines import bare_pipeline, in_tiles, joined, own_scheduler, stand_in
-from videotune.models.pretrained import count_tokens, read_tokenizer
+from videotune.models.pipelines import bare_pipeline, in_tiles, isolate, joined, own_scheduler, stand_in
 from videotune.models.registry import register
 from videotune.types import (
     PLAIN_WEIGHTS,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
 from videotune.models.base import DiffusersModel, lora_targets, tokenizer_of
+from videotune.models.loading import count_tokens
 from videotune.models.model_files import model_parts, read_config
-from videotune.models.pretrained import count_tokens
 from videotune.models.tiny_text import bytes_tokenizer, clip_tokenizer, tiny_clip, tiny_t5
 from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest, VideoRules
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.pretrained import read_tokenizer
+from videotune.models.loading import read_tokenizer
 from videotune.models.tiny_text import bytes_tokenizer, clip_tokenizer, tiny_clip
 from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
 

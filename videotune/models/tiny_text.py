@@ -15,14 +15,8 @@ def letters_tokenizer() -> Any:
     words.pre_tokenizer = pre_tokenizers.Metaspace()
     words.decoder = decoders.Metaspace()
     words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return transformers.T5TokenizerFast(
-        tokenizer_object=words,
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="<pad>",
-        extra_ids=0,
-        model_max_length=512,
-    )
+    marks = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    return transformers.T5TokenizerFast(tokenizer_object=words, **marks, extra_ids=0, model_max_length=512)
 
 
 def tiny_t5(name: str = "T5EncoderModel") -> tuple[Any, Any]:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
 from videotune.models.base import DiffusersModel, lora_targets
-from videotune.models.loading import load_model
+from videotune.models.loading import load_model, pretrained
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import known_latents
-from videotune.models.pretrained import pretrained
 from videotune.models.tiny_text import tiny_t5
 from videotune.types import Batch, ClipShape, Condition, Expert, ModelSpec, Nets, SampleRequest, VideoRules
 

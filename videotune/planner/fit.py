@@ -17,24 +17,11 @@ from videotune.memory.checkpointing import OFF, ON
 from videotune.memory.quantization import bytes_a_number
 from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
+from videotune.planner import memory
 from videotune.planner.cards import USUAL, Card
 from videotune.planner.cards import card as card_of
 from videotune.planner.measure import Parts
-from videotune.planner.memory import (
-    Choice,
-    Fixed,
-    Need,
-    StepSpec,
-    fastest,
-    lighter,
-    need,
-    others,
-    room,
-    seconds,
-    sharded,
-    smallest,
-)
-from videotune.planner.memory_plan import known_step_spec, step_spec, with_tiles
+from videotune.planner.memory import Choice, Fixed, Need, StepSpec
 from videotune.trainer.components import DTYPES, dtype_name, weights_of
 from videotune.trainer.run_spec import Job
 from videotune.validation.overhead import overhead, planned, share_of_all
@@ -64,7 +51,7 @@ class Fit:
     @property
     def worst(self) -> str:
         """The time of the run that needs most."""
-        return max(self.phases, key=lambda name: room(self.phases[name][1]))
+        return max(self.phases, key=lambda name: memory.room(self.phases[name][1]))
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -107,7 +94,9 @@ def own_share(job: Job, spec: StepSpec) -> StepSpec:
     """What this process holds of a step: where weights are sharded its part."""
     if job.config.sharding != "FULL" or job.processes == 1:
         return spec
-    return sharded(spec, job.processes, job.config.training_method == "FINE_TUNE" and job.config.transformer.train)
+    return memory.sharded(
+        spec, job.processes, job.config.training_method == "FINE_TUNE" and job.config.transformer.train
+    )
 
 
 def pass_samples(job: Job) -> list[int]:
@@ -121,19 +110,21 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     Without a limit: what a training on this machine's processor takes, and nothing on the host. ``host``: bytes of host
     memory that are free (None: not known, as of another machine).
     """
-    spec, config = own_share(job, step_spec(job, dtype)), job.config
+    spec, config = own_share(job, memory.step_spec(job, dtype)), job.config
     batch = max(pass_samples(job))
     own = fixed(config, len(spec.blocks), batch)
     if vram is None:
         checkpointing = own.checkpointing or str(on_host(job)["gradient_checkpointing"])
         own = Fixed(own.micro_batch or batch, checkpointing, own.streamed or 0, own.waits)
-    found = fastest(spec, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
-    training = found or smallest(spec, batch, own)
-    away = others(spec, training, vram)
-    if vram is not None and "preview" in away and room(away["preview"][1]) > vram:
-        away = others(own_share(job, with_tiles(job, dtype)), training, vram)
+    found = memory.fastest(spec, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
+    training = found or memory.smallest(spec, batch, own)
+    away = memory.others(spec, training, vram)
+    if vram is not None and "preview" in away and memory.room(away["preview"][1]) > vram:
+        away = memory.others(own_share(job, memory.with_tiles(job, dtype)), training, vram)
     phases: dict[str, tuple[str, Parts]] = {"training": ("as it is", training.device[training.worst]), **away}
-    fits = None if vram is None else found is not None and all(room(parts) <= vram for _, parts in phases.values())
+    fits = (
+        None if vram is None else found is not None and all(memory.room(parts) <= vram for _, parts in phases.values())
+    )
     given = config.layer_offload_fraction
     fraction = given if given is not None else training.choice.streamed / max(1, len(spec.blocks))
     result = Fit(fraction, training, phases, vram, card, fits)
@@ -147,9 +138,9 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
     """
     config, vram, batch, lines = job.config, tried.vram or 0, max(pass_samples(job)), []
     full, kept = config.training_method == "FINE_TUNE", weights_of(config, dtype)
-    short = {name for name, (_, parts) in tried.phases.items() if room(parts) > vram}
+    short = {name for name, (_, parts) in tried.phases.items() if memory.room(parts) > vram}
     if "training" in short:
-        least = smallest(spec, batch, forced(config, batch))
+        least = memory.smallest(spec, batch, forced(config, batch))
         settings = (
             f"micro_batch_size={least.choice.micro_batch} gradient_checkpointing={least.choice.checkpointing} "
             f"layer_offload_fraction={least.choice.streamed / max(1, len(spec.blocks)):.2f}"
@@ -189,13 +180,13 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
 
 def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
     """``plan.json``'s part of it."""
-    spec, accumulated, training = step_spec(job, dtype), job.config.gradient_accumulation_steps, result.training
+    spec, accumulated, training = memory.step_spec(job, dtype), job.config.gradient_accumulation_steps, result.training
     _, worst = result.phases[result.worst]
     host = {"program": PROGRAM, **training.host}
     times: dict[str, float | None] = dict.fromkeys(("hours", "hours_beside", "seconds_a_step"))
     if result.card is not None and result.card.timed:
         each = [
-            accumulated * seconds(training, own, result.card, lighter(spec, job.spec.tokens(shape)))
+            accumulated * memory.seconds(training, own, result.card, memory.lighter(spec, job.spec.tokens(shape)))
             for shape, own in zip(job.shapes, pass_samples(job), strict=True)
         ]
         took = sum(time * share for time, share in zip(each, job.shares, strict=True))
@@ -211,12 +202,12 @@ def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
         "device": {
             "card": result.card.name if result.card else None,
             "vram_bytes": result.vram,
-            "need_bytes": room(worst),
+            "need_bytes": memory.room(worst),
             "allocated_bytes": sum(worst.values()),
             "phase": result.worst,
             "parts": {name: count for name, count in worst.items() if count},
             "phases": {
-                name: {"way": way, "need_bytes": room(parts), "allocated_bytes": sum(parts.values())}
+                name: {"way": way, "need_bytes": memory.room(parts), "allocated_bytes": sum(parts.values())}
                 for name, (way, parts) in result.phases.items()
             },
         },
@@ -246,7 +237,7 @@ def fit_settings(job: Job) -> Job:
     if result.fits is False:
         lines = "".join(f"\n  {line}" for line in result.remedies)
         raise DoesNotFit(
-            f"this run needs {size(room(result.phases[result.worst][1]))} for {result.worst}, and the card has "
+            f"this run needs {size(memory.room(result.phases[result.worst][1]))} for {result.worst}, and the card has "
             f"{size(vram or 0)}:{lines}"
         )
     echo("memory: " + ", ".join(f"{key}={value}" for key, value in result.chosen.items()))
@@ -266,12 +257,12 @@ def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
 
 def planned_bytes(job: Job, dtype: str) -> int | None:
     """Bytes that a plan says a step allocates at the most; None where no plan was made."""
-    spec, config = known_step_spec(job, dtype), job.config
+    spec, config = memory.known_step_spec(job, dtype), job.config
     if spec is None or config.micro_batch_size is None or config.gradient_checkpointing is None:
         return None
     streamed = len(spread(len(spec.blocks), config.layer_offload_fraction or 0.0))
     batch = min(config.micro_batch_size, config.batch_size)
-    return need(own_share(job, spec), Choice(batch, config.gradient_checkpointing, streamed)).allocated
+    return memory.need(own_share(job, spec), Choice(batch, config.gradient_checkpointing, streamed)).allocated
 
 
 def peak(job: Job, device: torch.device) -> dict[str, int | None] | None:

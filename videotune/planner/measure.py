@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +22,19 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
+from videotune.config.schema import Config
+from videotune.diffusion.loss import Objective
 from videotune.files import Count, Number
+from videotune.latent_cache.batches import StepBatch
+from videotune.latent_cache.expert_schedule import ExpertSchedule
+from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.models.pipelines import in_tiles
+from videotune.trainer.components import DTYPES, make_objective
+from videotune.trainer.denoisers import attach, make_trainable
+from videotune.trainer.experts import trained
+from videotune.trainer.optimizers import parts_of
+from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
+from videotune.types import Batch, ClipShape, Condition, Family
 
 PIECE = 512
 """CUDA's caching allocator hands memory out in multiples of so many bytes."""
@@ -177,3 +191,187 @@ def to_fake(net: nn.Module, mode: FakeTensorMode) -> dict[int, Any]:
 def fake_mode() -> FakeTensorMode:
     """The mode under which a step runs without memory; real tensors that it meets (constants, tables) are let in."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "end"}
+"""What comes after each mark of a step's clock."""
+
+
+@dataclass
+class FakeNetwork:
+    """A network with a few of its blocks, fake, and what of it trains with its optimizer. ``warm``: a step was made."""
+
+    net: nn.Module
+    held: Mapping[str, nn.Parameter]
+    trainable: Trainable
+    warm: bool = False
+
+
+class FakeRun:
+    """A family whose parts are shapes. Networks and the readings of steps are kept between calls.
+
+    ``piece``: memory is counted in multiples of so many bytes, as CUDA hands it out.
+    """
+
+    def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
+        self.family, self.config, self.mode, self.piece = family, config, fake_mode(), piece
+        self.objective: Objective = make_objective(family.spec, config)  # with real tables
+        self._nets: dict[Depths, FakeNetwork] = {}
+        self._readings: dict[Any, Reading] = {}
+
+    def _denoiser(self) -> nn.Module:
+        experts = self.family.spec.experts
+        return self.family.denoiser(experts[0].name if len(experts) > 1 else None, fill=lambda net: None)
+
+    @cached_property
+    def blocks(self) -> dict[str, list[int]]:
+        """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
+        net = self._denoiser()
+        return {
+            path: [_bytes(block) for block in net.get_submodule(path).children()] for path in self.family.spec.blocks
+        }
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """The number of blocks of each list of the whole network."""
+        return {path: len(sizes) for path, sizes in self.blocks.items()}
+
+    def network(self, depths: Depths) -> FakeNetwork:
+        """The network with so many blocks of each list, adapters in it."""
+        if depths not in self._nets:
+            net = self._denoiser()
+            for path, count in depths:
+                above, _, last = path.rpartition(".")
+                kept = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
+                setattr(net.get_submodule(above), last, nn.ModuleList(kept))
+            self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
+            held = dict(attach(net, self.family.spec, self.config))
+            new = to_fake(net, self.mode)
+            net.train()
+            for module in net.modules():  # LoHa and LoKr ask a random number whether they take part
+                if hasattr(module, "module_dropout"):
+                    module.eval()
+            held = {name: new[id(p)] for name, p in held.items()}
+            with self.mode:
+                self._nets[depths] = FakeNetwork(net, held, self.trainable(held))
+        return self._nets[depths]
+
+    def step(self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths) -> Reading:
+        """A training step with one micro-batch of ``samples`` of this shape, the optimizer's state already there."""
+        key = (shape, samples, checkpointing, depths)
+        if key not in self._readings:
+            net, ledger = self.network(depths), Ledger(self.piece)
+            checkpoint_blocks(net.net, checkpointing)
+            with self.mode:
+                prepared = self.prepared(shape, samples)
+                if not net.warm:
+                    self._train(net, prepared, Ledger(self.piece))
+                    net.warm = True
+                self._train(net, prepared, ledger)
+            self._readings[key] = ledger.reading()
+        return self._readings[key]
+
+    def deep_step(self, shape: ClipShape, samples: int, checkpointing: str) -> Reading:
+        """``step`` of the whole network, calculated from shallow ones."""
+        return deep(lambda depths: self.step(shape, samples, checkpointing, depths), self.depths)
+
+    def _train(self, net: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
+        assert prepared.batch is not None
+        trainable = net.trainable
+        own = {id(p): p for p in [*trainable.parameters.values(), *net.held.values()]}
+        with ledger:
+            ledger.name((p for p in net.net.parameters() if id(p) not in own), "weights")
+            ledger.name(net.net.buffers(), "weights")
+            ledger.name(own.values(), "trained")
+            ledger.name(trainable.ema.values.values() if trainable.ema else (), "ema")
+            states = [state for part in parts_of(trainable.optimizer) for state in part.state.values()]
+            ledger.name((x for state in states for x in _tensors(state)), "optimizer")
+            ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
+            hooks = [
+                p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients")) for p in own.values()
+            ]
+            settings = StepSettings(self.family, self.objective, 1, self.config.max_grad_norm)
+            clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(PHASES[phase]))
+            train_step(settings, net.net, trainable, prepared, clock)
+        for hook in hooks:
+            hook.remove()
+
+    def trainable(self, held: Mapping[str, nn.Parameter]) -> Trainable:
+        """The run's own, with AdamW: other optimizers' state is counted by what they keep a number."""
+        if not held:  # the new rows of a text encoder's table, which are next to nothing
+            held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
+        adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
+        dtype = next(name for name, dtype in DTYPES.items() if dtype == self.family.dtype)
+        planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
+        name = trained(self.family.spec, self.config)[0]
+        trainable = make_trainable(held, {}, self.family, planned, name, ExpertSchedule((name,)), 1)
+        return replace(trainable, text=None)  # text encoders are read apart
+
+    def prepared(self, shape: ClipShape, samples: int) -> StepBatch:
+        """A batch of zeros of the right shapes."""
+        spec = self.family.spec
+        frames, rows, columns = spec.rules.latent_size(shape)
+        x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
+        batch = Batch.of(
+            x0,
+            self._condition(shape, samples),
+            fps=torch.full((samples,), shape.fps),
+            any_given=spec.given == "replace" and bool(self.config.first_frame_probability),
+        )
+        return StepBatch(1, batch.window_ids, batch.captions, torch.zeros(samples), 0, batch, torch.zeros_like(x0))
+
+    def _condition(self, shape: ClipShape, samples: int) -> Condition:
+        """What the denoiser is conditioned on; where text is encoded in the step, gradients go into it."""
+        cond = self.family.condition([self.family.blank_states(shape)] * samples)
+        return replace(cond, text=cond.text.requires_grad_()) if self.config.text_in_step else cond
+
+    def read_text(self) -> tuple[Parts, float, list[list[int]]]:
+        """The text encoder over one caption of full length: bytes by part, operations, and the bytes of its blocks.
+
+        A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
+        its backward pass.
+        """
+        with (
+            self._part("text_encoder", "text encoder") as (net, ledger),
+            torch.set_grad_enabled(self.config.text_in_step),
+        ):
+            ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
+            embedded = net.get_input_embeddings()(ids).requires_grad_(self.config.text_in_step)  # type: ignore[operator]
+            out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
+            if self.config.text_in_step:
+                out.sum().backward()
+        blocks = []
+        for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:
+            lists = [list(module) for module in encoder.modules() if isinstance(module, nn.ModuleList)]
+            blocks.append([_bytes(block) for block in max(lists, key=len)])
+        return ledger.phases["text_encoder"], ledger.flops, blocks
+
+    def encode(self, shape: ClipShape) -> Parts:
+        """The VAE over one clip of this shape: bytes by part."""
+        with self._part("vae", "autoencoder") as (net, ledger):
+            net.encode(torch.zeros(1, 3, shape.frames, shape.height, shape.width))  # type: ignore[operator]
+        return ledger.phases["vae"]
+
+    def decode(self, shape: ClipShape, tiled: bool = False) -> Parts:
+        """The VAE that decodes one preview of this shape, whole or in tiles: bytes by part."""
+        size = self.family.spec.rules.latent_size(shape)
+        with self._part("vae", "autoencoder") as (net, ledger), in_tiles(net, tiled):
+            net.decode(torch.zeros(1, self.family.spec.latent_channels, *size))  # type: ignore[operator]
+        return ledger.phases["vae"]
+
+    @contextmanager
+    def _part(self, name: str, label: str) -> Iterator[tuple[nn.Module, Ledger]]:
+        net = self.family.part(name, fill=lambda net: to_fake(net, self.mode))
+        ledger = Ledger(self.piece)
+        with self.mode, torch.no_grad(), ledger:
+            ledger.name([*net.parameters(), *net.buffers()], label)
+            ledger.phase(name)
+            yield net, ledger
+
+
+def _bytes(net: nn.Module) -> int:
+    return sum(p.nbytes for p in net.parameters())
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(dict(values)) if isinstance(leaf, Tensor)]

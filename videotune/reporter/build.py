@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from videotune import text
 from videotune.files import write_text
 from videotune.reporter import curves, inventory, outcome, previews
-from videotune.reporter.media import Media
+from videotune.reporter.previews import Media
 from videotune.reporter.read import Record, Run, at, items, mapping, number, read_run
 from videotune.trainer.logging.step_sums import Steps, regularization
 

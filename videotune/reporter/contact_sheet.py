@@ -1,5 +1,9 @@
-"""``check --contact-sheet``: pictures of every clip as it is trained, on sheets and on a page."""
+"""Pictures of clips as they are trained: on sheets and on a page for ``check --contact-sheet``, small for the run folder.
 
+The run folder's are there so that the report shows what was trained on, wherever the clips are then.
+"""
+
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from videotune.console import bar
+from videotune.console import bar, echo
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
 from videotune.data.workers import default_workers
@@ -146,3 +150,58 @@ def _save_sheet(rows: Sequence[tuple[str, Sequence[Any]]], path: Path) -> None:
             sheet.paste(image, (left, top))
             left += image.width + GAP
     write_whole(path, lambda aside: sheet.save(aside, quality=90), durable=False)
+
+
+MOST = 200
+"""Clips that get a picture; of more the first ones, training clips before others."""
+
+HIGH = 48
+"""Pixels: the height of a picture."""
+
+FOLDER = "pictures"
+
+
+def keep_pictures(job: Job) -> None:
+    """Make those pictures that the cache does not hold yet: a clip's first, middle and last frame in a row.
+
+    A clip that cannot be decoded now has none: the encoding will say why. videotune prints a note for a full disk.
+    """
+    paths = {clip.id: path for clip, path in _places(job)}
+    todo = [clip for clip, path in _places(job) if not path.is_file()]
+    try:
+        for clip, frames in shots(job, todo, HIGH) if todo else ():
+            if not isinstance(frames, ClipProblem):
+                _write(paths[clip.id], frames)
+    except OSError as error:
+        echo(f"note: the report will lack pictures of clips: {error}")
+
+
+def copy_pictures(job: Job, run: Path) -> None:
+    """Put the pictures that there are into the run folder."""
+    try:
+        for clip, path in _places(job):
+            if path.is_file():
+                (run / FOLDER).mkdir(exist_ok=True)
+                shutil.copyfile(path, run / FOLDER / f"{clip.id[:16]}.jpg")
+    except OSError as error:
+        echo(f"note: the report will lack pictures of clips: {error}")
+
+
+def _places(job: Job) -> list[tuple[Clip, Path]]:
+    """Each clip that gets a picture with its place in the cache; another size is another picture."""
+    order = {"train": 0, "validation": 1, "regularization": 2}
+    first = {window.clip_id: window for window in (*job.library.held_out_windows, *job.library.windows)}
+    return [
+        (clip, job.cache / FOLDER / f"{clip.id[:16]}-{first[clip.id].shape}-{first[clip.id].resize}.jpg")
+        for clip in sorted(job.library.clips, key=lambda clip: order[clip.kind])[:MOST]
+        if clip.id in first
+    ]
+
+
+def _write(path: Path, frames: Any) -> None:
+    """uint8 frames (n, H, W, 3) in a row."""
+    import numpy as np
+    from PIL import Image
+
+    picture = Image.fromarray(np.concatenate(list(frames), axis=1))
+    write_whole(path, lambda aside: picture.save(aside, quality=80), durable=False)

@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import Any
 
 from videotune.reporter.curves import times_seen
-from videotune.reporter.media import Media, local_link, picture_of, step_in
+from videotune.reporter.previews import Media, local_link, picture_of, step_in
 from videotune.reporter.read import Record, Run, items, mapping, number
 from videotune.text import plain, value_text
 

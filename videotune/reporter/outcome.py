@@ -3,8 +3,7 @@
 import re
 from typing import Any
 
-from videotune.reporter.charts import Line, line_chart
-from videotune.reporter.curves import PARTS
+from videotune.reporter.curves import PARTS, Line, line_chart
 from videotune.reporter.read import Record, Run, at, mapping, number, points
 from videotune.text import moment, plain
 from videotune.validation.overfitting import recommend

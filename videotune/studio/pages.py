@@ -8,7 +8,7 @@ from typing import Any
 
 from videotune.config.load import flatten, preset_about, preset_names
 from videotune.reporter.build import environment, fill
-from videotune.reporter.curves import BANDS
+from videotune.reporter.curves import COLOURS
 from videotune.reporter.read import mapping
 from videotune.studio import actions, clips, form
 from videotune.studio.jobs import all_jobs, latest, log_tail, result, why
@@ -128,5 +128,5 @@ def plan_part(root: Path, project: Project, query: Mapping[str, str]) -> str:
         hours=steps,
         hours_beside=beside,
         disk=sum(plan.get("disk", {}).get(key, 0) for key in ("latent_bytes", "text_bytes_at_most", "run_bytes")),
-        colours={name: css for _, name, css in BANDS},
+        colours=COLOURS,
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure, loss, validation
-from videotune.reporter.media import sample_rows
 from videotune.reporter.outcome import grounds, recommended_checkpoint, standing
+from videotune.reporter.previews import sample_rows
 from videotune.reporter.read import Run, items, mapping, number
 from videotune.studio.actions import run_folder
 from videotune.studio.jobs import Job, all_jobs, latest, result, why

@@ -13,8 +13,7 @@ from videotune.adapters.layers import load_weights
 from videotune.config.schema import Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
-from videotune.exporter.embedding import read_embedding
-from videotune.exporter.lora import read_parts
+from videotune.exporter.adapter_export import read_embedding, read_parts
 from videotune.trainer.checkpoint import Checkpoint, cut, read_checkpoint
 from videotune.trainer.denoisers import DenoiserPool
 from videotune.trainer.experts import of_expert, prefix

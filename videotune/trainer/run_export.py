@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 from videotune._version import __version__
 from videotune.config.resolve import Resolved
 from videotune.console import echo
-from videotune.exporter.embedding import export_embedding
-from videotune.exporter.formats import CONFIG, changes_nothing, named_formats
-from videotune.exporter.full import export_full
-from videotune.exporter.lora import export_lora
-from videotune.exporter.merge import export_merged
-from videotune.exporter.verify import Exported
+from videotune.exporter.adapter_export import export_embedding, export_lora
+from videotune.exporter.formats import CONFIG, Exported, changes_nothing, named_formats
+from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
 from videotune.models.base_model import part_files, place
 from videotune.records import read_record

@@ -1,13 +1,15 @@
-"""The callbacks of a run in their order, and the two that look at the network: validation and previews."""
+"""The callbacks of a run in their order, the two that look at the network (validation and previews), and the verdict."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from videotune.console import echo
 from videotune.data.video_writer import write_video
 from videotune.latent_cache.encode import CacheItems
 from videotune.sampling.pipeline import file_name
 from videotune.trainer.cache_filling import reads_of
+from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.components import plain_batch
 from videotune.trainer.run_dir import Interrupted
 from videotune.trainer.run_spec import Job
@@ -15,22 +17,18 @@ from videotune.trainer.saving import Saving, best_step
 from videotune.trainer.step import condition
 from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Window
+from videotune.validation import selection
 from videotune.validation.decoding import SamplingCallback, of_main
-from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row
+from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge, readings_of, recommend
 from videotune.validation.overhead import planned
-from videotune.validation.previews import first_frames_of, prompts_of, sample_settings, usual_shape
 from videotune.validation.sample_metrics import SampleMetricsCallback
-from videotune.validation.sample_plan import sample_metrics_plan
-from videotune.validation.selection import MOST_WINDOWS, validation_windows
-from videotune.validation.validation_loss import ValidationLoss, owners, read_validation, related
-from videotune.validation.validation_set import freeze
-from videotune.validation.verdict import write_verdict
+from videotune.validation.validation_loss import ValidationLoss, freeze, owners, read_validation, related
 
 
 def callbacks_of(job: Job) -> list[Callback]:
     """What a run does between its steps, in this order."""
     job = planned(job)
-    config, plan = job.config, sample_metrics_plan(job)
+    config, plan = job.config, selection.sample_metrics_plan(job)
     found = [Saving(config.save_every), Validation(job), Previews(job)]
     return found if plan is None else [*found, SampleMetricsCallback(job, plan)]
 
@@ -48,9 +46,7 @@ class Validation(Callback):
     def __init__(self, job: Job) -> None:
         config = job.config
         self.every, self._job = config.validate_every or 0, job
-        held_out, training = validation_windows(
-            job.library.held_out_windows, job.training_windows, config.validation_windows or MOST_WINDOWS
-        )
+        held_out, training = selection.validation_windows(job)
         self.loss = ValidationLoss(held_out, training, job.config.seed)
         self.verdict: Verdict | None = None
         self._name: str | None = None
@@ -171,7 +167,7 @@ class Previews(SamplingCallback):
 
     def __init__(self, job: Job) -> None:
         self.every, self._job = job.config.sample_after or 0, job
-        self._prompts = prompts_of(job)
+        self._prompts = selection.prompts_of(job)
 
     def prompts(self) -> Sequence[str]:
         """The previews' prompts."""
@@ -179,12 +175,12 @@ class Previews(SamplingCallback):
 
     def windows(self) -> Sequence[Window]:
         """Those whose first frame a preview is conditioned on."""
-        return tuple(dict.fromkeys(first_frames_of(self._job).values())) if self.every else ()
+        return tuple(dict.fromkeys(selection.first_frames_of(self._job).values())) if self.every else ()
 
     def check(self, takes_part: bool) -> None:
         """Raise VideotuneError for a shape that the model cannot sample."""
         if self.every:
-            sample_settings(self._job.config, self._job.spec, usual_shape(self._job))
+            selection.preview_settings(self._job)
 
     def before(self, trainer: Trainer) -> None:
         """The previews of the first step, or those of the step resumed from that were not made before a kill."""
@@ -212,8 +208,8 @@ class Previews(SamplingCallback):
         every = [(prompt, job.config.sample.seed + i) for i, prompt in enumerate(self._prompts)]
         wanted = [(prompt, seed) for prompt, seed in every if prompt not in made]
         with self.contained(trainer, step):
-            settings = sample_settings(job.config, job.spec, usual_shape(job))
-            first = first_frames_of(job)
+            settings = selection.preview_settings(job)
+            first = selection.first_frames_of(job)
             windows = [first[prompt] for prompt, _ in wanted] if first else []
             videos = self.frames(trainer, step, settings, wanted, windows)
             seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
@@ -222,3 +218,37 @@ class Previews(SamplingCallback):
                 write_video(path, frames, settings.shape.fps)
                 place = path.relative_to(trainer.run).as_posix()
                 trainer.journal.event("sample", step=step, prompt=prompt, seed=seed, path=place, seconds=seconds)
+
+
+def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
+    """The verdict on the readings so far, into the journal once a reading; printed where its word is new, and at the end."""
+    lines = trainer.journal.history.events
+    found = judge(lines)
+    if found is None:
+        return None
+    verdicts = [line for line in lines if line["kind"] == "verdict"]
+    last: Mapping[str, Any] = verdicts[-1] if verdicts else {}
+    is_new = found.word != last.get("verdict")
+    if is_new or (found.step, found.validation) != (last.get("step"), last.get("validation")):
+        trainer.journal.event("verdict", **found.to_json())
+    # at the end it is printed again, unless its word became a new one at this very validation
+    is_old = [line["verdict"] for line in verdicts if line["step"] < found.step][-1:] == [found.word]
+    if (is_new and found.word is not None) or (at_the_end and (is_old or found.word is None)):
+        echo(f"{found.word or 'no verdict'} at step {found.step}: {found.reason}")
+    return found
+
+
+def recommended(trainer: Trainer, step: int) -> dict[str, Any]:
+    """{"step", "why"}: the recommended checkpoint of a run that is at ``step``.
+
+    The best one by the held-out clips where the run overfits, or has got worse; else the last one, since nothing speaks
+    against it.
+    """
+    lines = trainer.journal.history.events
+    found, there = judge(lines), [one.step for one in complete_checkpoints(trainer.run)]
+    if found is None or not found.turned or not there:
+        why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
+        return {"step": max(there, default=step), "why": why}
+    held_out = {int(one["step"]): float(one["held_out"]["normalised"]) for one in readings_of(lines)}
+    best, why = recommend(held_out, found.best_step or 0, there)
+    return {"step": best, "why": why or "held-out clips were best there"}

@@ -13,9 +13,8 @@ from videotune.config.schema import SampleMetrics
 from videotune.trainer.run_spec import Job
 from videotune.trainer.trainer import times
 from videotune.types import ModelSpec, Window
-from videotune.validation.previews import prompts_of, sample_settings, usual_shape
-from videotune.validation.sample_plan import SampleMetricsPlan, sample_metrics_plan
-from videotune.validation.selection import LEAST_WINDOWS, MOST_WINDOWS, levels_of, validation_windows
+from videotune.validation import selection
+from videotune.validation.selection import LEAST_WINDOWS, MOST_WINDOWS, SampleMetricsPlan
 
 PASSES_A_STEP = 3
 """Forward and backward of a training step in forward passes."""
@@ -84,19 +83,11 @@ def _spacing(job: Job, count: float, unit: int = SPACING) -> int:
     return min(job.steps, unit * ceil(job.steps / ((most - 1) * unit)))
 
 
-def _windows(job: Job) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
-    return validation_windows(
-        job.library.held_out_windows, job.training_windows, job.config.validation_windows or MOST_WINDOWS
-    )
-
-
 def _passes(job: Job) -> list[tuple[Window, int]]:
     """Each window of a validation, and its passes; twice as many where an average of the weights is read too."""
     twice = 1 + (job.config.ema.decay is not None)
-    parts = _windows(job)
-    return [
-        (window, twice * len(levels)) for part in parts for window, levels in zip(part, levels_of(part), strict=True)
-    ]
+    pairs = (zip(part, selection.levels_of(part), strict=True) for part in selection.validation_windows(job))
+    return [(window, twice * len(levels)) for part in pairs for window, levels in part]
 
 
 def _one_validation(job: Job) -> float:
@@ -110,20 +101,21 @@ def _affordable_windows(job: Job) -> int:
 
 
 def _preview_passes(job: Job, steps: int, prompts: int) -> int:
-    settings = sample_settings(job.config, job.spec, usual_shape(job))
+    settings = selection.preview_settings(job)
     return steps * prompts * passes_of(job.spec, settings.guidance)
 
 
 def _one_preview(job: Job, steps: int | None = None, prompts: int | None = None) -> float:
     """The share of a preview of each prompt."""
-    settings = sample_settings(job.config, job.spec, usual_shape(job))
-    count = _preview_passes(job, steps or settings.steps, max(1, len(prompts_of(job))) if prompts is None else prompts)
+    settings = selection.preview_settings(job)
+    prompts = max(1, len(selection.prompts_of(job))) if prompts is None else prompts
+    count = _preview_passes(job, steps or settings.steps, prompts)
     return share_of_steps(job, count * job.spec.tokens(settings.shape))
 
 
 def _affordable_preview(job: Job, share: float) -> tuple[int | None, int | None]:
     """(denoising steps, prompts; None: as they are) that pay for ``WANTED_PREVIEWS``, or the smallest."""
-    own, count = sample_settings(job.config, job.spec, usual_shape(job)).steps, len(prompts_of(job))
+    own, count = selection.preview_settings(job).steps, len(selection.prompts_of(job))
     open_keys = {key for key in ("sample.steps", "samples") if job.resolved.origins[key] in ("default", "family")}
     steps = [own, *(few for few in PREVIEW_STEPS if few < own)] if "sample.steps" in open_keys else [own]
     prompts = [count, 1] if "samples" in open_keys and count > 1 else [count]
@@ -146,7 +138,7 @@ def validations(job: Job) -> dict[str, Any] | None:
     count = times(job.config.validate_every or 0, job.steps)
     if not count:
         return None
-    held_out, training = _windows(job)
+    held_out, training = selection.validation_windows(job)
     return {
         "count": count,
         "held_out_windows": len(held_out),
@@ -158,10 +150,10 @@ def validations(job: Job) -> dict[str, Any] | None:
 
 def previews(job: Job) -> dict[str, Any] | None:
     """Each prompt by so many denoising steps, of two passes with guidance for which the network is asked twice."""
-    count, prompts = times(job.config.sample_after or 0, job.steps), prompts_of(job)
+    count, prompts = times(job.config.sample_after or 0, job.steps), selection.prompts_of(job)
     if not (count and prompts):
         return None
-    steps = sample_settings(job.config, job.spec, usual_shape(job)).steps
+    steps = selection.preview_settings(job).steps
     return {
         "count": count,
         "prompts": len(prompts),
@@ -173,7 +165,7 @@ def previews(job: Job) -> dict[str, Any] | None:
 
 def metrics(job: Job) -> dict[str, Any] | None:
     """The base's samples and those at checkpoints; None where the budget does not pay for two."""
-    plan = sample_metrics_plan(job)
+    plan = selection.sample_metrics_plan(job)
     if plan is None or not (every := metrics_spacing(plan, job)):
         return None
     count = times(every, job.steps)

@@ -7,35 +7,128 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from videotune.console import bar
+from videotune.data.decode import decode
+from videotune.data.frame_sampling import sample_window
 from videotune.data.video_writer import write_video
-from videotune.files import checked, read_json, write_json, write_whole
+from videotune.files import checked, digest, read_json, write_json, write_whole
 from videotune.sampling.pipeline import file_name
 from videotune.trainer.run_spec import Job
 from videotune.trainer.trainer import Trainer, due
-from videotune.types import Window
-from videotune.validation.copying import Baselines, Nearest
+from videotune.types import PLAIN, Window
+from videotune.validation import metrics
 from videotune.validation.decoding import SamplingCallback, of_main
-from videotune.validation.diversity import diversity
-from videotune.validation.features import Embedding, both_ways, default_embedding, open_encoder
-from videotune.validation.gallery import EmbeddedClips, embed_clips, name_of
-from videotune.validation.motion import mean_measures, measures
+from videotune.validation.metrics import Baselines, Embedding, Gallery, Known, Nearest
 from videotune.validation.overhead import metrics_spacing, share_of_run
-from videotune.validation.sample_plan import (
-    SampleMetricsPlan,
-    identity_of,
-)
+from videotune.validation.selection import SampleMetricsPlan, identity_of, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Frames = NDArray[np.uint8]
+
+SIDE = 64
+"""The shorter side of the frames that clips are compared by."""
+
+MOST_WINDOWS = 256
+"""So many windows are compared with at most."""
+
+MOST_FRAMES = 18
+"""So many frames of a window are kept, every second or third of a longer one; more where samples are short.
+
+Of every second frame, copies of what moves fast (a galloping horse) are half a pair of frames off, and come to 0.55
+instead of 0.68."""
+
+MOST_IN_ALL = 4608
+"""So many frames are kept at most of all windows together: 150 MB of the heuristic's vectors."""
+
+MOST_QUERIES = 64
+"""So many clips say at most how near clips come that are no copies."""
+
+OF_DATA = 32
+"""So many windows say how the data moves."""
+
+
+@dataclass(frozen=True)
+class EmbeddedClips:
+    """Training windows to compare with, of every ``every``-th frame; how near clips come that are no copies (None: known
+    already); how the data moves.
+    """
+
+    gallery: Gallery
+    every: int
+    baselines: Baselines | None
+    motion: Mapping[str, float | None]
+
+
+def every_of(job: Job, plan: SampleMetricsPlan) -> int:
+    """Every how many frames are compared, so that of a usual window 18 are at most, and of a sample no fewer than 3."""
+    longest = max(window.shape.frames for window in job.training_windows)
+    return max(1, min(-(-longest // MOST_FRAMES), plan.settings.shape.frames // 2))
+
+
+def compared_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
+    """At most 256 training windows, fewer of long ones: first those with a prompt as caption, then others evenly."""
+    longest = max(window.shape.frames for window in job.training_windows)
+    most = min(MOST_WINDOWS, max(8, MOST_IN_ALL // -(-longest // every_of(job, plan))))
+    captions = {clip.id: clip.captions for clip in job.library.clips}
+    prompts = set(plan.prompts)
+    own = [window for window in job.training_windows if prompts & set(captions[window.clip_id])]
+    first = spread(own, most // 2)
+    return tuple(dict.fromkeys([*first, *spread(job.training_windows, most - len(first))]))
+
+
+def name_of(job: Job, plan: SampleMetricsPlan, embedding: Embedding) -> str:
+    """8 hex digits: readings of one name compare."""
+    windows = [[window.id for window in part] for part in (compared_windows(job, plan), job.library.held_out_windows)]
+    return digest([identity_of(plan), embedding.name, windows])[:8]
+
+
+def embed_clips(job: Job, plan: SampleMetricsPlan, embedding: Embedding, with_baselines: bool) -> EmbeddedClips:
+    """Decode and embed the clips; the baselines too where they are wanted."""
+    clips, every = {clip.id: clip for clip in job.library.clips}, every_of(job, plan)
+    length = plan.settings.shape.frames
+    windows = compared_windows(job, plan)
+    asking = {window.id for window in spread(windows, MOST_QUERIES)} if with_baselines else set()
+    moving = {window.id for window in spread(windows, OF_DATA)}
+    known, training, motion = [], [], []
+    with bar("looking at the clips") as progress:
+        for done, (window, frames) in enumerate(small_frames(job, plan, windows), 1):
+            clip = clips[window.clip_id]
+            known.append(Known(clip.path, clip.source, metrics.in_views(embedding, frames[::every])))
+            if window.id in asking:
+                training.append((clip.source, metrics.both_ways(embedding, frames[:length][::every])))
+            if window.id in moving:
+                motion.append(metrics.measures(frames[:length]))
+            progress.update(done, len(windows))
+    gallery, found = Gallery(known), None
+    if with_baselines:
+        held: dict[str, list[Any]] = {}
+        for window, frames in small_frames(job, plan, spread(job.library.held_out_windows, MOST_QUERIES)):
+            seen = metrics.both_ways(embedding, frames[:length][::every])
+            held.setdefault(clips[window.clip_id].source, []).append(seen)
+        found = metrics.baselines(gallery, held, training)
+    return EmbeddedClips(gallery, every, found, metrics.mean_measures(motion))
+
+
+def small_frames(
+    job: Job, plan: SampleMetricsPlan, windows: Sequence[Window]
+) -> Iterator[tuple[Window, NDArray[np.uint8]]]:
+    """Each window's frames as the model is shown them, without any draw, in the samples' aspect and small."""
+    shape = plan.settings.shape
+    scale = SIDE / min(shape.height, shape.width)
+    height, width = round(shape.height * scale), round(shape.width * scale)
+    for window in windows:
+        times = sample_window(window, PLAIN, job.config.seed).times
+        yield window, decode(job.library.media[window.clip_id], times, height, width, window.resize)
+
 
 FILE = "sample_metrics.json"
 """What the base's samples gave, and what clips give that are no copies; in the run folder."""
@@ -51,16 +144,6 @@ class Measured:
     nearest: tuple[Nearest, ...]
     diversity: float | None
     motion: Mapping[str, float | None] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """As sample_metrics.json keeps it."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Measured:
-        """What ``to_json`` wrote; ValueError for anything else."""
-        measured: Measured = checked(Measured, json.dumps(value))
-        return measured
 
 
 class SampleMetricsCallback(SamplingCallback):
@@ -86,7 +169,7 @@ class SampleMetricsCallback(SamplingCallback):
         """Raise VideotuneError for an encoder that cannot be read."""
         if takes_part:
             encoder = self.job.config.sample_metrics.encoder
-            self.embedding = default_embedding() if encoder is None else open_encoder(encoder)
+            self.embedding = metrics.default_embedding() if encoder is None else metrics.open_encoder(encoder)
 
     def before(self, trainer: Trainer) -> None:
         """The base's samples before the first step; those of a checkpoint that a killed process did not measure."""
@@ -152,9 +235,9 @@ class SampleMetricsCallback(SamplingCallback):
                 base = now if step == 0 else measured(plan, embedding, clips, list(file["films"]))
             assert clips.baselines is not None
             lines = {"held_out": list(clips.baselines.held_out), "others": list(clips.baselines.others)}
-            old = {"name": name, "baselines": lines, "data": clips.motion, "base": base.to_json()}
+            old = {"name": name, "baselines": lines, "data": clips.motion, "base": asdict(base)}
             write_json(trainer.run / FILE, kept | {"reading": old})
-        base = Measured.from_json(old["base"])
+        base = checked(Measured, json.dumps(old["base"]))
         usual = Baselines(tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"]))
         line = usual.line([one.similarity for one in base.nearest])
         paths = [path.relative_to(trainer.run).as_posix() for path in paths_of(trainer.run, plan, step)]
@@ -214,15 +297,15 @@ def keep_base(run: Path, plan: SampleMetricsPlan, films: Sequence[Frames]) -> No
 def measured(plan: SampleMetricsPlan, embedding: Embedding, clips: EmbeddedClips, films: Sequence[Frames]) -> Measured:
     """Each sample's nearest clip, the diversity of each prompt's samples, and how they move."""
     every = clips.every
-    seen = [both_ways(embedding, frames[::every]) for frames in films]
+    seen = [metrics.both_ways(embedding, frames[::every]) for frames in films]
     nearest = [clips.gallery.nearest(one) for one in seen]
     by_prompt = [
         [one[0] for (j, _), one in zip(plan.pairs, seen, strict=True) if j == i] for i in range(len(plan.prompts))
     ]
     return Measured(
         tuple(one for one in nearest if one is not None),
-        diversity(by_prompt),
-        mean_measures([measures(frames) for frames in films]),
+        metrics.diversity(by_prompt),
+        metrics.mean_measures([metrics.measures(frames) for frames in films]),
     )
 
 

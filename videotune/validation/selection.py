@@ -1,9 +1,17 @@
-"""What validation reads: which windows, and at which noise levels; importing this imports no torch."""
+"""What validation reads, and what previews and sample metrics show: windows, noise levels, prompts, seeds, shapes."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from videotune.types import Window
+from videotune.config.schema import Config
+from videotune.data.buckets import size_rule, suits
+from videotune.data.frame_sampling import frame_rule, snap_frames, valid_at_least
+from videotune.errors import VideotuneError
+from videotune.sampling.pipeline import SampleSettings
+from videotune.trainer.run_spec import Job
+from videotune.types import ClipShape, ModelSpec, VideoRules, Window
 
 T = TypeVar("T")
 
@@ -24,11 +32,11 @@ def spread(items: Sequence[T], count: int) -> tuple[T, ...]:
     return tuple(items[i * len(items) // count] for i in range(count))
 
 
-def validation_windows(
-    held_out: Sequence[Window], training: Sequence[Window], most: int
-) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
-    """At most so many that validation reads: (held-out, training)."""
-    return spread_over_clips(held_out, most - most // 3), spread_over_clips(training, most // 3)
+def validation_windows(job: Job) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
+    """At most so many as ``validation_windows`` says, which validation reads: (held-out, training)."""
+    most = job.config.validation_windows or MOST_WINDOWS
+    held_out = spread_over_clips(job.library.held_out_windows, most - most // 3)
+    return held_out, spread_over_clips(job.training_windows, most // 3)
 
 
 def levels_of(windows: Sequence[Window]) -> list[range]:
@@ -59,3 +67,188 @@ def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ..
 def middles(places: Sequence[int], count: int) -> list[int]:
     """The middles of ``count`` equal parts of a sequence."""
     return [places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)]
+
+
+def prompts_of(job: Job) -> list[str]:
+    """The previews' prompts: as given, or so many different captions, evenly over the training clips."""
+    wanted = job.config.samples
+    return wanted if isinstance(wanted, list) else captions_evenly(job, wanted)
+
+
+def captions_evenly(job: Job, most: int) -> list[str]:
+    """At most so many different captions, evenly over the training clips."""
+    trained = {window.clip_id for window in job.training_windows}
+    captions = [clip.captions[0] for clip in job.library.clips if clip.id in trained and clip.captions[0]]
+    return list(spread(list(dict.fromkeys(captions)), most))
+
+
+def first_frames_of(job: Job) -> dict[str, Window]:
+    """For each prompt the window on whose first frame its preview is conditioned; empty where previews have text alone.
+
+    That of a clip whose caption it is, else of the first windows, one prompt after the other; of the preview's own shape,
+    for the states of a frame are encoded for so many of them. Raises VideotuneError where no window has that shape.
+    """
+    prompts = prompts_of(job)
+    if not (prompts and conditions_on_first_frame(job)):
+        return {}
+    wanted = preview_settings(job).shape
+    alike = [window for window in job.training_windows if str(window.shape) == str(wanted)]
+    if not alike:
+        there = ", ".join(sorted({str(window.shape) for window in job.training_windows}))
+        raise VideotuneError(
+            f"sample.frames, sample.resolution: a preview of {job.spec.title} begins with the first frame of a clip, and "
+            f"no window is {wanted} as the preview is (frames, height, width); there are {there}. Leave both out, or name "
+            "one of those."
+        )
+    captions = {clip.id: clip.captions for clip in job.library.clips}
+    found, others = {}, 0
+    for prompt in prompts:
+        own = next((window for window in alike if prompt in captions[window.clip_id]), None)
+        if own is None:
+            own, others = alike[others % len(alike)], others + 1
+        found[prompt] = own
+    return found
+
+
+def conditions_on_first_frame(job: Job) -> bool:
+    """Whether a run is rather conditioned on first frames than not (``Source.conditions_on_first_frame``)."""
+    return job.spec.given != "none" and (job.config.first_frame_probability or 0.0) >= 0.5
+
+
+def preview_settings(job: Job) -> SampleSettings:
+    """How a run's previews are drawn, as ``sample_settings`` says."""
+    return sample_settings(job.config, job.spec, usual_shape(job))
+
+
+def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> SampleSettings:
+    """How previews are drawn; ``usual`` is the shape where the config names none.
+
+    Raises VideotuneError for a shape that the model cannot draw.
+    """
+    sample, rules = config.sample, spec.rules
+    frames = usual.frames if sample.frames is None else sample.frames
+    height, width = (usual.height, usual.width) if sample.resolution is None else parse_size(sample.resolution)
+    if snap_frames(frames, rules) != frames:
+        raise VideotuneError(f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}")
+    if not suits((height, width), rules):
+        raise VideotuneError(f"sample.resolution: {spec.title} draws {size_rule(rules)} pixels, not {height}x{width}")
+    return settings_at(config, spec, ClipShape(frames, height, width, rules.fps), sample.steps or spec.sample_steps)
+
+
+def settings_at(config: Config, spec: ModelSpec, shape: ClipShape, steps: int) -> SampleSettings:
+    """The config's settings of a sample at a shape, in so many denoising steps."""
+    sample = config.sample
+    guidance = spec.sample_guidance if sample.guidance is None else sample.guidance
+    return SampleSettings(shape, steps, guidance, sample.shift, sample.guidance_2, sample.use_temporal_attention)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """ "HxW" -> (H, W)."""
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdigit() for part in parts):
+        raise VideotuneError(f'sample.resolution takes "HxW", such as 480x832, not {text!r}')
+    return int(parts[0]), int(parts[1])
+
+
+def usual_shape(job: Job) -> ClipShape:
+    """The bucket with most training windows; of videos where there are any."""
+    count = Counter(window.shape for window in job.training_windows)
+    return max(count, key=lambda shape: (shape.frames > 1, count[shape], shape))
+
+
+LEAST_FRAMES = 5
+"""Fewer frames would show no motion; a probe has the smallest count from here up that the model takes."""
+
+
+@dataclass(frozen=True)
+class SampleMetricsPlan:
+    """What is generated at each measurement; sample i has prompt ``prompts[i % P]`` and seed ``seed + i // P``.
+
+    ``first``: for each prompt the window on whose first frame it is conditioned; empty where samples have text alone.
+    """
+
+    prompts: tuple[str, ...]
+    samples: int
+    seed: int
+    settings: SampleSettings
+    first: tuple[Window, ...] = ()
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """(index of its prompt, seed) of each sample."""
+        return [(i % len(self.prompts), self.seed + i // len(self.prompts)) for i in range(self.samples)]
+
+
+def metric_prompts(job: Job) -> list[str]:
+    """The probes' prompts: as given, or so many captions of training clips, evenly; none where nothing is probed."""
+    config = job.config
+    if not config.sample_metrics.budget:
+        return []
+    wanted = config.sample_metrics.prompts
+    if isinstance(wanted, list):
+        return wanted[: config.sample_metrics.samples]
+    return captions_evenly(job, min(wanted, config.sample_metrics.samples))
+
+
+def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
+    """What the run's probes draw; None where nothing is probed: a budget of 0, no caption to draw."""
+    prompts, config = metric_prompts(job), job.config
+    if not prompts:
+        return None
+    usual = usual_shape(job)
+    first = metric_conditioning(job)
+    shape = usual if first else metric_shape(usual, job.spec.rules)
+    settings = settings_at(config, job.spec, shape, config.sample_metrics.steps)
+    return SampleMetricsPlan(tuple(prompts), config.sample_metrics.samples, config.sample.seed, settings, first)
+
+
+def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
+    """The smallest frame count from 5 up and half the sides, as the model takes them; of images images."""
+    least = valid_at_least(LEAST_FRAMES, rules)
+    frames = usual.frames if least is None else min(least, usual.frames)
+    if rules.size is not None:
+        return ClipShape(frames, *rules.size, usual.fps)
+    step = rules.side_multiple
+    height, width = (max(step, side // 2 // step * step) for side in (usual.height, usual.width))
+    return ClipShape(frames, height, width, usual.fps)
+
+
+def metric_conditioning(job: Job) -> tuple[Window, ...]:
+    """For each prompt the window on whose first frame its samples are conditioned; empty where they have text alone.
+
+    Held-out windows where there are any, since a sample that begins with a training clip's frame is near it by itself. The
+    states of a frame are cached for the windows' own shape, so such a probe has that and costs as much as a preview.
+    """
+    prompts = metric_prompts(job)
+    if not (prompts and conditions_on_first_frame(job)):
+        return ()
+    shape = str(usual_shape(job))
+    held, trained = (
+        [window for window in windows if str(window.shape) == shape]
+        for windows in (job.library.held_out_windows, job.training_windows)
+    )
+    captions = {clip.id: clip.captions for clip in job.library.clips}
+    found = []
+    for i, prompt in enumerate(prompts):
+        pool = held or trained
+        own = [window for window in pool if prompt in captions[window.clip_id]]
+        found.append((own or [pool[i % len(pool)]])[0])
+    return tuple(found)
+
+
+def identity_of(plan: SampleMetricsPlan) -> dict[str, Any]:
+    """What decides the pixels of a probe beside the weights, JSON-like."""
+    settings = plan.settings
+    return {
+        "prompts": list(plan.prompts),
+        "samples": plan.samples,
+        "seed": plan.seed,
+        "shape": str(settings.shape),
+        "fps": settings.shape.fps,
+        "steps": settings.steps,
+        "guidance": settings.guidance,
+        "guidance_2": settings.guidance_2,
+        "shift": settings.shift,
+        "temporal_attention": settings.temporal_attention,
+        "told": [window.id for window in plan.first],
+    }

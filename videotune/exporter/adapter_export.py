@@ -1,7 +1,9 @@
-"""A trained adapter as a file that others read, and adapter files of any program read into a network.
+"""A trained adapter or new tokens' rows as a file that others read, and such files of any program read into a network.
 
-They are read by diffusers' own loader, or by PEFT's injection where a file brings PEFT's settings. Our own facts stand in
-the header under the key ``videotune``; ``export/formats.py`` says how the rest is written.
+Adapters are read by diffusers' own loader, or by PEFT's injection where a file brings PEFT's settings;
+``exporter/formats.py`` says how they are written. Of rows diffusers' form is one tensor under the token, (n, D); ComfyUI
+looks for a key of the text encoder's own, in a file whose name is the word. Our own facts stand in the header under the
+key ``videotune``.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from torch.nn import Parameter
 from videotune.adapters.effect import effects
 from videotune.adapters.kinds import by_module, kind_of, split
 from videotune.adapters.lora import lora_parameters
+from videotune.config.schema import token_names
+from videotune.errors import VideotuneError
+from videotune.exporter import formats
 from videotune.exporter.adapter_file import AdapterFile, lora_of, refuse, warn_of_other_base
-from videotune.exporter.formats import baked, head_of
-from videotune.exporter.verify import Exported, check_updates, write_verified
-from videotune.models.pretrained import explained
+from videotune.exporter.formats import Exported
+from videotune.models.loading import explained
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -46,10 +50,10 @@ def export_lora(
 
     def verify(aside: Path) -> tuple[float, str]:
         found, reader = read_effects(family, aside, expert)
-        return check_updates(effects(state, scale), found, path, reader), reader
+        return formats.check_updates(effects(state, scale), found, path, reader), reader
 
-    tensors = baked(family, format, state, scale)
-    return write_verified(format, path, len(by_module(state)), tensors, facts, verify, head_of(state))
+    tensors = formats.baked(family, format, state, scale)
+    return formats.write_verified(format, path, len(by_module(state)), tensors, facts, verify, formats.head_of(state))
 
 
 def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
@@ -161,3 +165,79 @@ def _update(layer: Any) -> Tensor:
     for part in layer.adapter_layer_names:
         getattr(layer, part).float()
     return delta
+
+
+PLAIN = "emb_params"
+"""The key of rows in files that name neither a token nor an encoder; the file's name is the token."""
+
+
+def export_embedding(
+    family: Family, format: str, rows: Mapping[str, Tensor], token: str, path: Path, facts: Mapping[str, Any]
+) -> list[Exported]:
+    """Write the rows (n, D) of each text encoder, float32, and read every file back; ``path`` is without its ending.
+
+    In diffusers' form each encoder has a file; where there are several, its name ends in the encoder's. Raises
+    VideotuneError for rows that are not finite, and where a file does not read back as it was written.
+    """
+    formats.check_finite("new tokens' rows", rows)
+    whole = {name: value.detach().cpu().float().contiguous() for name, value in rows.items()}
+    keys = family.embedding_keys()[format]
+    parts = [whole] if keys else [{name: value} for name, value in whole.items()]
+    done = []
+    for part in parts:
+        (name, value), *_ = part.items()
+        file = path.with_name(f"{path.name}{f'-{name}' if len(parts) > 1 else ''}.safetensors")
+        own = {**facts, "token": token} | ({} if keys else {"text_encoder": name})
+        tensors = {keys[key]: x for key, x in part.items()} if keys else {token: value}
+        tokenizer = None if keys else family.tokenizers()[name]
+        verify = partial(_verify, family, token, part, tokenizer)
+        done.append(formats.write_verified(format, file, len(part), tensors, own, verify))
+    return done
+
+
+def _verify(family: Family, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path) -> tuple[float, str]:
+    """Read a file back, with a tokenizer by diffusers too; VideotuneError where its token or its rows are others."""
+    named, found = read_embedding(family, path)
+    if named != token:
+        raise formats.failed(path, f"its token is {named!r}")
+    formats.check_same(rows, found.items(), path)
+    if tokenizer is None:
+        return 0.0, "safetensors, by the key that ComfyUI asks for"
+    (own,) = rows.values()
+    _read_by_diffusers(tokenizer, path, token, own)
+    return 0.0, "diffusers load_textual_inversion"
+
+
+def _read_by_diffusers(tokenizer: Any, path: Path, token: str, rows: Tensor) -> None:
+    """VideotuneError where diffusers' own reader finds other tokens or rows in a file."""
+    from diffusers.loaders.textual_inversion import TextualInversionLoaderMixin as Reader
+    from diffusers.loaders.textual_inversion import load_textual_inversion_state_dicts
+
+    (state,) = load_textual_inversion_state_dicts([str(path.parent)], weight_name=path.name)
+    named = Reader._retrieve_tokens_and_embeddings([None], [state], tokenizer)
+    found = zip(*Reader._extend_tokens_and_embeddings(*named, tokenizer), strict=True)
+    formats.check_same(dict(zip(token_names(token, len(rows)), rows, strict=True)), found, path)
+
+
+def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
+    """The token of a file, and the rows (n, D) of each text encoder in it, float32.
+
+    Read are diffusers' form (one tensor under its token), ComfyUI's (a key for each encoder) and one with the plain key
+    ``emb_params``; where no token stands in the file, its name is the token. Raises VideotuneError for another file.
+    """
+    if not path.is_file():
+        raise VideotuneError(f"no such file of new tokens: {path}")
+    file = AdapterFile(path)
+    facts = file.facts
+    tensors = {key: value.float()[None] if value.ndim == 1 else value.float() for key, value in file.tensors.items()}
+    encoders = {key: name for keys in family.embedding_keys().values() for name, key in keys.items()}
+    token = facts.get("token", "-".join(path.stem.split()))
+    if tensors and set(tensors) <= set(encoders):
+        return token, {encoders[key]: value for key, value in tensors.items()}
+    names = list(family.text_skeletons())
+    own = facts.get("text_encoder", names[0])
+    if len(tensors) != 1 or own not in names or next(iter(tensors.values())).ndim != 2:
+        keys = ", ".join(sorted(tensors)[:3])
+        raise VideotuneError(f"{path} holds no new tokens of {family.spec.title}: it has the keys {keys}")
+    ((key, value),) = tensors.items()
+    return (token if key == PLAIN else key), {own: value}
