@@ -149,7 +149,4 @@ def without_room_once(rank: int) -> None:
     pieces._write_own = full  # type: ignore[assignment]
 
 
-FAULTS = {
-    "killed in the second save": killed_in_the_second_save,
-    "no room once": without_room_once,
-}
+FAULTS = {"killed in the second save": killed_in_the_second_save, "no room once": without_room_once}

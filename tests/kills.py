@@ -9,11 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-OURS = (
-    "latent_cache/store.py",
-    "latent_cache/maintenance.py",
-    "videotune/files.py",
-)
+OURS = ("latent_cache/store.py", "latent_cache/maintenance.py", "videotune/files.py")
 SAVING = (
     "trainer/checkpoint.py",
     "trainer/checkpoint_writer.py",

@@ -1,9 +1,11 @@
 """The commands as the command line runs them, in this process: what they print, and their exit codes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from videotune.cli.main import app
 from videotune.cli.train import show_training
@@ -11,6 +13,11 @@ from videotune.commands import train as training
 from videotune.commands.sample import SampleOptions
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume
+
+Bases = Callable[..., Path]
+"""What the fixture tiny_bases gives."""
+Patch = pytest.MonkeyPatch
+Printed = pytest.CaptureFixture[str]
 
 FLAGS = {"as_json": "json", "every": "all"}
 

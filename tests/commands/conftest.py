@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import Finished, Make
+from tests.commands.safety_kit import Finished, Make, Work
 from tests.shell import train
 from videotune.errors import DONE
 from videotune.trainer.resolve_config import Overrides
@@ -47,6 +47,11 @@ def finished(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Finis
         return runs[name]
 
     return get
+
+
+@pytest.fixture
+def work(overrides: Make, finished: Finished, tmp_path: Path) -> Work:
+    return Work(overrides, finished, tmp_path)
 
 
 @pytest.fixture(scope="session")

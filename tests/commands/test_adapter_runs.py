@@ -11,17 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands.safety_kit import (
-    Finished,
-    Make,
-    assert_same_run,
-    largest_difference,
-    of_kind,
-    resume,
-    state,
-)
+from tests.commands.safety_kit import Finished, Make, Work, resume
+from tests.read_runs import assert_same_run, largest_difference, of_kind, state
 from tests.runs import open_run, prepare
-from tests.shell import export, plan, sample, train
+from tests.shell import Bases, Printed, export, plan, sample, train
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.commands.sample import SampleOptions, open_sampler, render
@@ -51,18 +44,18 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_the_run_that_never_stopped(kind: str, finished: Finished, tmp_path: Path) -> None:
-    straight = finished(*KINDS[kind], "steps=4", "save_every=2")
-    run = shutil.copytree(straight, tmp_path / "run")
+def test_a_resumed_run_is_the_run_that_never_stopped(kind: str, work: Work) -> None:
+    straight = work.finished(*KINDS[kind], "steps=4", "save_every=2")
+    run = shutil.copytree(straight, work.run)
     assert resume(run, step=2) == DONE
     assert_same_run(run, straight, 2, 4)
 
 
-def test_several_processes_cannot_update_within_backward(overrides: Make, tmp_path: Path) -> None:
+def test_several_processes_cannot_update_within_backward(work: Work) -> None:
 
-    job = open_run(overrides("optimizer.step_in_backward=true"), tmp_path / "run", None).job
+    job = open_run(work.overrides("optimizer.step_in_backward=true"), work.run, None).job
     with pytest.raises(VideotuneError, match="gradients of 2 processes have to be summed"):
-        prepare(job, tmp_path / "run", dist=DistributedContext(0, 2))
+        prepare(job, work.run, dist=DistributedContext(0, 2))
 
 
 @pytest.mark.parametrize("kind", ["ADAMW", "LION_8BIT", "MUON"])
@@ -86,10 +79,9 @@ def straight(finished: Finished) -> Path:
     return finished("steps=4", *QUANTIZED)
 
 
-def test_resumed_is_never_stopped_and_streamed_from_there(straight: Path, overrides: Make, tmp_path: Path) -> None:
+def test_resumed_is_never_stopped_and_streamed_from_there(straight: Path, work: Work) -> None:
     """Quantizing anew gives the same bits; another place for the weights too; another dtype is refused."""
-    run = tmp_path / "run"
-    assert train(overrides("steps=2", *QUANTIZED), run) == DONE
+    run = work.train("steps=2", *QUANTIZED)
     assert resume(run, "steps=4", "layer_offload_fraction=1") == DONE
     assert_same_run(run, straight, 4)
     for key in ("weight_dtype", "text_encoder.weight_dtype"):
@@ -111,7 +103,7 @@ def test_validation_and_samples_are_of_the_quantized_base(straight: Path, finish
 
 
 def test_a_merged_model_is_the_base_s_own_numbers_and_the_adapter(
-    straight: Path, tiny_bases: Callable[..., Path], tmp_path: Path
+    straight: Path, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     """Not the rounded ones: what the adapter does not change is the base's to the bit, and what it does is near it."""
     assert export(straight, out=tmp_path / "whole", merge=True) == DONE
@@ -159,7 +151,7 @@ def begun(overrides: Overrides, run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", KIN)
 def test_a_run_begins_from_a_checkpoint_and_from_each_file_of_its_kind(
-    kind: str, of_variant: Callable[[str], Path], overrides: Make, tmp_path: Path
+    kind: str, of_variant: Callable[[str], Path], work: Work
 ) -> None:
     """Exactly: ΔW in float64, also under another alpha; DoRA's magnitudes too."""
     run = of_variant(kind)
@@ -168,13 +160,11 @@ def test_a_run_begins_from_a_checkpoint_and_from_each_file_of_its_kind(
     more = settings_of(kind) if kind == "OFT" else (*settings_of(kind), "lora.alpha=2")
     sources = [checkpoint, *(run / line["path"] for line in read_json(run / "exports.json"))]
     for index, source in enumerate(sources):
-        ours = begun(overrides("steps=2", *more, f"init_from={source}"), tmp_path / str(index))
+        ours = begun(work.overrides("steps=2", *more, f"init_from={source}"), work.tmp / str(index))
         assert largest_difference(updates(ours, 1.0 if kind == "OFT" else 0.5), wanted) < 1e-6, source
 
 
-def test_kinds_are_not_mixed_and_shapes_must_fit(
-    of_variant: Callable[[str], Path], overrides: Make, tmp_path: Path
-) -> None:
+def test_kinds_are_not_mixed_and_shapes_must_fit(of_variant: Callable[[str], Path], work: Work) -> None:
     loha, lora = (of_variant(kind) / "checkpoints" / "step-4" for kind in ("LOHA", "LORA"))
     for source, sets, words in (
         (loha, ("lora.rank=4", "lora.targets=linear"), "is LOHA, and lora.variant is LORA"),
@@ -183,7 +173,7 @@ def test_kinds_are_not_mixed_and_shapes_must_fit(
         (loha, (*settings_of("LOHA"), "lora.targets=attention"), "4 modules that do not train here"),
     ):
         with pytest.raises(VideotuneError, match=words):
-            train(overrides("steps=2", *sets, f"init_from={source}"), tmp_path / "run")
+            train(work.overrides("steps=2", *sets, f"init_from={source}"), work.run)
 
 
 SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=1")
@@ -199,7 +189,7 @@ def rendered(**words: Any) -> np.ndarray:
     "kind", ["DORA", "LOKR", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("LOHA", "OFT"))]
 )
 def test_a_run_its_files_and_its_merged_model_draw_the_same(
-    kind: str, of_variant: Callable[[str], Path], tiny_bases: Callable[[str], Path]
+    kind: str, of_variant: Callable[[str], Path], tiny_bases: Bases
 ) -> None:
     run, base = of_variant(kind), str(tiny_bases("wan"))
     wanted = rendered(run=run)
@@ -220,7 +210,7 @@ def test_a_run_its_files_and_its_merged_model_draw_the_same(
 
 
 def test_kinds_without_degrees_have_no_strength(
-    of_variant: Callable[[str], Path], tiny_bases: Callable[[str], Path], tmp_path: Path
+    of_variant: Callable[[str], Path], tiny_bases: Bases, tmp_path: Path
 ) -> None:
     for kind in ("OFT", "DORA"):
         with pytest.raises(VideotuneError, match=f"--strength: {kind} cannot be scaled"):
@@ -230,13 +220,11 @@ def test_kinds_without_degrees_have_no_strength(
     assert np.abs(off - rendered(base=str(tiny_bases("wan")))).max() <= 1
 
 
-def test_merging_what_has_no_adapter_is_refused(
-    of_variant: Callable[[str], Path], finished: Finished, overrides: Make
-) -> None:
+def test_merging_what_has_no_adapter_is_refused(of_variant: Callable[[str], Path], work: Work) -> None:
     with pytest.raises(VideotuneError, match="--merge writes a folder in diffusers layout: it goes without --format"):
         export(of_variant("LORA"), ["comfyui"], merge=True)
     with pytest.raises(VideotuneError, match="--merge: a fine-tuned model has no adapter"):
-        export(finished("steps=4", "save_every=2", *LAYERS, "train_dtype=FLOAT_32"), merge=True)
+        export(work.finished("steps=4", "save_every=2", *LAYERS, "train_dtype=FLOAT_32"), merge=True)
 
 
 # ---- plan
@@ -244,7 +232,7 @@ def test_merging_what_has_no_adapter_is_refused(
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_the_plan_counts_what_trains(
-    kind: str, of_variant: Callable[[str], Path], overrides: Make, capsys: pytest.CaptureFixture[str]
+    kind: str, of_variant: Callable[[str], Path], overrides: Make, capsys: Printed
 ) -> None:
     weights = load_file(of_variant(kind) / "checkpoints" / "step-4" / "weights.safetensors")
     capsys.readouterr()
@@ -265,7 +253,7 @@ def test_the_plan_counts_what_trains(
     ],
 )
 def test_the_plan_lists_modules_by_pattern(
-    sets: tuple[str, ...], listed: str, overrides: Make, capsys: pytest.CaptureFixture[str]
+    sets: tuple[str, ...], listed: str, overrides: Make, capsys: Printed
 ) -> None:
     assert plan(overrides(*sets)) == DONE
     assert listed in capsys.readouterr().out
@@ -275,9 +263,7 @@ def test_the_plan_lists_modules_by_pattern(
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
-def test_chosen_layers_are_exported_in_the_whole_model(
-    dtype: str, finished: Finished, tiny_bases: Callable[[str], Path]
-) -> None:
+def test_chosen_layers_are_exported_in_the_whole_model(dtype: str, finished: Finished, tiny_bases: Bases) -> None:
     run = finished("steps=4", "save_every=2", *LAYERS, f"train_dtype={dtype}")
     saved = load_file(run / "checkpoints" / "step-4" / "weights.safetensors")
     assert {name.split(".")[2] for name in saved} == {"attn1", "norm2"}

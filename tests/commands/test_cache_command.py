@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from PIL import Image
 
 from tests.clips import noise, write_clip
 from tests.scenery import shots
-from tests.shell import cache, list_cache, prune_cache, verify_cache
+from tests.shell import Bases, Printed, cache, list_cache, prune_cache, verify_cache
 from tests.shell import run as shell
 from videotune.commands.cache import cache_at
 from videotune.errors import DONE, SKIPPED, VideotuneError
@@ -25,7 +24,7 @@ def data(small_clips: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def settings(data: Path, tiny_bases: Callable[[str], Path]) -> Overrides:
+def settings(data: Path, tiny_bases: Bases) -> Overrides:
     sets = ("resolution=32x32", "samples=0", "dataloader_threads=1")
     return Overrides(data=str(data), sets=(f"base_model_name={tiny_bases('wan')}", *sets))
 
@@ -41,9 +40,7 @@ def spoil(store: Store, kind: str) -> str:
     return entry.key
 
 
-def test_a_cache_is_filled_listed_verified_and_pruned(
-    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cache_is_filled_listed_verified_and_pruned(data: Path, settings: Overrides, capsys: Printed) -> None:
     assert cache(settings) == DONE
     capsys.readouterr()
     for place in (data, data / ".videotune-cache"):
@@ -67,7 +64,7 @@ def test_a_cache_is_filled_listed_verified_and_pruned(
 
 
 def test_a_damaged_entry_is_listed_with_exit_code_2_and_made_anew(
-    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
+    data: Path, settings: Overrides, capsys: Printed
 ) -> None:
     cache(settings)
     folder = data / ".videotune-cache"
@@ -85,7 +82,7 @@ def test_a_damaged_entry_is_listed_with_exit_code_2_and_made_anew(
 
 
 def test_pruning_removes_what_the_settings_do_not_need_and_only_with_yes(
-    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
+    data: Path, settings: Overrides, capsys: Printed
 ) -> None:
     cache(settings)
     caption = sorted((data / "captions").iterdir())[0]
@@ -127,7 +124,7 @@ def run(source: Path, out: Path, min_seconds: float = 1.0) -> int:
     return shell("dataset", "split", source, out=out, min_seconds=min_seconds)
 
 
-def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: Printed) -> None:
     """Scenes, a whole file, images that are listed and not split, a broken file."""
     write_clip(tmp_path / "in" / "film.mp4", shots([1, 2, 3], 30)[:-12])
     write_clip(tmp_path / "in" / "whole.mp4", shots([4], 30))

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.clips import noise, numbered, read_numbers, write_clip, write_image
-from tests.shell import check
+from tests.shell import Bases, Patch, Printed, check
 from videotune.errors import VideotuneError
 from videotune.models.registry import find
 from videotune.trainer.resolve_config import Overrides
@@ -25,7 +25,7 @@ SETS = ("resolution=64x96", "video_config.frames=9")
 
 
 @pytest.fixture
-def settings(data: Path, tiny_bases: Callable[[str], Path]) -> Overrides:
+def settings(data: Path, tiny_bases: Bases) -> Overrides:
     return Overrides(data=str(data), sets=(f"base_model_name={tiny_bases('wan')}", *SETS))
 
 
@@ -36,9 +36,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_the_row_of_a_clip(
-    settings: Overrides, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_row_of_a_clip(settings: Overrides, capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "220")
     assert check(settings) == 2
     out = capsys.readouterr().out
@@ -54,8 +52,8 @@ def test_the_row_of_a_clip(
 
 
 def test_captions_are_counted_in_tokens_and_cut_ones_reported(
-    data: Path, settings: Overrides, tiny_bases: Callable[[str], Path], tmp_path: Path,
-    tiny_family: Callable[..., Any], capsys: pytest.CaptureFixture[str],
+    data: Path, settings: Overrides, tiny_bases: Bases, tmp_path: Path,
+    tiny_family: Callable[..., Any], capsys: Printed,
 ) -> None:  # fmt: skip
     """As the pipeline counts them; without a fast tokenizer they are not counted."""
     captions = ["a cat", "  two   spaces &amp; an entity &lt;3 ", "ﬁne “quotes” …", "", "word " * 300]
@@ -137,9 +135,7 @@ def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, settings: Overri
     assert f"user/films is hf://datasets/user/films@{commit}" in account["notes"]
 
 
-def test_nothing_that_a_dataset_says_steers_the_terminal(
-    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_that_a_dataset_says_steers_the_terminal(data: Path, settings: Overrides, capsys: Printed) -> None:
     odd = "b\x1b[31mc\x07\u202e4pm"
     (data / "b.mp4").rename(data / f"{odd}.mp4")
     (data / "b.txt").rename(data / f"{odd}.txt")
@@ -154,7 +150,7 @@ def test_nothing_that_a_dataset_says_steers_the_terminal(
 
 
 def test_a_dataset_that_cannot_be_written_is_checked_all_the_same(
-    data: Path, settings: Overrides, capsys: pytest.CaptureFixture[str]
+    data: Path, settings: Overrides, capsys: Printed
 ) -> None:
     (data / ".videotune-cache").write_text("a file where the cache would be")
     assert check(settings) == 2
@@ -162,7 +158,7 @@ def test_a_dataset_that_cannot_be_written_is_checked_all_the_same(
 
 
 def test_many_clips_are_cut_short_and_numbers_sort_by_value(
-    tmp_path: Path, settings: Overrides, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: Overrides, capsys: Printed, monkeypatch: Patch
 ) -> None:
     for i in range(1, 24):
         write_clip(tmp_path / "many" / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16).with_suffix(".txt").write_text(

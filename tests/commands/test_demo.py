@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.shell import Patch, Printed
 from videotune.cli.demo import show_demo
 from videotune.commands.demo import (
     BATCH,
@@ -70,9 +71,7 @@ def test_another_seed_is_another_demo(tmp_path: Path) -> None:
         demo(tmp_path, 1)
 
 
-def test_the_result_is_a_short_table_and_the_place_of_the_report(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_result_is_a_short_table_and_the_place_of_the_report(capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     show_demo(Path("demo"), RESULT)
     printed = capsys.readouterr().out

@@ -11,7 +11,9 @@ import torch
 from diffusers import WanTransformer3DModel
 
 from tests.commands import moments
-from tests.commands.safety_kit import KILLED, equal, of_kind, start, state
+from tests.commands.safety_kit import KILLED, start
+from tests.read_runs import equal, of_kind, state
+from tests.shell import Bases
 from videotune.errors import DONE
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
@@ -58,7 +60,7 @@ PAIRWISE = [
 
 @pytest.fixture(scope="module")
 def straight(
-    server: None, small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    server: None, small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Overrides, Path]]:
     """(settings, folder) of the run that never stops, made once for each method and state; its batches come without
     threads."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.safety_kit import Make, assert_same_run, of_kind, state, steps_of
+from tests.commands.safety_kit import Make, Work
+from tests.read_runs import assert_same_run, of_kind, state, steps_of
 from tests.shell import train
 from videotune.errors import DONE
 from videotune.files import read_json
@@ -99,11 +100,11 @@ def test_a_preset_of_the_guide_trains_resumes_and_exports(name: str, preset: Mak
 
 
 @pytest.mark.parametrize("method", SNIPPETS)
-def test_a_snippet_of_the_guide_trains_as_it_stands(method: str, overrides: Make, tmp_path: Path) -> None:
-    config, run = tmp_path / "config.json", tmp_path / "run"
+def test_a_snippet_of_the_guide_trains_as_it_stands(method: str, work: Work) -> None:
+    config, run = work.tmp / "config.json", work.run
     snippet, rates, parts = SNIPPETS[method]
     config.write_text(json.dumps({"training_method": method} | snippet))
-    plain = overrides("steps=3", "save_every=1")
+    plain = work.overrides("steps=3", "save_every=1")
     sets = tuple(text for text in plain.sets if not text.startswith(("learning_rate=", "lora.")))
     assert train(replace(plain, config=config, sets=sets), run) == DONE
     trained(run, rates, parts)

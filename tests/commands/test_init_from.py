@@ -9,20 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.commands.safety_kit import (
-    Finished,
-    Make,
-    assert_same_run,
-    complete,
-    equal,
-    largest_difference,
-    of_kind,
-    resume,
-    steps_of,
-)
+from tests.commands.safety_kit import Finished, Work, resume
 from tests.exporter.export_kit import read_back
+from tests.read_runs import assert_same_run, complete, equal, largest_difference, of_kind, steps_of
 from tests.runs import open_run, prepare
-from tests.shell import export, train
+from tests.shell import Printed, export, train
 from videotune.adapters.lora import updates
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
@@ -69,14 +60,14 @@ def delta_of(run: Path, name: str, overrides: Overrides, tmp_path: Path) -> dict
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(("rank", "alpha"), [(4, 1.5), (8, None)])
 def test_the_run_begins_with_what_the_file_does(
-    name: str, rank: int, alpha: float | None, adapter: Path, overrides: Make, tmp_path: Path
+    name: str, rank: int, alpha: float | None, adapter: Path, work: Work
 ) -> None:
     """Exactly: ΔW in float64, whatever the rank and alpha of the new run are. Rows of A that the file does not fill keep
     their draw, so that they can learn."""
     more = ("steps=2", f"lora.rank={rank}", *([f"lora.alpha={alpha}"] if alpha else []), "ema.decay=0.9")
-    wanted = delta_of(adapter, name, overrides(*more), tmp_path)
-    plain = begun(overrides(*more), tmp_path / "plain").parameters
-    trainer = begun(overrides(*more, f"init_from={place(adapter, name)}"), tmp_path / "run")
+    wanted = delta_of(adapter, name, work.overrides(*more), work.tmp)
+    plain = begun(work.overrides(*more), work.tmp / "plain").parameters
+    trainer = begun(work.overrides(*more, f"init_from={place(adapter, name)}"), work.run)
     assert largest_difference(updates(trainer.parameters, (alpha or rank) / rank), wanted) < 1e-6
     assert equal(dict(trainer.result), dict(trainer.parameters)), "the average begins at the same weights"
     assert not any(trainer.pool.trainable.optimizer.state.values()), "a fresh optimizer"
@@ -85,18 +76,16 @@ def test_the_run_begins_with_what_the_file_does(
         assert rank == 4 or ".lora_B." in key or bool(value[4:].any())
 
 
-def test_the_file_is_reported_and_kept_in_the_config(
-    adapter: Path, overrides: Make, finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_is_reported_and_kept_in_the_config(adapter: Path, work: Work, capsys: Printed) -> None:
     file, settings = place(adapter, FILES[0]), ("steps=2", "lora.rank=4", "validate_every=2")
-    assert train(overrides(*settings, f"init_from={file}"), tmp_path / "run") == DONE
+    work.train(*settings, f"init_from={file}")
     printed = capsys.readouterr().err
     assert f"beginning with the weights of {file} (" in printed
     assert "fresh optimizer, step 0" in printed
-    assert read_run_config(tmp_path / "run")["settings"]["init_from"] == str(file)
-    first, other = (of_kind(run, "validation")[0]["train"]["mean"] for run in (tmp_path / "run", finished(*settings)))
+    assert read_run_config(work.run)["settings"]["init_from"] == str(file)
+    first, other = (of_kind(run, "validation")[0]["train"]["mean"] for run in (work.run, work.finished(*settings)))
     assert first != other, "the first validation is of the weights it began with"
-    assert [line["step"] for line in steps_of(tmp_path / "run")] == [1, 2]
+    assert [line["step"] for line in steps_of(work.run)] == [1, 2]
 
 
 FULL_RUN = ("steps=3", *FULL, "train_dtype=FLOAT_32")
@@ -121,16 +110,14 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(
-    case: str, adapter: Path, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused(case: str, adapter: Path, work: Work) -> None:
     name, sets, named = REFUSED[case]
-    (tmp_path / "text.safetensors").write_text("hello")
+    (work.tmp / "text.safetensors").write_text("hello")
     for folder in ("empty", "step-9"):
-        (tmp_path / folder).mkdir()
-    checkpoint = shutil.copytree(place(adapter, "checkpoint"), tmp_path / "step-3")
+        (work.tmp / folder).mkdir()
+    checkpoint = shutil.copytree(place(adapter, "checkpoint"), work.tmp / "step-3")
     for source, wide in (
-        (place(adapter, FILES[0]), tmp_path / "wide.safetensors"),
+        (place(adapter, FILES[0]), work.tmp / "wide.safetensors"),
         (checkpoint / "weights.safetensors", checkpoint / "weights.safetensors"),
     ):
         tensors = load_file(source).items()
@@ -139,23 +126,21 @@ def test_what_does_not_fit_is_refused(
     marker["files"]["weights.safetensors"] = entry_of(checkpoint / "weights.safetensors")
     (checkpoint / "COMPLETE").write_text(json.dumps(marker))
     if name == "full":
-        source = place(finished(*FULL_RUN), "checkpoint")
+        source = place(work.finished(*FULL_RUN), "checkpoint")
     else:
-        source = place(adapter, name) if name in FILES else tmp_path / name
+        source = place(adapter, name) if name in FILES else work.tmp / name
     with pytest.raises(VideotuneError, match=named):
-        train(overrides("steps=2", *sets, f"init_from={source}"), tmp_path / "run")
-    assert not (tmp_path / "run" / "config.json").exists()
+        train(work.overrides("steps=2", *sets, f"init_from={source}"), work.run)
+    assert not (work.run / "config.json").exists()
 
 
 # ---- every weight
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
-def test_fine_tuning_begins_from_a_checkpoint_s_folder(
-    dtype: str, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    folder = place(finished("steps=3", *FULL, f"train_dtype={dtype}"), "checkpoint")
-    trainer = begun(overrides("steps=2", *FULL, f"train_dtype={dtype}", f"init_from={folder}"), tmp_path / dtype)
+def test_fine_tuning_begins_from_a_checkpoint_s_folder(dtype: str, work: Work) -> None:
+    folder = place(work.finished("steps=3", *FULL, f"train_dtype={dtype}"), "checkpoint")
+    trainer = begun(work.overrides("steps=2", *FULL, f"train_dtype={dtype}", f"init_from={folder}"), work.tmp / dtype)
     saved = load_file(folder / "weights.safetensors")
     assert equal({name: value.detach() for name, value in trainer.parameters.items()}, saved)
     held = dict(trainer.net.named_parameters())
@@ -165,20 +150,18 @@ def test_fine_tuning_begins_from_a_checkpoint_s_folder(
 # ---- and a resume
 
 
-def test_a_resume_from_a_checkpoint_does_not_need_the_file_and_one_from_0_does(
-    adapter: Path, overrides: Make, tmp_path: Path
-) -> None:
+def test_a_resume_from_a_checkpoint_does_not_need_the_file_and_one_from_0_does(adapter: Path, work: Work) -> None:
     """A rollback to the beginning begins with the file, not with the base."""
-    file, run = tmp_path / "file.safetensors", tmp_path / "run"
+    file, run = work.tmp / "file.safetensors", work.run
     shutil.copy(place(adapter, FILES[0]), file)
-    assert train(overrides("steps=4", "save_every=2", "lora.rank=4", f"init_from={file}"), run) == DONE
-    straight = shutil.copytree(run, tmp_path / "straight")
-    file.rename(tmp_path / "away.safetensors")
+    assert train(work.overrides("steps=4", "save_every=2", "lora.rank=4", f"init_from={file}"), run) == DONE
+    straight = shutil.copytree(run, work.tmp / "straight")
+    file.rename(work.tmp / "away.safetensors")
     assert resume(run, step=2) == DONE
     with pytest.raises(VideotuneError, match="init_from: no such file or folder"):
         resume(run, step=0)
     assert complete(run) == [2, 4], "nothing was set aside yet"
-    (tmp_path / "away.safetensors").rename(file)
+    (work.tmp / "away.safetensors").rename(file)
     assert resume(run, step=0) == DONE
     assert_same_run(run, straight, 4)
     assert export(run, ["comfyui"]) == DONE

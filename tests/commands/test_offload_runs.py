@@ -1,22 +1,22 @@
 """Whole runs with blocks and inputs on the host: the same as the plain run, line by line and bit for bit."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.commands.safety_kit import Make, assert_same_run, of_kind, resume
+from tests.commands.safety_kit import Make, Work, resume
 from tests.offload_kit import deepen
-from tests.shell import train
+from tests.read_runs import assert_same_run, of_kind
+from tests.shell import Bases, Patch, train
 from videotune.errors import DONE
 from videotune.trainer.resolve_config import Overrides
 from videotune.validation import decoding
 
 
 @pytest.fixture(scope="module")
-def overrides(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Make:
+def overrides(small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Words of a run of four steps on a tiny base of six blocks; everything that a run does happens in it."""
     folder = tmp_path_factory.mktemp("deep")
     bases = {variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")}
@@ -33,7 +33,7 @@ def overrides(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_facto
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def decoded(monkeypatch: Patch) -> list[torch.Tensor]:
     """The latents of every preview, in order: the encoder of the files themselves does not give the same bits twice."""
     seen: list[torch.Tensor] = []
 
@@ -65,15 +65,13 @@ LONG = ("full-bf16", "one-expert-full")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in RUNS])
-def test_a_streamed_run_is_the_plain_run(
-    name: str, overrides: Make, tmp_path: Path, decoded: list[torch.Tensor]
-) -> None:
+def test_a_streamed_run_is_the_plain_run(name: str, work: Work, decoded: list[torch.Tensor]) -> None:
     """Losses, checkpoints, averages, previews and validation."""
     variant, sets = RUNS[name]
-    plain, streamed = tmp_path / "plain", tmp_path / "streamed"
-    assert train(overrides(*sets, variant=variant), plain) == DONE
+    plain, streamed = work.tmp / "plain", work.tmp / "streamed"
+    assert train(work.overrides(*sets, variant=variant), plain) == DONE
     count = len(decoded)
-    assert train(overrides(*sets, *STREAMED, variant=variant), streamed) == DONE
+    assert train(work.overrides(*sets, *STREAMED, variant=variant), streamed) == DONE
     assert_same_run(streamed, plain, 4)
     assert validations(streamed) == validations(plain)
     assert count == (0 if "sample_after=0" in sets else 2)
@@ -89,10 +87,10 @@ def test_a_streamed_run_is_the_plain_run(
     ],
 )
 def test_a_resume_turns_streaming_on_and_off(
-    sets: tuple[str, ...], first: tuple[str, ...], then: tuple[str, ...], overrides: Make, tmp_path: Path
+    sets: tuple[str, ...], first: tuple[str, ...], then: tuple[str, ...], work: Work
 ) -> None:
-    sets, plain, run = (*sets, "sample_after=0", "validate_every=0"), tmp_path / "plain", tmp_path / "run"
-    assert train(overrides(*sets), plain) == DONE
-    assert train(overrides(*sets, "steps=2", *first), run) == DONE
+    sets, plain, run = (*sets, "sample_after=0", "validate_every=0"), work.tmp / "plain", work.run
+    assert train(work.overrides(*sets), plain) == DONE
+    assert train(work.overrides(*sets, "steps=2", *first), run) == DONE
     assert resume(run, "steps=4", *then) == DONE
     assert_same_run(run, plain, 4)

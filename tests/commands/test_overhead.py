@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.commands.safety_kit import Make, of_kind
+from tests.commands.safety_kit import Work
+from tests.read_runs import of_kind
 from tests.runs import measure, open_run, prepare, preview
 from videotune.cli.plan import overhead_text
 from videotune.latent_cache.exposure import band, most
@@ -63,12 +64,10 @@ def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) 
     [("wan", ("ema.decay=0.5",)), ("hunyuan_video", ("sample.guidance=6",))],
     ids=["guided", "guidance embedded"],
 )
-def test_the_plan_knows_how_often_and_how_many_passes(
-    family: str, more: tuple[str, ...], overrides: Make, tmp_path: Path
-) -> None:
+def test_the_plan_knows_how_often_and_how_many_passes(family: str, more: tuple[str, ...], work: Work) -> None:
     """Against the calls of the network: what passes through it in a validation and a preview, and how many there were."""
-    run = tmp_path / "run"
-    job = open_run(overrides(*OFTEN, *more, base=(family,)), run).job
+    run = work.run
+    job = open_run(work.overrides(*OFTEN, *more, base=(family,)), run).job
     trainer, planned = prepare(job, run, False), make_plan(job)["beside"]
     announce(trainer, None)
     for act, part in ((measure, "readings"), (preview, "previews")):
@@ -81,13 +80,13 @@ def test_the_plan_knows_how_often_and_how_many_passes(
     assert len({line["step"] for line in of_kind(run, "sample")}) == planned["previews"]["count"] == 3
 
 
-def test_the_share_is_that_of_the_tokens(overrides: Make, tmp_path: Path) -> None:
+def test_the_share_is_that_of_the_tokens(work: Work) -> None:
     """By hand: 4 validations of 9 passes, beside 5 steps of 2 samples that count threefold; all of one shape. With twice the
     processes the same: as many steps have twice the samples in the same time."""
 
     def found(*sets: str, processes: int = 1) -> dict[str, Any]:
-        settings = overrides("batch_size=2", "video_config.frames=5", *sets)
-        return make_plan(open_run(settings, tmp_path / "run", None, processes).job)["beside"]
+        settings = work.overrides("batch_size=2", "video_config.frames=5", *sets)
+        return make_plan(open_run(settings, work.run, None, processes).job)["beside"]
 
     facts = found(*OFTEN)
     windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
@@ -104,9 +103,9 @@ def test_the_share_is_that_of_the_tokens(overrides: Make, tmp_path: Path) -> Non
     assert found(*often) == found(*often, processes=2)
 
 
-def test_the_progress_bar_has_times_seen_with_their_band(overrides: Make, tmp_path: Path) -> None:
+def test_the_progress_bar_has_times_seen_with_their_band(work: Work) -> None:
     """By the window that is seen most, step by step as the exposure has it."""
-    trainer = prepare(open_run(overrides("steps=200", "batch_size=6"), tmp_path / "run").job, tmp_path / "run", False)
+    trainer = prepare(open_run(work.overrides("steps=200", "batch_size=6"), work.run).job, work.run, False)
     trainer.journal.close()
     bands = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
     assert len(set(bands.values())) == 4
@@ -114,9 +113,9 @@ def test_the_progress_bar_has_times_seen_with_their_band(overrides: Make, tmp_pa
     assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"views a window, {bands[120]}")
 
 
-def test_the_time_left_counts_what_is_done_between_steps(overrides: Make, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    settings = overrides(*OFTEN)
+def test_the_time_left_counts_what_is_done_between_steps(work: Work) -> None:
+    run = work.run
+    settings = work.overrides(*OFTEN)
     trainer = prepare(open_run(settings, run).job, run, False)
     announce(trainer, None)
     assert train_loop(trainer) == "done"
@@ -175,10 +174,10 @@ def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(forty_clips
     assert short.config.samples == 1
 
 
-def test_a_run_keeps_its_spacing_when_it_is_prolonged(overrides: Make, tmp_path: Path) -> None:
+def test_a_run_keeps_its_spacing_when_it_is_prolonged(work: Work) -> None:
     """The spacing stands in config.json; a resume to more steps reads it there."""
-    run = tmp_path / "run"
-    first = open_run(overrides("steps=4", "validate_every=null", "sample_after=null"), run).job
+    run = work.run
+    first = open_run(work.overrides("steps=4", "validate_every=null", "sample_after=null"), run).job
     begin(run, first, {}, make_plan(first), "FLOAT_32")
     later = open_run(Overrides(sets=("steps=400",)), run, Resume()).job
     for key in ("validate_every", "sample_after", "validation_windows"):

@@ -8,24 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import (
-    Finished,
-    Make,
-    assert_same_run,
-    complete,
-    equal,
-    facts_of,
-    furthest,
-    of_kind,
-    refusal,
-    resume,
-    start,
-    state,
-    steps_of,
-    warnings_of,
-)
+from tests.commands.safety_kit import Finished, Make, Work, refusal, resume, start
+from tests.read_runs import assert_same_run, complete, equal, facts_of, furthest, of_kind, state, steps_of, warnings_of
 from tests.runs import open_run
-from tests.shell import train
+from tests.shell import Printed, train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json, write_json
 from videotune.trainer.resolve_config import Overrides
@@ -45,9 +31,9 @@ def rename_clip(data: Path, clip: str, folder: Path, name: str = "") -> None:
 
 
 @pytest.fixture
-def begun(finished: Finished, tmp_path: Path) -> Callable[..., Path]:
+def begun(work: Work) -> Callable[..., Path]:
     """A copy of a run of four steps, saved at each second one."""
-    return lambda *sets: shutil.copytree(finished("steps=4", "save_every=2", *sets), tmp_path / "run")
+    return lambda *sets: work.copy("steps=4", "save_every=2", *sets)
 
 
 # ---- keys
@@ -157,9 +143,9 @@ def test_epochs_may_be_given_instead_of_steps(begun: Callable[..., Path]) -> Non
     assert read_run_config(run)["settings"]["steps"] == 6
 
 
-def test_another_split_of_a_step_agrees_to_rounding(finished: Finished, tmp_path: Path) -> None:
+def test_another_split_of_a_step_agrees_to_rounding(work: Work) -> None:
     settings = ("save_every=3", "batch_size=4")
-    run, straight = shutil.copytree(finished("steps=3", *settings), tmp_path / "run"), finished("steps=6", *settings)
+    run, straight = shutil.copytree(work.finished("steps=3", *settings), work.run), work.finished("steps=6", *settings)
     assert resume(run, "steps=6", "batch_size=2", "gradient_accumulation_steps=2") == DONE
     assert 0 <= furthest(state(run, 6), state(straight, 6)) < 1e-3
     assert [line["window_ids"] for line in steps_of(run)] == [line["window_ids"] for line in steps_of(straight)]
@@ -195,11 +181,11 @@ def test_a_changed_validation_set_is_reported_once_and_measured_at_once(begun: C
 
 
 def test_a_clip_held_out_later_is_refused_or_changes_the_validation_set(
-    library: Path, overrides: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    library: Path, work: Work, capfd: Printed
 ) -> None:
     """What was measured before compares with nothing that is measured after."""
-    run, held = tmp_path / "run", tmp_path / "held"
-    assert train(overrides("steps=2", "validate_every=2", data=library), run) == DONE
+    run, held = work.run, work.tmp / "held"
+    assert train(work.overrides("steps=2", "validate_every=2", data=library), run) == DONE
     rename_clip(library, stems(library)[0], held)
     rows = json.dumps([{"path": str(library)}, {"path": str(held), "kind": "validation"}])
     assert "1 clip trained on before, now held out" in refusal(run, f"datasets={rows}", "steps=3")
@@ -218,9 +204,9 @@ def test_a_clip_held_out_later_is_refused_or_changes_the_validation_set(
 # ---- the base model
 
 
-def test_a_base_model_may_move_and_not_change(overrides: Make, finished: Finished, tmp_path: Path) -> None:
-    settings, straight = overrides("steps=2", "save_every=2"), finished("steps=4", "save_every=2")
-    here, there, run = tmp_path / "here", tmp_path / "there", tmp_path / "run"
+def test_a_base_model_may_move_and_not_change(work: Work) -> None:
+    settings, straight = work.overrides("steps=2", "save_every=2"), work.finished("steps=4", "save_every=2")
+    here, there, run = work.tmp / "here", work.tmp / "there", work.run
     shutil.copytree(read_run_config(straight)["settings"]["base_model_name"], here)
     assert train(Overrides(data=settings.data, sets=(*settings.sets, f"base_model_name={here}")), run) == DONE
     here.rename(there)
@@ -325,10 +311,10 @@ def counts_agree(run: Path, steps: int) -> None:
     assert all(Path(clip["path"]).name in page for clip in read_json(run / "check.json")["clips"])
 
 
-def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(library: Path, overrides: Make, tmp_path: Path) -> None:
-    run, straight, moved = tmp_path / "run", tmp_path / "straight", tmp_path / "moved"
-    assert train(overrides("steps=8", "save_every=4", data=library), straight) == DONE
-    assert train(overrides("steps=4", "save_every=4", data=library), run) == DONE
+def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(library: Path, work: Work) -> None:
+    run, straight, moved = work.run, work.tmp / "straight", work.tmp / "moved"
+    assert train(work.overrides("steps=8", "save_every=4", data=library), straight) == DONE
+    assert train(work.overrides("steps=4", "save_every=4", data=library), run) == DONE
     library.rename(moved)
     assert "data" in refusal(run, "steps=8")
     assert train(Overrides(data=str(moved), sets=("steps=8",)), run, resume=Resume()) == DONE
@@ -340,9 +326,9 @@ def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(library: Path, ove
     assert f"since it started: {named}. Put it back" in str(caught.value)
 
 
-def test_a_key_of_the_data_is_judged_by_what_it_changes(library: Path, overrides: Make, tmp_path: Path) -> None:
-    run, head = tmp_path / "run", ("video_config.windows=head", "video_config.frames=9")
-    assert train(overrides("steps=2", data=library), run) == DONE
+def test_a_key_of_the_data_is_judged_by_what_it_changes(library: Path, work: Work) -> None:
+    head = ("video_config.windows=head", "video_config.frames=9")
+    run = work.train("steps=2", data=library)
     assert "clips, their windows or how they are shown differ" in refusal(run, "steps=3", *head, override=True)
     assert resume(run, "steps=3", "missing_caption=skip") == DONE, "every clip has a caption: nothing differs"
     assert resume(run, "steps=12", *head, data_change=True) == DONE
@@ -350,10 +336,9 @@ def test_a_key_of_the_data_is_judged_by_what_it_changes(library: Path, overrides
     counts_agree(run, 12)
 
 
-def test_data_that_changes_twice_with_a_rollback_between(library: Path, overrides: Make, tmp_path: Path) -> None:
+def test_data_that_changes_twice_with_a_rollback_between(library: Path, work: Work) -> None:
     """What was seen before each change is counted from the journal; a rollback forgets the later change."""
-    run = tmp_path / "run"
-    assert train(overrides("steps=6", "save_every=3", "caption_dropout=0", data=library), run) == DONE
+    run = work.train("steps=6", "save_every=3", "caption_dropout=0", data=library)
     for what, steps in (("removed", 12), ("added", 18)):
         edit(library, what)
         assert resume(run, f"steps={steps}", data_change=True) == DONE
@@ -365,11 +350,9 @@ def test_data_that_changes_twice_with_a_rollback_between(library: Path, override
     counts_agree(run, 15)
 
 
-def test_the_first_command_with_resume_added_changes_nothing(
-    overrides: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_command_with_resume_added_changes_nothing(work: Work, capsys: Printed) -> None:
     """A preset, clips and settings that are the run's own are no change, also where they were left open and then frozen."""
-    run, plain = tmp_path / "run", overrides("steps=2")
+    run, plain = work.run, work.overrides("steps=2")
     sets = (*(text for text in plain.sets if not text.startswith("base_model_name")), "epochs=2", "steps=null")
     command = Overrides(preset="toy", data=plain.data, sets=(*sets, "save_every=2", "sample.steps=1", "batch_size=2"))
     assert train(command, run) == DONE
@@ -384,21 +367,19 @@ def test_the_first_command_with_resume_added_changes_nothing(
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("there", [True, False])
-def test_the_first_command_resumes_also_when_it_began_with_a_file(
-    there: bool, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
+def test_the_first_command_resumes_also_when_it_began_with_a_file(there: bool, work: Work) -> None:
     """The file is not read again, so it need not be there; another one is refused."""
-    file, settings = tmp_path / "file.safetensors", overrides("steps=2")
-    shutil.copy(finished("steps=3") / "export" / "run-step-3.safetensors", file)
+    file, settings = work.tmp / "file.safetensors", work.overrides("steps=2")
+    shutil.copy(work.finished("steps=3") / "export" / "run-step-3.safetensors", file)
     begin = ("--init-from", str(file))
-    assert start(settings, tmp_path / "run", *begin).ended() == DONE
-    before = state(tmp_path / "run", 2)
+    assert start(settings, work.run, *begin).ended() == DONE
+    before = state(work.run, 2)
     if not there:
         file.unlink()
-    running = start(settings, tmp_path / "run", *begin, "--resume")
+    running = start(settings, work.run, *begin, "--resume")
     assert running.ended() == DONE, running.stderr
     assert "init_from is not read again" in running.stderr
     assert "changed:" not in running.stderr
-    assert equal(state(tmp_path / "run", 2), before)
-    other = start(settings, tmp_path / "run", "--init-from", str(tmp_path / "other.safetensors"), "--resume")
+    assert equal(state(work.run, 2), before)
+    other = start(settings, work.run, "--init-from", str(work.tmp / "other.safetensors"), "--resume")
     assert other.ended() == FAILED

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from tests.commands.safety_kit import Finished, Make, of_kind, resume
-from tests.shell import compare, export, sample, train
+from tests.commands.safety_kit import Finished, Make, Work, resume
+from tests.read_runs import of_kind
+from tests.shell import Bases, Patch, Printed, compare, export, sample, train
 from videotune.commands.compare import cell_of
 from videotune.commands.sample import SampleOptions, named_by
 from videotune.data.decode import decode
@@ -46,7 +46,7 @@ def sampled(options: SampleOptions, out: Path) -> np.ndarray:
 
 
 def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
-    a_run: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+    a_run: Path, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     base, prompts = str(tiny_bases("wan")), ("a red circle",)
     family = find("wan")(tiny_bases("wan"), torch.device("cpu"), torch.float32)
@@ -108,9 +108,7 @@ def test_a_sample_is_named_by_its_prompt_too() -> None:
     assert len(named_by("x.mp4", "a" * 1000)) < 60
 
 
-def test_a_lora_of_another_base_is_reported(
-    a_run: Path, tiny_bases: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lora_of_another_base_is_reported(a_run: Path, tiny_bases: Bases, tmp_path: Path, capsys: Printed) -> None:
     """By the fingerprints in its header; nothing is said over the base that it was trained on."""
     assert export(a_run, ["diffusers"], out=tmp_path) == DONE
     (file,) = tmp_path.glob("*.safetensors")
@@ -138,7 +136,7 @@ def compared(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
-    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    compared: Path, tmp_path: Path, capsys: Printed
 ) -> None:
     assert compare(compared, PROMPT, 3, None) == DONE
     printed = capsys.readouterr().out.split()
@@ -165,9 +163,7 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
     assert "In rows, from the left: base, step 10, step 20." in re.sub(r"<[^>]+>", "", page)
 
 
-def test_samples_that_exist_are_not_made_again(
-    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_that_exist_are_not_made_again(compared: Path, tmp_path: Path, capsys: Printed) -> None:
     """But for one of a checkpoint that is newer."""
     assert compare(compared, PROMPT, 4, tmp_path) == DONE
     videos = sorted(tmp_path.glob("*-step-*.mp4"))
@@ -235,13 +231,11 @@ def test_each_clip_has_a_picture_that_the_page_shows(compared: Path, small_clips
     assert (compared / "report.html").read_text(encoding="utf-8").count("data:image/jpeg") == 6
 
 
-def test_of_many_clips_the_first_have_thumbnails(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_clips_the_first_have_thumbnails(work: Work, monkeypatch: Patch) -> None:
     monkeypatch.setattr(thumbnails, "MOST", 2)
-    job = open_job(*resolve_config(overrides(f"cache_dir={tmp_path / 'cache'}")))
+    job = open_job(*resolve_config(work.overrides(f"cache_dir={work.tmp / 'cache'}")))
     thumbnails.keep_pictures(job)
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pictures").iterdir()}
+    made = {path: path.stat().st_mtime_ns for path in (work.tmp / "cache" / "pictures").iterdir()}
     assert len(made) == 2
     thumbnails.keep_pictures(job)
     assert made == {path: path.stat().st_mtime_ns for path in made}

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.commands.safety_kit import Finished, Make, assert_same_run, of_kind, resume, steps_of, warnings_of
-from tests.shell import plan, train
+from tests.commands.safety_kit import Finished, Make, Work, resume
+from tests.read_runs import assert_same_run, of_kind, steps_of, warnings_of
+from tests.shell import Patch, Printed, plan, train
 from videotune.errors import DONE, INTERRUPTED
 from videotune.files import digest, read_json, write_json
 from videotune.trainer.resolve_config import Overrides, resolve_config
@@ -18,11 +19,7 @@ from videotune.trainer.run_spec import open_job
 from videotune.types import ClipShape, VideoRules
 from videotune.validation import sample_metrics as probes
 from videotune.validation.overhead import share_of_run
-from videotune.validation.sample_plan import (
-    metric_prompts,
-    metric_shape,
-    sample_metrics_plan,
-)
+from videotune.validation.sample_plan import metric_prompts, metric_shape, sample_metrics_plan
 
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -30,18 +27,18 @@ def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def settings(overrides: Make, small_clips: Path, tmp_path: Path) -> Make:
+def settings(work: Work, small_clips: Path) -> Make:
     """A run on four clips that is measured on two others, with an average of its weights."""
     for part in ("videos", "captions"):
         for number, path in enumerate(sorted((small_clips / part).iterdir())):
-            place = tmp_path / ("own" if number < 4 else "others") / part
+            place = work.tmp / ("own" if number < 4 else "others") / part
             place.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
 
     def make(*sets: str) -> Overrides:
-        data = [{"path": str(tmp_path / "own")}, {"path": str(tmp_path / "others"), "kind": "validation"}]
+        data = [{"path": str(work.tmp / "own")}, {"path": str(work.tmp / "others"), "kind": "validation"}]
         often = ("steps=4", "validate_every=1", "save_every=2", "ema.decay=0.5", f"datasets={json.dumps(data)}")
-        return Overrides(sets=(*overrides().sets, *often, *sets))
+        return Overrides(sets=(*work.overrides().sets, *often, *sets))
 
     return make
 
@@ -105,7 +102,7 @@ def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(settings: Ma
     assert "its averaging differ" in warnings_of(run)[-1]
 
 
-def test_the_plan_has_the_steps_for_a_number_of_times_seen(overrides: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_has_the_steps_for_a_number_of_times_seen(overrides: Make, capsys: Printed) -> None:
     """Two samples a step."""
 
     def planned(*sets: str, **more: Any) -> dict[str, Any]:
@@ -182,12 +179,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_is_trained_is_measured(kind: str, overrides: Make, finished: Finished, tmp_path: Path) -> None:
+def test_whatever_is_trained_is_measured(kind: str, work: Work) -> None:
     """Of two experts, and of captions encoded in the step: what was learnt is seen, and nothing of the training moves."""
     variant, more = KINDS[kind]
-    sets, run = ("steps=4", "save_every=2", *more), tmp_path / "run"
-    assert train(overrides(*sets, *PROBED, base=("wan", variant)), run) == DONE
-    assert_same_run(run, finished(*sets, base=("wan", variant)), 4)
+    sets, run = ("steps=4", "save_every=2", *more), work.run
+    assert train(work.overrides(*sets, *PROBED, base=("wan", variant)), run) == DONE
+    assert_same_run(run, work.finished(*sets, base=("wan", variant)), 4)
     lines = of_kind(run, "sample_metrics")
     assert [line["step"] for line in lines] == [0, 2, 4]
     assert warnings_of(run) == []
@@ -210,7 +207,7 @@ def test_other_settings_than_the_base_s_are_not_measured(two: tuple[Path, Path],
 
 
 def test_another_encoder_on_a_resume_compares_the_base_s_samples_anew(
-    two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two: tuple[Path, Path], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """They lie there as pixels, so the last measurement compares with them by the new encoder."""
     run = shutil.copytree(two[0], tmp_path / "run")
@@ -225,16 +222,16 @@ def test_another_encoder_on_a_resume_compares_the_base_s_samples_anew(
     assert (run / "sample_metrics" / "base.npz").read_bytes() == before
 
 
-def test_a_failing_measurement_is_a_warning(overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_measurement_is_a_warning(work: Work, monkeypatch: Patch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("no such picture")
 
     monkeypatch.setattr(probes, "measured", fail)
-    assert train(overrides("steps=1", *PROBED), tmp_path / "run") == DONE
-    assert warnings_of(tmp_path / "run") == [
+    work.train("steps=1", *PROBED)
+    assert warnings_of(work.run) == [
         f"the sample metrics at step {step} failed: RuntimeError: no such picture" for step in (0, 1)
     ]
-    assert of_kind(tmp_path / "run", "sample_metrics") == []
+    assert of_kind(work.run, "sample_metrics") == []
 
 
 def test_samples_have_the_smallest_shape_of_the_model() -> None:

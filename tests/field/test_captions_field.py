@@ -2,16 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.shell import train
+from tests.shell import Bases, train
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 
 
 def test_musubi_tuner_434_the_exact_text_of_every_step_can_be_recovered(
-    tmp_path: Path, small_clips: Path, tiny_bases: Callable[[str], Path]
+    tmp_path: Path, small_clips: Path, tiny_bases: Bases
 ) -> None:
     data = shutil.copytree(small_clips, tmp_path / "data")
     for path in (data / "captions").iterdir():

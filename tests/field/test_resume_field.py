@@ -7,14 +7,13 @@ tests/commands/test_full_disk.py, finetrainers #135 (a loss of NaN becomes a fil
 """
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.commands.safety_kit import resume
-from tests.shell import train
+from tests.shell import Bases, Printed, train
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.logging.journal import read_journal
@@ -24,7 +23,7 @@ STEPS, MIDDLE = 6, 3
 
 
 @pytest.fixture(scope="module")
-def whole(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of six steps whose rate rises and falls, saved at the third and the last one."""
     home = tmp_path_factory.mktemp("whole")
     sets = [f"steps={STEPS}", f"save_every={MIDDLE}", "learning_rate=0.01", "warmup_steps=1"]
@@ -48,9 +47,7 @@ def rates(run: Path) -> list[float]:
     return [line["lr"]["transformer"] for line in steps_of(run)]
 
 
-def test_musubi_tuner_927_a_resume_goes_on_at_its_step(
-    run: Path, whole: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_musubi_tuner_927_a_resume_goes_on_at_its_step(run: Path, whole: Path, capfd: Printed) -> None:
     assert resume(run, step=MIDDLE) == DONE
     assert f"resuming from step {MIDDLE}" in capfd.readouterr().err
     assert [line["step"] for line in steps_of(run)] == list(range(1, STEPS + 1))
@@ -91,9 +88,7 @@ def test_diffusion_pipe_263_back_to_an_earlier_step_under_another_rate_keeps_the
         assert now != first
 
 
-def test_onetrainer_132_a_run_that_is_done_says_so_and_takes_more_steps(
-    run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_onetrainer_132_a_run_that_is_done_says_so_and_takes_more_steps(run: Path, capfd: Printed) -> None:
     assert resume(run) == DONE
     assert f"all {STEPS} steps are done already" in capfd.readouterr().err
     assert len(steps_of(run)) == STEPS

@@ -5,12 +5,10 @@ for data and nothing says so). The bar's time left is tested in tests/validation
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.runs import open_run, prepare
+from tests.shell import Bases, Patch
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import train_loop
 from videotune.trainer.progress import WAITS, announce
@@ -22,9 +20,7 @@ def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
     return Overrides(data=str(small_clips), sets=(*fixed, *sets))
 
 
-def test_seconds_by_phase_sum_to_the_wall_time(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_seconds_by_phase_sum_to_the_wall_time(small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> None:
     """Steps by their phases, readings, previews and saves: what is left over is the journal and the looks between steps.
 
     The promise is 2 % of a run whose steps take a second; here a step is 30 ms and 10 % are allowed.
@@ -46,7 +42,7 @@ def test_seconds_by_phase_sum_to_the_wall_time(
 
 
 def test_a_run_that_waits_for_data_says_so(
-    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_clips: Path, tiny_bases: Bases, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Each batch takes 60 ms longer to come than it does; the warning comes once, after twenty steps."""
     import videotune.trainer.loop as train

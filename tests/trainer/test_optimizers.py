@@ -10,13 +10,7 @@ from torch import Tensor, nn
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.trainer.checkpoint_writer import write_tensors
-from videotune.trainer.optimizers import (
-    AnyOptimizer,
-    apply,
-    load_optimizer_state,
-    make_optimizer,
-    optimizer_state,
-)
+from videotune.trainer.optimizers import AnyOptimizer, apply, load_optimizer_state, make_optimizer, optimizer_state
 
 NAMES = [name for name in OPTIMIZERS if name != "PAGED_ADAMW_8BIT"]
 GOOD, BAD = torch.tensor(True), torch.tensor(False)
