@@ -1,5 +1,6 @@
 """Settings of a run that takes a second, and finished runs of them."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,12 @@ def finished(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Finis
         return runs[name]
 
     return get
+
+
+@pytest.fixture
+def clips(small_clips: Path, tmp_path: Path) -> Path:
+    """The small clips, for one test alone."""
+    return shutil.copytree(small_clips, tmp_path / "data" / "clips", ignore=shutil.ignore_patterns(".videotune-cache"))
 
 
 @pytest.fixture

@@ -303,21 +303,17 @@ def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> No
     assert lines[0].startswith("--resume --set micro_batch_size=1: the same steps, one sample at a time, about 1/2 of")
 
 
-def test_another_split_is_refused_where_videos_among_images_would_be_other_samples(
-    work: Work, small_clips: Path
-) -> None:
+def test_another_split_is_refused_where_videos_among_images_would_be_other_samples(work: Work, clips: Path) -> None:
     """There the samples of a step follow from batch_size alone, not from its product with the accumulation."""
     from PIL import Image
 
-    data, run = work.tmp / "data", work.run
-    shutil.copytree(small_clips, data, ignore=shutil.ignore_patterns(".videotune-cache"))
     for number in range(4):
-        Image.new("RGB", (32, 32), (60 * number, 100, 50)).save(data / "videos" / f"still-{number}.png")
-        (data / "captions" / f"still-{number}.txt").write_text(f"colour {number}")
+        Image.new("RGB", (32, 32), (60 * number, 100, 50)).save(clips / "videos" / f"still-{number}.png")
+        (clips / "captions" / f"still-{number}.txt").write_text(f"colour {number}")
     words = work.overrides(
-        "steps=2", "save_every=1", "batch_size=4", "video_config.video_batch_size_multiplier=0.5", data=data
+        "steps=2", "save_every=1", "batch_size=4", "video_config.video_batch_size_multiplier=0.5", data=clips
     )
-    assert train(words, run, allow_skips="all") == DONE
+    assert train(words, work.run, allow_skips="all") == DONE
     with pytest.raises(VideotuneError, match=r"batch_size: images and videos are mixed .*Leave it as it was"):
-        resume(run, "batch_size=1", "gradient_accumulation_steps=4", "steps=3")
-    assert resume(run, "steps=3") == DONE
+        resume(work.run, "batch_size=1", "gradient_accumulation_steps=4", "steps=3")
+    assert resume(work.run, "steps=3") == DONE

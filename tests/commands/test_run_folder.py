@@ -93,11 +93,6 @@ def test_an_out_that_cannot_be_used_is_refused_before_any_clip_is_read(work: Wor
     assert [path.name for path in work.tmp.iterdir()] == ["file"]
 
 
-@pytest.fixture
-def clips(small_clips: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(small_clips, tmp_path / "data" / "clips"))
-
-
 @pytest.mark.parametrize("place", [".", "run", "deep/run", "..", "link"])
 def test_a_run_and_its_dataset_do_not_lie_in_one_another(place: str, clips: Path, work: Work) -> None:
     os.symlink(clips, work.tmp / "link")
