@@ -12,14 +12,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests import forked
+from tests.read_runs import steps_of
 from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 
 STEPS = 4
@@ -46,10 +45,6 @@ def overrides_of(clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
     )
 
 
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    return [line for line in read_journal(run) if line["kind"] == "step"]
-
-
 def close(run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), atol: float = 2e-5) -> None:
     """The same windows, captions and noise levels; losses, gradients and what a checkpoint holds to rounding."""
     ours, theirs = steps_of(run), steps_of(other)
@@ -72,15 +67,11 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def processes(
-    count: int, folder: Path, words: Sequence[str], fault: str = "", more: dict[str, str] | None = None
-) -> Ended:
+def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -> Ended:
     """``videotune`` with these words in so many processes, told of each other as torchrun does; ``fault`` as in FAULTS."""
     port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
     folder.mkdir(parents=True, exist_ok=True)
-    crowd = [
-        forked.start(one, rank, count, port, list(words), str(logs[rank]), fault, more or {}) for rank in range(count)
-    ]
+    crowd = [forked.start(one, rank, count, port, list(words), str(logs[rank]), fault) for rank in range(count)]
     until = time.monotonic() + LONGEST
     while any(process.is_alive() for process in crowd):
         if any(process.exitcode for process in crowd) or time.monotonic() > until:
@@ -92,7 +83,7 @@ def processes(
     return Ended(tuple(int(p.exitcode or 0) for p in crowd), tuple(log.read_text() for log in logs))
 
 
-def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str, more: dict[str, str]) -> None:
+def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str) -> None:
     """One of the processes, from its start to its end."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
@@ -100,7 +91,7 @@ def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    os.environ.update({name: str(value) for name, value in told.items()} | place | more)
+    os.environ.update({name: str(value) for name, value in told.items()} | place)
     torch.set_num_threads(1)
     if fault:
         FAULTS[fault](rank)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -77,3 +79,9 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
     assert any(bool(value.any()) for value in theirs.values())
     assert not any(bool(ours[name].any()) for name in set(ours) - set(theirs))
     return max(float((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()) for name in theirs)
+
+
+def film(path: Path) -> np.ndarray:
+    """All frames of a video file, uint8 (T,H,W,3)."""
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])

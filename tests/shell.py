@@ -68,14 +68,14 @@ def sample(words: SampleOptions, out: Path) -> int:
     return run("sample", *([words.run] if words.run else []), out=out, **many, **named)
 
 
-def compare(folder: Path, prompt: str | None, seed: int | None, out: Path | None, image: Path | None = None) -> int:
-    return run("compare", folder, prompt=prompt, seed=seed, out=out, image=image)
+def compare(folder: Path, prompt: str | None, seed: int | None, out: Path | None) -> int:
+    return run("compare", folder, prompt=prompt, seed=seed, out=out)
 
 
 def export(
     folder: Path, formats: Sequence[str] = (), step: int | None = None, out: Path | None = None, merge: bool = False
 ) -> int:
-    return run("export", folder, format=list(formats), step=step, out=out, merge=merge)
+    return run("export", folder, format=list(formats), out=out, merge=merge)
 
 
 def train(words: Overrides, out: Path, *, resume: Resume | None = None, **options: Any) -> int:

@@ -70,10 +70,8 @@ def test_captions_are_counted_in_tokens_and_cut_ones_reported(
     assert not any("tokens" in warning for warning in rows["b"]["warnings"])
     base = shutil.copytree(tiny_bases("wan"), tmp_path / "base")
     (base / "tokenizer" / "tokenizer.json").unlink()
-    for without in (
-        replace(settings, sets=(f"base_model_name={base}", *SETS)),
-        Overrides(family="wan", data=str(data)),
-    ):
+    own = replace(settings, sets=(f"base_model_name={base}", *SETS))
+    for without in (own, Overrides(family="wan", data=str(data))):
         check(without)
         assert "captions were not counted in tokens" in capsys.readouterr().out
 
@@ -165,9 +163,8 @@ def test_many_clips_are_cut_short_and_numbers_sort_by_value(
     tmp_path: Path, settings: Overrides, capsys: Printed, monkeypatch: Patch
 ) -> None:
     for i in range(1, 24):
-        write_clip(tmp_path / "many" / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16).with_suffix(".txt").write_text(
-            "a"
-        )
+        clip = write_clip(tmp_path / "many" / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16)
+        clip.with_suffix(".txt").write_text("a")
     monkeypatch.setenv("COLUMNS", "80")
     many = replace(settings, data=str(tmp_path / "many"), sets=(*settings.sets, "validation_fraction=0"))
     for more, listed in (({}, 5), ({"every": True}, 23)):
@@ -292,12 +289,13 @@ def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: Printed) -> None
         pages[0].save(tmp_path / "in" / name)
     assert split(tmp_path / "in", tmp_path / "out") == DONE
     printed = " ".join(capsys.readouterr().out.split())
-    for part in (
+    said = (
         "left out: 2.50 to 3.25 s",
         "no cut: copied as it is",
         "1 scene is shorter than 1 s",
         "3 images were not split",
-    ):
+    )
+    for part in said:
         assert part in printed
     assert printed.count("image: not split") == 3
     assert f"videotune check {tmp_path / 'out'}" in printed

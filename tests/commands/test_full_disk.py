@@ -23,13 +23,7 @@ from safetensors.torch import load_file
 
 from tests.commands import small_disk
 from tests.commands.safety_kit import Running, Work, resume, start
-from tests.commands.small_disk import (
-    after_step_three,
-    after_the_first_save,
-    before_the_export,
-    in_the_middle_of_the_second_save,
-    make_room,
-)
+from tests.commands.small_disk import after_step_three, after_the_first_save, before_the_export, in_the_second_save
 from tests.read_runs import assert_same_run, complete, equal, facts_of, of_kind, state, warnings_of
 from tests.shell import Patch, Printed, train
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
@@ -61,7 +55,7 @@ class Disk:
         self.running.until_printed("paused: ")
 
     def room(self) -> None:
-        make_room(self.running.pid, self.home, self.kept)
+        small_disk.make_room(self.running.pid, self.home, self.kept)
 
     @property
     def after(self) -> Path:
@@ -73,8 +67,8 @@ class Disk:
     ("when", "limited", "saved"),
     [
         (after_the_first_save, False, [2]),
-        (in_the_middle_of_the_second_save, False, [2]),
-        (in_the_middle_of_the_second_save, True, [2]),
+        (in_the_second_save, False, [2]),
+        (in_the_second_save, True, [2]),
         (before_the_export, False, [2, 4, 6]),
     ],
 )
@@ -188,10 +182,8 @@ def asked_then_full(fill: Callable[[], None]) -> None:
 def test_room_for_two_checkpoints_is_required_and_for_all_of_them_advised(
     work: Work, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    usage, settings = (
-        shutil.disk_usage(work.tmp),
-        work.overrides("steps=6", "save_every=1", "backup_after=0", "lora.rank=8"),
-    )
+    usage = shutil.disk_usage(work.tmp)
+    settings = work.overrides("steps=6", "save_every=1", "backup_after=0", "lora.rank=8")
     with monkeypatch.context() as patch:
         patch.setattr(saving.shutil, "disk_usage", lambda _: usage._replace(free=saving.SPARE + 1000))
         with pytest.raises(DoesNotFit, match=r"two checkpoints need .* MB, and .* MB are free"):
@@ -298,9 +290,8 @@ def test_closed_descriptors_are_not_given_to_files_of_the_run() -> None:
     """Started by a shell with 2>&-: the next file that is opened would otherwise get what libraries print."""
     code = "from videotune.console import echo, guard_stderr; guard_stderr(); echo('x'); "
     code += "f = open('/dev/null'); print(f.fileno())"
-    ended = subprocess.run(
-        ["bash", "-c", f'exec "{sys.executable}" -c "{code}" 2>&-'], capture_output=True, text=True, check=False
-    )
+    command = ["bash", "-c", f'exec "{sys.executable}" -c "{code}" 2>&-']
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == DONE
     assert int(ended.stdout) > 2
 

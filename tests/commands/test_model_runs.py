@@ -74,9 +74,8 @@ def test_a_step_moves_its_own_expert_alone_and_one_is_in_memory(work: Work) -> N
     for expert in ("high", "high", "low", "low", "high", "high"):
         before = {name: value.detach().clone() for name, value in trainer.parameters.items()}
         line = next(records).read()
-        moved = {
-            name.split(".")[0] for name, value in trainer.parameters.items() if not torch.equal(value, before[name])
-        }
+        now = trainer.parameters
+        moved = {name.split(".")[0] for name in now if not torch.equal(now[name], before[name])}
         assert (moved, line["expert"], trainer.pool.current) == ({expert}, expert, expert)
         assert line["lr"] == {expert: 0.01 if expert == "high" else 0.002}
         folder = job.base.folder / ("transformer" if expert == "high" else "transformer_2")
@@ -193,20 +192,11 @@ def test_a_preview_begins_with_the_first_frame_of_the_clip_of_its_caption(overri
     assert one != two, "the first windows, one after the other"
 
 
-@pytest.mark.parametrize(
-    ("variant", "sets", "conditioned"),
-    [
-        ("t2v", (), False),
-        ("ti2v", (), False),
-        ("ti2v", ("first_frame_probability=0.7",), True),
-        ("i2v", (), True),
-        ("i2v", ("samples=0",), False),
-    ],
-)
-def test_a_model_without_an_image_has_no_first_frames(
-    variant: str, sets: tuple[str, ...], conditioned: bool, overrides: Make
-) -> None:
-    assert bool(first_frames_of(job_of(overrides, variant, *sets))) == conditioned
+def test_a_model_without_an_image_has_no_first_frames(overrides: Make) -> None:
+    for variant, sets in (("t2v", ()), ("ti2v", ()), ("i2v", ("samples=0",))):
+        assert not first_frames_of(job_of(overrides, variant, *sets))
+    for variant, sets in (("ti2v", ("first_frame_probability=0.7",)), ("i2v", ())):
+        assert first_frames_of(job_of(overrides, variant, *sets))
 
 
 @pytest.mark.parametrize("shape", ["sample.frames=5", "sample.resolution=32x64"])
@@ -272,10 +262,9 @@ def test_images_that_do_not_fit_the_model_or_the_prompts(tiny_bases: Bases, tmp_
     broken.write_bytes(b"no picture")
 
     def refused(match: str, variant: str, prompts: int = 1, **options: Any) -> None:
+        base = str(tiny_bases("wan", variant))
         with pytest.raises(VideotuneError, match=match):
-            sample(
-                SampleOptions(("a",) * prompts, 1, base=str(tiny_bases("wan", variant)), sets=SIZE, **options), tmp_path
-            )
+            sample(SampleOptions(("a",) * prompts, 1, base=base, sets=SIZE, **options), tmp_path)
 
     refused("takes no image", "t2v", images=(image,))
     refused("which image", "i2v")

@@ -192,9 +192,8 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
     text = str(caught.value)
     shape = re.search(r"(\d+)x(\d+)x(\d+)", text)
     bucket = next(one for one in read_json(run / "plan.json")["buckets"] if shape and one["shape"].startswith(shape[0]))
-    assert text.startswith(
-        f"out of memory in step 4: 4 samples of {bucket['shape']} pixels, {bucket['tokens']} tokens each."
-    )
+    samples = f"4 samples of {bucket['shape']} pixels, {bucket['tokens']} tokens each."
+    assert text.startswith(f"out of memory in step 4: {samples}")
     assert "Checkpoints: complete are those of the steps 3; go on with: videotune train --out" in text
     first = next(line.strip() for line in text.splitlines() if line.startswith("  "))
     assert first.startswith("--resume --set micro_batch_size=1:")
@@ -263,15 +262,15 @@ def narrow(step: int) -> None:
     step_module.denoising_loss = greedy  # type: ignore[attr-defined]
 
 
+ON_THE_HOST = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"
+
+
 @pytest.mark.parametrize(
     ("error", "is_memory"),
     [
         (MemoryError(), True),
         (OUT_OF_MEMORY, True),
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"),
-            True,
-        ),
+        (RuntimeError(ON_THE_HOST), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("Expected all tensors to be on the same device"), False),
         (KeyboardInterrupt(), False),
@@ -283,10 +282,8 @@ def test_which_errors_say_that_there_was_no_room(error: BaseException, is_memory
 
 def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> None:
     small = {"batch_size": 1, "gradient_checkpointing": "ON", "optimizer": {"name": "ADAMW_8BIT"}, "lora": {"rank": 4}}
-    new = [
-        f"a new run with {what}"
-        for what in ("weight_dtype=FLOAT_8", "a smaller resolution", "fewer video_config.frames")
-    ]
+    smaller = ("weight_dtype=FLOAT_8", "a smaller resolution", "fewer video_config.frames")
+    new = [f"a new run with {what}" for what in smaller]
     assert [line.split(":")[0] for line in remedies(parse(small), gpu=False)] == new
     assert [line.split(":")[0] for line in remedies(parse(small))] == [
         "--resume --set gradient_checkpointing=CPU_OFFLOADED",
@@ -310,9 +307,8 @@ def test_another_split_is_refused_where_videos_among_images_would_be_other_sampl
     for number in range(4):
         Image.new("RGB", (32, 32), (60 * number, 100, 50)).save(clips / "videos" / f"still-{number}.png")
         (clips / "captions" / f"still-{number}.txt").write_text(f"colour {number}")
-    words = work.overrides(
-        "steps=2", "save_every=1", "batch_size=4", "video_config.video_batch_size_multiplier=0.5", data=clips
-    )
+    sets = ("steps=2", "save_every=1", "batch_size=4", "video_config.video_batch_size_multiplier=0.5")
+    words = work.overrides(*sets, data=clips)
     assert train(words, work.run, allow_skips="all") == DONE
     with pytest.raises(VideotuneError, match=r"batch_size: images and videos are mixed .*Leave it as it was"):
         resume(work.run, "batch_size=1", "gradient_accumulation_steps=4", "steps=3")

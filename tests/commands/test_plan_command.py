@@ -218,11 +218,9 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
 
 
 @pytest.mark.parametrize("family", ["wan", "cogvideox"])
-def test_without_a_fake_step_the_bound_on_activations_holds(family: str, overrides: Make, tiny_bases: Bases) -> None:
+def test_without_a_fake_step_the_bound_on_activations_holds(family: str, overrides: Make) -> None:
     """Of what a step really keeps, OFF, by its reading: at least so much is set aside for it."""
-    job = opened(
-        overrides("steps=1", "batch_size=2", f"base_model_name={tiny_bases(family)}", "video_config.target_fps=16")
-    )
+    job = opened(overrides("steps=1", "batch_size=2", "video_config.target_fps=16", base=(family,)))
     seen = FakeRun(open_models(job.spec, job.base, job.config), job.config)
     depths = tuple(seen.depths.items())
     kept = max(parts.get("activations", 0) for parts in seen.step(job.shapes[0], 2, "OFF", depths).phases.values())
@@ -249,11 +247,12 @@ def test_bands_density_and_validation_levels_are_those_of_the_distribution() -> 
 
 def test_of_two_experts_each_has_its_share(tiny_bases: Bases, capsys: Printed) -> None:
     """37 % at shift 5 for the one above 0.875."""
-    base = tiny_bases("wan", "t2v-a14b")
-    plan(
-        Overrides(sets=(f"base_model_name={base}", "timestep_distribution=LOGIT_NORMAL", "timestep_shift=5")),
-        timesteps=True,
+    sets = (
+        f"base_model_name={tiny_bases('wan', 't2v-a14b')}",
+        "timestep_distribution=LOGIT_NORMAL",
+        "timestep_shift=5",
     )
+    plan(Overrides(sets=sets), timesteps=True)
     out = capsys.readouterr().out
     assert "noise levels: LOGIT_NORMAL, shift 5" in out
     assert "experts: high 36.8%, low 63.2%" in out

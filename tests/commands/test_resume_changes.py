@@ -110,9 +110,10 @@ def test_an_override_applies_at_the_very_next_step(begun: Begun, finished: Finis
     assert moved[0] / moved[1] == pytest.approx(2, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    "change", ["optimizer.weight_decay=0.9", "optimizer.beta1=0.1", "max_grad_norm=0.001", "caption_dropout=1"]
-)
+OTHER = ("optimizer.weight_decay=0.9", "optimizer.beta1=0.1", "max_grad_norm=0.001", "caption_dropout=1")
+
+
+@pytest.mark.parametrize("change", OTHER)
 def test_each_kind_of_override_has_an_effect(change: str, begun: Begun, finished: Finished) -> None:
     """An optimizer's numbers too, which a restored state must not bring back."""
     run, plain = begun(), finished("steps=6", "save_every=2")
@@ -298,16 +299,14 @@ def counts_agree(run: Path, steps: int) -> None:
     job = open_run(Overrides(), run, Resume()).job
     promised = job.exposure(steps)
     now = {window.id for window in job.library.windows}
-    assert {name: count for name, count in shown.items() if name in now} == {
-        name: count for name, count in promised.windows.items() if count
-    }
+    views = {name: count for name, count in shown.items() if name in now}
+    assert views == {name: count for name, count in promised.windows.items() if count}
     by_clip = {clip["id"]: clip["views"] for clip in read_json(run / "check.json")["clips"] if clip["used"]}
     assert by_clip == dict(promised.clips)
     planned = read_json(run / "plan.json")["views"]
     assert planned["per_window"]["max"] == max(promised.windows.values())
     assert min(planned["steps_for"].values()) >= job.past.step, "no step of which nothing is known any more"
-    kept = sum(count for name, count in shown.items() if name in now)
-    assert job.views_at(steps) == pytest.approx(kept / len(now), abs=1)
+    assert job.views_at(steps) == pytest.approx(sum(views.values()) / len(now), abs=1)
     page = (run / "report.html").read_text(encoding="utf-8")
     assert all(Path(clip["path"]).name in page for clip in read_json(run / "check.json")["clips"])
 

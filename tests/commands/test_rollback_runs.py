@@ -39,9 +39,8 @@ def made(run: Path) -> Path:
     for name in NAMES:
         write_json(run / f"{name}.json", {"what": f"{name} now"}, durable=False)
         for step in (3, 9, 11):
-            write_json(
-                run / "before" / f"{name}-until-step-{step}.json", {"what": f"{name} until {step}"}, durable=False
-            )
+            path = run / "before" / f"{name}-until-step-{step}.json"
+            write_json(path, {"what": f"{name} until {step}"}, durable=False)
     journal = Journal(run)
     journal.event("start", steps=12)
     (run / "samples").mkdir()

@@ -100,11 +100,9 @@ def test_of_two_experts_files_a_sample_is_named_by_what_both_begin_with() -> Non
 
 
 def test_a_sample_is_named_by_its_prompt_too() -> None:
-    assert (
-        named_by("step-000004-0123-seed42.mp4", "A cat, in the rain/..\n日本!")
-        == "step-000004-0123-seed42-a-cat-in-the-rain.mp4"
-    )
-    assert named_by("step-000004-0123-seed42.mp4", "日本") == "step-000004-0123-seed42.mp4"
+    name = "step-000004-0123-seed42"
+    assert named_by(f"{name}.mp4", "A cat, in the rain/..\n日本!") == f"{name}-a-cat-in-the-rain.mp4"
+    assert named_by(f"{name}.mp4", "日本") == f"{name}.mp4"
     assert len(named_by("x.mp4", "a" * 1000)) < 60
 
 
@@ -189,11 +187,8 @@ def test_what_cannot_be_compared_is_refused(compared: Path, tmp_path: Path) -> N
     other.mkdir()
     for name in ("config.json", "plan.json"):
         shutil.copy(compared / name, other)
-    for folder, prompt, named in (
-        (compared, None, "which prompt"),
-        (tmp_path, PROMPT, "holds no run"),
-        (other, PROMPT, "no checkpoint yet"),
-    ):
+    cases = ((compared, None, "which prompt"), (tmp_path, PROMPT, "holds no run"), (other, PROMPT, "no checkpoint yet"))
+    for folder, prompt, named in cases:
         with pytest.raises(VideotuneError, match=named):
             compare(folder, prompt, None, None)
 

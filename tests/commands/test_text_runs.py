@@ -27,12 +27,8 @@ from videotune.types import Batch
 TOKEN = "<zorble>"
 NAME = "weights/embedding.text_encoder"
 TOKENS = ("training_method=EMBEDDING", f"embedding.token={TOKEN}", "embedding.vectors=2", "learning_rate=0.05")
-TEXT = (
-    "training_method=FINE_TUNE",
-    "text_encoder.train=true",
-    "learning_rate=0.001",
-    "text_encoder.learning_rate=0.01",
-)
+RATES = ("learning_rate=0.001", "text_encoder.learning_rate=0.01")
+TEXT = ("training_method=FINE_TUNE", "text_encoder.train=true", *RATES)
 
 
 SHORT = ("steps=3", "sample.steps=1", "samples=1", "gradient_checkpointing=OFF")
@@ -93,10 +89,8 @@ def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
     table = by_hand.text_encoder.get_input_embeddings().weight
     with torch.no_grad():
         table[by_hand.tokenizer.convert_tokens_to_ids(list(names))] = rows
-        for pipe, text in (
-            (theirs, theirs.maybe_convert_prompt(prompt, theirs.tokenizer)),
-            (by_hand, prompt.replace(TOKEN, " ".join(names))),
-        ):
+        texts = theirs.maybe_convert_prompt(prompt, theirs.tokenizer), prompt.replace(TOKEN, " ".join(names))
+        for pipe, text in zip((theirs, by_hand), texts, strict=True):
             found, _ = pipe.encode_prompt(text, do_classifier_free_guidance=False, max_sequence_length=512)
             assert torch.equal(found, wanted)
     assert set(load_file(comfy)) == {"umt5xxl"}
@@ -137,13 +131,8 @@ def test_a_run_begins_with_the_tokens_of_another(from_file: bool, run: Path, wor
     """Under another name too; a fresh optimizer."""
     source = exported(run)[0] if from_file else run / "checkpoints" / "step-3"
     wanted = load_file(source)[TOKEN] if from_file else state(run, 3)[NAME]
-    sets = (
-        *TOKENS,
-        "embedding.token=<other>",
-        f"init_from={source}",
-        "learning_rate=1e-20",
-        "optimizer.weight_decay=0",
-    )
+    still = ("learning_rate=1e-20", "optimizer.weight_decay=0")
+    sets = (*TOKENS, "embedding.token=<other>", f"init_from={source}", *still)
     work.train(*SHORT, *sets)
     assert torch.equal(state(work.run, 3)[NAME], wanted)
     with pytest.raises(VideotuneError, match=r"has 2 rows .* 3 of 16 train here: set embedding.vectors"):
@@ -229,9 +218,8 @@ def test_a_planted_row_is_found_again_through_the_frozen_denoiser(tiny_family: C
         rows.normal_(std=planted.std().item(), generator=generator)
     cosine = torch.nn.functional.cosine_similarity
     assert cosine(rows.detach(), planted).item() < 0.5
-    optimizer = torch.optim.LBFGS(
-        [rows], max_iter=60, max_eval=60, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-18
-    )
+    numbers = {"max_iter": 60, "max_eval": 60, "history_size": 20, "tolerance_change": 1e-18}
+    optimizer = torch.optim.LBFGS([rows], **numbers, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()

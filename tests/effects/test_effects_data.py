@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.clips import noise, numbered, read_numbers, write_clip, write_dataset
-from tests.effects.effects_kit import Lab, in_cache, job_of, lines_of, pixels, run_steps, source_of, text_of, trainer_of
+from tests.effects.effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
+from tests.read_runs import of_kind
 from tests.runs import measure
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import prepare
@@ -317,7 +318,7 @@ def test_a_share_of_the_videos_is_measured_and_never_trained(
     assert (len(kept), len(trained), len(set(trained))) == (held_out, 20 - held_out, 20 - held_out)
     assert not kept & set(trained)
     measure(trainer, 0)
-    (line,) = lines_of(trainer.run, "validation")
+    (line,) = of_kind(trainer.run, "validation")
     assert [(line[part] or {"windows": 0})["windows"] for part in ("held_out", "train")] == measured
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights, written
+from tests.effects.effects_kit import Lab, job_of, run_steps, take, trainer_of, weights, written
 from tests.exporter.export_kit import read_back
 from tests.runs import measure
 from videotune.adapters.kinds import PARTS, split
@@ -43,9 +43,7 @@ def test_the_model_that_is_named_is_trained(lab: Lab) -> None:
         trainer = trainer_of(lab, {"base_model_name": str(folder)})
         on_disk = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
         assert torch.equal(trainer.net.blocks[0].attn1.to_q.base_layer.weight, on_disk["blocks.0.attn1.to_q.weight"])
-        with watched(trainer.net) as calls:
-            run_steps(trainer, 1)
-        answers.append(calls[0]["answer"])
+        answers.append(take(trainer, 1).calls[0]["answer"])
     assert not torch.allclose(*answers)
 
 
@@ -60,9 +58,7 @@ def test_the_file_s_weights_stand_for_the_base_s(lab: Lab, monkeypatch: pytest.M
     for value in (None, str(file), [str(file)]):
         trainer = trainer_of(lab, {"transformer.file": value})
         prints.append(trainer.family.fingerprints())
-        with watched(trainer.net) as calls:
-            run_steps(trainer, 1)
-        answers.append(calls[0]["answer"])
+        answers.append(take(trainer, 1).calls[0]["answer"])
     assert torch.equal(
         trainer.net.blocks[0].attn1.to_q.base_layer.weight, load_file(file)["blocks.0.attn1.to_q.weight"]
     )
@@ -216,9 +212,8 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
         trainer = trainer_of(lab, {"training_method": "FINE_TUNE", "transformer.layers": layers, "learning_rate": 0.01})
         held = [parameter for group in trainer.pool.trainable.optimizer.param_groups for parameter in group["params"]]
         assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trainer.parameters.values()}
-        before = weights(trainer)
-        run_steps(trainer, 2)
-        assert all(not torch.equal(value, before[name]) for name, value in weights(trainer).items() if value.any())
+        moves = take(trainer, 2).moves
+        assert all(moves[name].any() for name, value in weights(trainer).items() if value.any())
         saved = load_file(written(trainer) / "transformer" / "diffusion_pytorch_model.safetensors")
         assert set(saved) == set(base)
         trained[str(layers)] = {name for name, value in saved.items() if not torch.equal(value, base[name])}
@@ -259,10 +254,7 @@ def bytes_of(trainer: Trainer) -> int:
 
 def first_text(lab: Lab, knobs: dict[str, Any]) -> torch.Tensor:
     """The text states of the network in the first step."""
-    trainer = trainer_of(lab, knobs)
-    with watched(trainer.net) as calls:
-        run_steps(trainer, 1)
-    return calls[0]["text"]
+    return take(trainer_of(lab, knobs), 1).calls[0]["text"]
 
 
 def losses(lab: Lab, knobs: dict[str, Any], steps: int = 2) -> list[float]:
