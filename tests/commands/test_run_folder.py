@@ -43,11 +43,8 @@ def test_a_folder_that_holds_something_a_run_would_write_is_refused(name: str, w
 
 
 def test_what_a_run_writes_is_what_a_new_one_refuses(work: Work) -> None:
-    words = work.overrides(
-        "steps=2", "save_every=1", "validate_every=2", "sample_after=2", "sample.steps=1", "tensorboard=true"
-    )
-    assert train(words, work.run) == DONE
-    there = {path.name for path in (work.run).iterdir()}
+    often = ("save_every=1", "validate_every=2", "sample_after=2", "sample.steps=1")
+    there = {path.name for path in work.train("steps=2", *often, "tensorboard=true").iterdir()}
     assert there - {".lock", "heartbeat.json"} <= set(OWN)
 
 
@@ -66,19 +63,19 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(work: 
     job = open_run(work.overrides("steps=1"), work.run, None).job
     keep_pictures(job)
 
-    def work(run: Path) -> None:
+    def started(run: Path) -> None:
         with only_process(run):
             begin(run, job, {}, make_plan(job), "FLOAT_32")
             copy_pictures(job, run)
 
     ours = ("trainer/run_dir.py", "reporter/thumbnails.py", "videotune/files.py")
-    points = kill_points(work, work.tmp / "dry", ours)
+    points = kill_points(started, work.tmp / "dry", ours)
     assert len(points) > 10
     for point in points:
         run = work.tmp / str(point)
-        killed = killed_at(point, work, run, ours)
+        killed = killed_at(point, started, run, ours)
         if killed and not (run / "config.json").is_file():
-            work(run)
+            started(run)
             assert not list(run.glob(".part-*"))
         copy_pictures(job, run)  # as a resume does
         assert all(read_record(run / f"{name}.json") for name in FACTS)

@@ -213,9 +213,8 @@ def test_random_windows_begin_somewhere_else_in_each_variant(lab: Lab) -> None:
 def test_windows_begin_at_keyframes_or_at_scene_cuts(lab: Lab) -> None:
     """A keyframe every 12 frames; the picture changes for good at frame 20."""
     frames = np.concatenate([noise(1, 48, 48, seed=1).repeat(20, 0), noise(1, 48, 48, seed=2).repeat(20, 0)])
-    path = write_clip(
-        lab.tmp / "data" / "a.mp4", frames, 16, options={"g": "12", "keyint_min": "12", "sc_threshold": "0"}
-    )
+    often = {"g": "12", "keyint_min": "12", "sc_threshold": "0"}
+    path = write_clip(lab.tmp / "data" / "a.mp4", frames, 16, options=often)
     path.with_suffix(".txt").write_text("two pictures", encoding="utf-8")
     knobs = {"video_config.frames": 9, "resolution": "48x48"}
 

@@ -59,9 +59,8 @@ def test_the_file_s_weights_stand_for_the_base_s(lab: Lab, monkeypatch: pytest.M
         trainer = trainer_of(lab, {"transformer.file": value})
         prints.append(trainer.family.fingerprints())
         answers.append(take(trainer, 1).calls[0]["answer"])
-    assert torch.equal(
-        trainer.net.blocks[0].attn1.to_q.base_layer.weight, load_file(file)["blocks.0.attn1.to_q.weight"]
-    )
+    held = trainer.net.blocks[0].attn1.to_q.base_layer.weight
+    assert torch.equal(held, load_file(file)["blocks.0.attn1.to_q.weight"])
     assert not torch.allclose(answers[0], answers[1])
     assert torch.equal(answers[1], answers[2])
     assert {part for part in prints[0] if prints[0][part] != prints[1][part]} == {"transformer"}
@@ -160,12 +159,8 @@ def test_the_adapter_s_input_is_dropped_while_training_and_only_then(lab: Lab) -
 
 @pytest.mark.effect("lora.targets")
 def test_the_modules_that_are_named_train(lab: Lab) -> None:
-    attention = {
-        f"blocks.{block}.attn{kind}.{name}"
-        for block in range(2)
-        for kind in (1, 2)
-        for name in ("to_q", "to_k", "to_v", "to_out.0")
-    }
+    layers = ("to_q", "to_k", "to_v", "to_out.0")
+    attention = {f"blocks.{block}.attn{kind}.{name}" for block in (0, 1) for kind in (1, 2) for name in layers}
     forward = {f"blocks.{block}.ffn.{name}" for block in range(2) for name in ("net.0.proj", "net.2")}
     queries_and_keys = {"blocks.1.attn1.to_q", "blocks.1.attn1.to_k"}
     for targets, wanted in (
@@ -229,15 +224,11 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
 NEAR = {"FLOAT_8": 0.02, "INT_8": 0.005, "NFLOAT_4": 0.05, "BFLOAT_16": 0.005}
 """How far the losses over rounded weights may lie from those over plain ones, as a share of them."""
 
+TEXT_ALONE = {"transformer.train": False, "text_encoder.train": True, "text_encoder.weight_dtype": "FLOAT_32"}
 METHODS: dict[str, dict[str, Any]] = {
     "LORA": {"lora.dropout": 0.2},
     "EMBEDDING": {"training_method": "EMBEDDING"},
-    "FINE_TUNE": {
-        "training_method": "FINE_TUNE",
-        "transformer.train": False,
-        "text_encoder.train": True,
-        "text_encoder.weight_dtype": "FLOAT_32",
-    },
+    "FINE_TUNE": {"training_method": "FINE_TUNE", **TEXT_ALONE},
 }
 """What each method trains over frozen weights; FINE_TUNE the text encoder alone, since what trains is not rounded."""
 

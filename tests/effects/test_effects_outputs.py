@@ -75,12 +75,8 @@ def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, t
 @pytest.mark.effect("samples")
 def test_the_prompts_that_are_named_are_sampled(lab: Lab) -> None:
     captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
-    for samples, prompts in (
-        (["a cat", "a dog", "a cow"], ["a cat", "a dog", "a cow"]),
-        (2, captions[::2]),
-        (9, captions),
-        (0, []),
-    ):
+    own = ["a cat", "a dog", "a cow"]
+    for samples, prompts in ((own, own), (2, captions[::2]), (9, captions), (0, [])):
         films, calls, names = previews(lab, samples=samples)
         assert len(films) == len(prompts)
         for call, prompt in zip(calls, prompts, strict=True):
@@ -102,9 +98,8 @@ def test_previews_have_as_many_different_captions_as_asked(lab: Lab) -> None:
 @pytest.mark.parametrize("frames", [None, 6])
 def test_a_preview_on_request_is_made_or_its_failure_a_warning(lab: Lab, frames: int | None) -> None:
     """Although none are due."""
-    trainer = trainer_of(
-        lab, {"sample_after": 0, "samples": ["a prompt of no clip"], "steps": 2, "sample.frames": frames}
-    )
+    knobs = {"sample_after": 0, "samples": ["a prompt of no clip"], "steps": 2, "sample.frames": frames}
+    trainer = trainer_of(lab, knobs)
     (trainer.run / "control.json").write_text('{"sample": true}', encoding="utf-8")
     assert train_loop(trainer) == "done"
     assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == ([1] if frames is None else [])
@@ -148,10 +143,8 @@ def test_the_network_is_called_once_a_denoising_step(lab: Lab) -> None:
 @pytest.mark.effect("sample.shift")
 def test_the_shift_moves_the_noise_levels_of_denoising(lab: Lab) -> None:
     def levels(shift: float | None) -> list[float]:
-        return [
-            call["t"].item() / 1000
-            for call in previews(lab, samples=["a cat"], sample__steps=5, sample__shift=shift)[1]
-        ]
+        _, calls, _ = previews(lab, samples=["a cat"], sample__steps=5, sample__shift=shift)
+        return [call["t"].item() / 1000 for call in calls]
 
     plain = levels(1)
     for shift, wanted in ((6, 6), (0.5, 0.5), (None, 3)):  # the checkpoint's own is 3

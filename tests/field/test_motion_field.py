@@ -99,18 +99,12 @@ def test_diffusion_pipe_513_49_frames_at_16_fps_are_49(tmp_path: Path, name: str
     assert read_numbers(decode(facts, frame_times(0.0, 49, 16), 64, 96)) == list(range(49))
 
 
+COUNTS = [(113, 23.976, 16, 75), (101, 23.976, 16, 67), (60, 24, 16, 40), (60, 24, 24, 60), (89, 16, 16, 89)]
+COUNTS += [(121, 30, 24, 96)]
+
+
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "vp9.webm", "mpeg4.avi"])
-@pytest.mark.parametrize(
-    ("count", "fps", "target", "expected"),
-    [
-        (113, 23.976, 16, 75),
-        (101, 23.976, 16, 67),
-        (60, 24, 16, 40),
-        (60, 24, 24, 60),
-        (89, 16, 16, 89),
-        (121, 30, 24, 96),
-    ],
-)
+@pytest.mark.parametrize(("count", "fps", "target", "expected"), COUNTS)
 def test_diffusion_pipe_391_the_count_is_the_same_in_every_container(
     tmp_path: Path, name: str, count: int, fps: float, target: int, expected: int
 ) -> None:

@@ -35,13 +35,8 @@ Words = Callable[..., Overrides]
 @pytest.fixture
 def words(small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> Words:
     """Settings of a run over the tiny base, without readings, previews or saves unless they are named."""
-    fixed = (
-        f"base_model_name={tiny_bases('wan')}",
-        f"cache_dir={tmp_path / 'cache'}",
-        "resolution=32x32",
-        "lora.rank=2",
-    )
-    fixed += ("dataloader_threads=0", "validate_every=0", "sample_after=0", "save_every=0")
+    fixed = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}", "resolution=32x32")
+    fixed += ("lora.rank=2", "dataloader_threads=0", "validate_every=0", "sample_after=0", "save_every=0")
     return lambda *sets, data=small_clips: Overrides(data=str(data), sets=(*fixed, *sets))
 
 
