@@ -54,7 +54,7 @@ def check_speed(facts: MediaInfo, target: float, longest: float) -> None:
     assert (np.diff(seen) > -0.5).all()  # and never backwards
 
 
-@pytest.mark.parametrize("target", [16.0, 24.0])
+@pytest.mark.parametrize("target", [8.0, 16.0, 24.0])
 @pytest.mark.parametrize(("source", "name"), CONSTANT + TURNED)
 def test_ai_toolkit_421_motion_keeps_its_speed(tmp_path: Path, source: float, name: str, target: float) -> None:
     rate = RATES.get(source, Fraction(source))
