@@ -154,7 +154,6 @@ def test_rows_are_float32_over_a_bf16_table_and_states_stay_bf16() -> None:
     assert rows.dtype == torch.float32
     assert out.dtype == torch.bfloat16
     out.float().square().mean().backward()
-    assert rows.grad is not None
     assert bool(rows.grad.any())
 
 

@@ -1,4 +1,7 @@
-"""LoRA's kin: each kind begins as the base, does what its definition says, and is shared, switched off and counted alike."""
+"""LoRA's kin: each kind begins as the base, does what its definition says, and is shared, switched off and counted alike.
+
+And what patterns name: modules that an adapter is put into.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +11,7 @@ import torch
 
 from videotune.adapters.effect import change, new_weight, rotations, updates
 from videotune.adapters.kinds import PARTS, by_module, kind_of, rank_in, side_of, split
-from videotune.adapters.lora import adapter_off, add_lora, inject, lora_parameters, share
+from videotune.adapters.lora import adapter_off, add_lora, inject, lora_parameters, matching, share
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 
@@ -162,3 +165,27 @@ def test_dropout_is_on_while_training_alone_and_keeps_the_mean(kind: str, tiny_f
     if kind in ("LORA", "LOHA", "LOKR"):
         torch.testing.assert_close(mean - base, plain - base, rtol=0.2, atol=0.05)
     assert torch.equal(layer.eval()(x), plain)
+
+
+def test_targets(tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    net = family.skeleton()
+    assert len(matching(net, family.spec, "attention")) == 2 * 2 * 4
+    assert len(matching(net, family.spec, "linear")) == 2 * (2 * 4 + 2)
+    assert matching(net, family.spec, ["attn2.to_k"]) == ["blocks.0.attn2.to_k", "blocks.1.attn2.to_k"]
+    assert matching(net, family.spec, [r"blocks\.1\..*\.to_q"]) == ["blocks.1.attn1.to_q", "blocks.1.attn2.to_q"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (["attn2.to_w"], "matches no Linear module of the blocks, such as blocks.0.attn1.to_q"),
+        (["proj_out"], "matches no"),
+        (["attn(("], "not a valid pattern"),
+    ],
+)
+def test_targets_that_hit_nothing_are_errors(targets: Any, words: str, tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    with pytest.raises(VideotuneError, match=r"lora\.targets") as caught:
+        matching(family.skeleton(), family.spec, targets)
+    assert words in str(caught.value)

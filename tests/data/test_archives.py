@@ -270,7 +270,6 @@ def test_killed_and_run_again_it_is_whole(tmp_path: Path) -> None:
     members = {f"{i:02d}.mp4": bytes([i]) * 1000 for i in range(40)}
     path, cache = write_zip(tmp_path / "a.zip", members), tmp_path / "cache"
     process = start(path, cache, pause=0.05)
-    assert process.stdout is not None
     while "05.mp4" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
@@ -287,7 +286,6 @@ def test_two_at_once_do_it_once(tmp_path: Path) -> None:
     members = {f"{i:02d}.mp4": bytes([i]) * 1000 for i in range(20)}
     path = write_zip(tmp_path / "a.zip", members)
     one = start(path, tmp_path / "cache", pause=0.03)
-    assert one.stdout is not None
     while "unpacking 01.mp4" not in one.stdout.readline():
         assert one.poll() is None
     two = start(path, tmp_path / "cache")

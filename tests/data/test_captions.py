@@ -116,10 +116,7 @@ def test_jsonl_as_people_write_it(tmp_path: Path) -> None:
     file = tmp_path / "metadata.jsonl"
     assert rows(
         file, '\ufeff{"file_name": "a.mp4", "text": "a cat"}\r\n\n{"text": ["x", "y\\nz"], "file_name": "b.mp4"}'
-    ) == [
-        ("a.mp4", ("a cat",), 1),
-        ("b.mp4", ("x", "y", "z"), 3),
-    ]
+    ) == [("a.mp4", ("a cat",), 1), ("b.mp4", ("x", "y", "z"), 3)]
     assert rows(file, '{"file_name": "a.mp4", "text": null}\n{"file_name": "b.mp4"}') == [
         ("a.mp4", (), 1),
         ("b.mp4", (), 2),

@@ -120,11 +120,7 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     whole, swapping = replace(window, end=1.2), replace(window, swaps=True)
     plain = sample_window(window, 0, data.seed).times
     swapped = next(variant for variant in range(99) if sample_window(swapping, variant, data.seed).times != plain)
-    data.takes += [
-        (replace(window, resize="random"), 2),
-        (swapping, swapped),
-        (replace(whole, sampling="start"), 3),
-    ]
+    data.takes += [(replace(window, resize="random"), 2), (swapping, swapped), (replace(whole, sampling="start"), 3)]
     data.takes += [(replace(window, resize=way), 0) for way in ("pad", "stretch")]
     filled(family, tmp_path / "here", data)
     filled(family, tmp_path / "there", data, workers)
