@@ -18,7 +18,6 @@ import torch
 
 from tests.clips import write_clip
 from tests.data_kit import config_of, with_config
-from tests.latent_cache.conftest import Make
 from tests.runs import fill as fill_cache
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
@@ -32,9 +31,27 @@ from videotune.latent_cache.sampler import Schedule, picks
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.trainer.components import make_objective, make_source, plain_batch
+from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.run_spec import Job, open_job
 from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window
 
 Open = Callable[..., Any]
+Make = Callable[..., tuple[Job, Any, Source]]
+
+
+@pytest.fixture
+def make(small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path) -> Make:
+    """A job on a kind of Wan, its family, and its filled source."""
+
+    def get(variant: str, *sets: str) -> tuple[Job, Any, Source]:
+        words = (f"base_model_name={tiny_bases('wan', variant)}", f"cache_dir={tmp_path}", "resolution=32x32")
+        sets = (*words, "batch_size=4", "seed=5", "dataloader_threads=0", *sets)
+        job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
+        family, store = tiny_family("wan", variant=variant), Store(tmp_path)
+        fill_cache(job, family, store)
+        return job, family, make_source(job, family, store, make_objective(job.spec, job.config))
+
+    return get
 
 
 @pytest.fixture
@@ -120,13 +137,7 @@ def made(folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip
     for caption in {"", *(caption for clip in clips for caption in clip.captions)}:
         store.put("text", keys.text(caption), {"text": torch.zeros(1, 4)}, {})
     sizes = tuple(len(bucket) for bucket in buckets)
-    spec: Any = SimpleNamespace(patch=(1, 2, 2), given="none", shift_by_tokens=None)
-    settings = {
-        "spec": spec,
-        "schedule": Schedule(0, sizes, (2,) * len(sizes)),
-        "sizes": dict.fromkeys((clip.id for clip in clips), (64, 64)),
-    }
-    return Source(
+    source = Source(
         config=config_of(video={"variants": 3}, caption_dropout=0.1),
         store=store,
         keys=keys,
@@ -134,8 +145,11 @@ def made(folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip
         clips={clip.id: clip for clip in clips},
         buckets=tuple(tuple(bucket) for bucket in buckets),
         objective=objective("flow", {}, Timesteps()),
-        **(settings | words),
+        spec=SimpleNamespace(patch=(1, 2, 2), given="none", shift_by_tokens=None),
+        schedule=Schedule(0, sizes, (2,) * len(sizes)),
+        sizes=dict.fromkeys((clip.id for clip in clips), (64, 64)),
     )
+    return replace(source, **words)
 
 
 def number_of(shown: Take) -> float:
@@ -151,12 +165,8 @@ def some_clips(*repeats: int, **facts: Any) -> list[Clip]:
 def entries(clips: Sequence[Clip], **facts: Any) -> list[Window]:
     """A window a clip, all of them, then those with a second copy, and so on."""
     windows = [Window(clip.id, 0.0, 2.0, SHAPE, **facts) for clip in clips]
-    return [
-        window
-        for copy in range(max(clip.repeats for clip in clips))
-        for window, clip in zip(windows, clips, strict=True)
-        if copy < clip.repeats
-    ]
+    both, most = list(zip(windows, clips, strict=True)), max(clip.repeats for clip in clips)
+    return [window for copy in range(most) for window, clip in both if copy < clip.repeats]
 
 
 def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
@@ -166,10 +176,8 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
     seen: dict[str, list[int]] = {clip.id: [] for clip in clips}
     for step in range(1, 7 * 6 + 1):  # 7 entries, 2 a step: 12 passes
         bucket, places = picks(source.schedule, step)
-        takes = [
-            sample_window(source.buckets[bucket][place], source.variant(bucket, place, epoch), 0)
-            for place, epoch in places
-        ]
+        views = [(source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places]
+        takes = [sample_window(*view, 0) for view in views]
         batch = prepare(source, step).batch
         assert batch.x0[:, 0, 0, 0, 0].tolist() == [number_of(shown) for shown in takes]
         assert batch.window_ids == tuple(shown.window.id for shown in takes)
@@ -257,9 +265,8 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     window = Window(clips[0].id, 0.0, 5 / 16, shape, resize="pad")
     shown = sample_window(window, 0, 0)
     frames = decode(facts, shown.times, 32, 32, "pad", shown.place)
-    source = made(
-        tmp_path, [[window]], clips, sizes={clips[0].id: (facts.width, facts.height)}, schedule=Schedule(0, (1,), (1,))
-    )
+    sizes = {clips[0].id: (facts.width, facts.height)}
+    source = made(tmp_path, [[window]], clips, sizes=sizes, schedule=Schedule(0, (1,), (1,)))
     weight = prepare(source, 1).batch.weight[0, 0]
     white = torch.from_numpy(frames).amax(-1).view(5, 4, 8, 4, 8).amax((0, 2, 4)) > 30
     assert torch.equal(weight, white.float().expand(2, 4, 4))
@@ -306,13 +313,10 @@ def test_the_share_that_is_told_is_counted_and_does_not_hang_on_the_batch(varian
     found = told(source, 60)
     assert sum(found) / len(found) == pytest.approx(0.3, abs=0.08)
     assert found == told(source, 60)
-    smaller = replace(source, schedule=replace(source.schedule, batches=tuple(2 for _ in source.schedule.batches)))
-    again = told(replace(source, schedule=smaller.schedule), 60)
-    assert [step[0] for step in zip(*[iter(again)] * 2, strict=True)] == [
-        step[0] for step in zip(*[iter(found)] * 4, strict=True)
-    ]
-    assert set(told(with_config(source, first_frame_probability=0.0), 20)) == {False}
-    assert set(told(with_config(source, first_frame_probability=1.0), 20)) == {True}
+    smaller = replace(source.schedule, batches=tuple(2 for _ in source.schedule.batches))
+    assert told(replace(source, schedule=smaller), 60)[::2] == found[::4]
+    for share in (0.0, 1.0):
+        assert set(told(with_config(source, first_frame_probability=share), 20)) == {bool(share)}
 
 
 def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(make: Make) -> None:

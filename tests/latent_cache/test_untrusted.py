@@ -86,10 +86,10 @@ def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(tmp_path: Path, o
     everything_done_to(folder)
 
 
-@pytest.mark.parametrize(
-    "link",
-    ["lock", "lock.owner", "index.json", "latents", "text", "archives", "plans", "latents/.part-1-k9.safetensors"],
-)
+LINKS = ["lock", "lock.owner", "index.json", "latents", "text", "archives", "plans", "latents/.part-1-k9.safetensors"]
+
+
+@pytest.mark.parametrize("link", LINKS)
 def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, victim: Path, link: str) -> None:
     folder = tmp_path / "cache"
     filled(folder, 6)
@@ -148,9 +148,7 @@ def test_an_entry_with_a_true_hash_is_refused_for_what_it_holds(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("name", "variant"), [(name, variant) for name in names() for variant in find(name).variants])
-def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
-    name: str, variant: str, tiny_family: Callable[..., Any]
-) -> None:
+def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(name: str, variant: str, tiny_family: Any) -> None:
     family = tiny_family(name, torch.bfloat16, variant)
     rules = family.spec.rules
     side, frames = rules.side_multiple, rules.frame_step + rules.frame_rest if rules.most_frames != 1 else 1
