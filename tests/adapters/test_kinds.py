@@ -130,9 +130,8 @@ def test_rotations_keep_lengths_to_the_fourth_order() -> None:
     numbers = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     for size, tolerance in ((0.01, 1e-6), (0.1, 1e-2)):
         turned = rotations(size * numbers)
-        torch.testing.assert_close(
-            turned @ turned.transpose(1, 2), torch.eye(4).double().expand(3, 4, 4), rtol=0, atol=tolerance
-        )
+        own = torch.eye(4).double().expand(3, 4, 4)
+        torch.testing.assert_close(turned @ turned.transpose(1, 2), own, rtol=0, atol=tolerance)
     assert side_of(6) == 4
     with pytest.raises(VideotuneError, match="no rotation has 7 numbers"):
         side_of(7)
@@ -141,9 +140,7 @@ def test_rotations_keep_lengths_to_the_fourth_order() -> None:
 def test_rotations_that_do_not_cover_the_inputs_are_refused(tiny_family: Open) -> None:
     """PEFT would take another size with a warning."""
     family = tiny_family("wan")
-    with pytest.raises(
-        VideotuneError, match=r"OFT turns 5 inputs at a time, and blocks\.0\..* has 24; take one of .*6"
-    ):
+    with pytest.raises(VideotuneError, match=r"OFT turns 5 inputs at a time, and blocks\.0.* has 24; take one of .*6"):
         inject(family.denoiser(), family.spec, Lora(rank=5, variant="OFT"))
 
 

@@ -1,11 +1,13 @@
 """Packed weights: their numbers, which layers have them, how they are loaded, streamed and trained over."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from diffusers import WanTransformer3DModel
 from torch import nn
 
 from tests.offload_kit import BLOCKS, CPU, batch_of, deepen, rig, same
@@ -222,9 +224,7 @@ def test_every_kind_of_adapter_begins_at_the_packed_base_and_learns(variant: str
     ("kind", "streamed", "dtype"),
     [("FLOAT_8", False, torch.bfloat16), ("INT_8", True, torch.float32), ("NFLOAT_4", False, torch.float32)],
 )
-def test_a_text_encoder_reads_as_one_with_rounded_numbers(
-    kind: str, streamed: bool, dtype: torch.dtype, tiny_bases: Bases
-) -> None:
+def test_a_text_encoder_reads_as_a_rounded_one(kind: str, streamed: bool, dtype: Any, tiny_bases: Bases) -> None:
     """Its file is in float32; in bf16 all else is rounded to that, as ever."""
     folder = tiny_bases("wan")
     family, plain = opened("wan", folder, kind, dtype), opened("wan", folder, None, dtype)
@@ -251,15 +251,10 @@ def test_an_older_fingerprint_is_still_that_of_plain_weights(tiny_bases: Bases) 
 
 
 def test_shard_by_shard_is_all_at_once(deep: Path, tmp_path: Path) -> None:
-    import shutil
-
-    from diffusers import WanTransformer3DModel
-
     folder = shutil.copytree(deep, tmp_path / "shards")
     shutil.rmtree(folder / "transformer")
-    WanTransformer3DModel.from_pretrained(deep / "transformer").save_pretrained(
-        folder / "transformer", max_shard_size="30KB"
-    )
+    net = WanTransformer3DModel.from_pretrained(deep / "transformer")
+    net.save_pretrained(folder / "transformer", max_shard_size="30KB")
     assert len(weight_files(folder / "transformer")) > 3
     one, other = (opened("wan", place, "FLOAT_8").denoiser().state_dict() for place in (deep, folder))
     assert one.keys() == other.keys()
