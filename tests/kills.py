@@ -11,7 +11,6 @@ from typing import Any
 
 OURS = (
     "latent_cache/store.py",
-    "latent_cache/maintenance.py",
     "videotune/files.py",
 )
 SAVING = (

@@ -7,8 +7,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from videotune.adapters.layers import add_text, layers_of
-from videotune.adapters.textual_inversion import Overlay, add_rows, add_tokens, first_rows, lay_rows, spelled
+from videotune.adapters.layers import Overlay, add_rows, add_text, add_tokens, first_rows, lay_rows, layers_of, spelled
 from videotune.config.schema import Embedding, token_names
 from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_text

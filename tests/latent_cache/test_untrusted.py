@@ -22,8 +22,7 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.latent_cache.encode import cut_captions, fits_of, tensors_of
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.maintenance import listing, prune, verify
-from videotune.latent_cache.store import Store, describe
+from videotune.latent_cache.store import Store, describe, listing, prune, verify
 from videotune.models.registry import find, names
 from videotune.planner import memory_plan
 from videotune.planner.measure import Reading

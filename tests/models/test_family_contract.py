@@ -80,8 +80,7 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
     name: str, variant: str, recomputed: str, tiny_family: Open
 ) -> None:
     """With blocks recomputed as without; a caption without the token gives none, and no weight gets any."""
-    from videotune.adapters.layers import LiveText
-    from videotune.adapters.textual_inversion import add_rows
+    from videotune.adapters.layers import LiveText, add_rows
     from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
     from videotune.trainer.step import condition
 

@@ -61,7 +61,7 @@ def test_llama_is_missed_and_joined(tiny_bases: Bases, tiny_family: Open, tmp_pa
 def test_a_new_token_does_not_move_the_end_of_a_caption(tiny_bases: Bases, tmp_path: Path) -> None:
     """Older configs of CLIP name 2 as its end mark; then the highest number of a caption counted, that of the new token."""
 
-    from videotune.adapters.textual_inversion import add_rows
+    from videotune.adapters.layers import add_rows
 
     folder = shutil.copytree(tiny_bases("hidream"), tmp_path / "older")
     for part in ("text_encoder", "text_encoder_2"):

@@ -18,7 +18,6 @@ from toymaking.motion import Motion, motion
 from videotune.errors import VideotuneError
 from videotune.models.base_model import place
 from videotune.toy.dataset import CONCEPT, write_dataset
-from videotune.toy.detect import Seen, detect
 from videotune.toy.shapes import (
     COLOURS,
     COMBINATIONS,
@@ -28,7 +27,9 @@ from videotune.toy.shapes import (
     SHAPES,
     TEMPLATES,
     Look,
+    Seen,
     caption,
+    detect,
     draw_clip,
 )
 

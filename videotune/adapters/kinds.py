@@ -85,11 +85,7 @@ def peft_config(kind: str, rank: int, scale: float, dropout: float, paths: list[
             return peft.LoHaConfig(r=rank, alpha=rank * scale, rank_dropout=dropout, target_modules=paths)
         case "LOKR":
             return peft.LoKrConfig(
-                r=rank,
-                alpha=rank * scale,
-                rank_dropout=dropout,
-                rank_dropout_scale=True,
-                target_modules=paths,
+                r=rank, alpha=rank * scale, rank_dropout=dropout, rank_dropout_scale=True, target_modules=paths
             )
     return peft.OFTConfig(oft_block_size=rank, target_modules=paths)
 

@@ -28,7 +28,7 @@ _TEMPORAL = re.compile(r"\b(first|firstly|then|next|afterwards?|finally|lastly)\
 
 _PLACEHOLDERS = re.compile(
     r"(your |insert )?(captions?|text|prompt|description|placeholder)( here)?|todo|tbd|fixme|xxx|lorem ipsum|none|null|nan"
-    r"|n/?a|untitled|unknown|test|example|((a|an|the) )?(video|clip|image|picture)",
+    r"|n/?a|untitled|unknown|test|example|((a|an|the) )?(video|clip|image|picture)"
 )
 """Captions that were never written, as ``_plain`` gives them."""
 

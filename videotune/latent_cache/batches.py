@@ -17,9 +17,8 @@ from videotune.config.schema import Config
 from videotune.data.buckets import padded_box
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
-from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.sampler import Schedule, bucket_of, picks
+from videotune.latent_cache.sampler import ExpertSchedule, Schedule, bucket_of, picks
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.types import PLAIN, Batch, Clip, Condition, ModelSpec, Moments, Window

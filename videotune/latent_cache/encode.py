@@ -74,8 +74,7 @@ def missing(store: Store, keys: CacheKeys, items: CacheItems, fits: Fits = lambd
     store.examine({name: None if isinstance(one, str) else one[0].shape for name, one in found.items()}, fits)
     lacking = [one for name, one in found.items() if not store.has(*name)]
     return CacheItems(
-        tuple(one for one in lacking if isinstance(one, str)),
-        tuple(one for one in lacking if not isinstance(one, str)),
+        tuple(one for one in lacking if isinstance(one, str)), tuple(one for one in lacking if not isinstance(one, str))
     )
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective
 from videotune.latent_cache.batches import StepBatch
-from videotune.latent_cache.expert_schedule import ExpertSchedule
+from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
 from videotune.planner.measure import PIECE, Depths, Ledger, Parts, Reading, deep, fake_mode, to_fake
