@@ -6,8 +6,6 @@ vectors are n tokens, ``<name>``, ``<name>_1``, …, to which the word ``<name>`
 does it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -76,11 +76,8 @@ def scan(
         one.content_id, one.info, one.scan, one.problem = examined
     examine(candidates, config, rules)
     usable = [candidate for candidate in candidates if candidate.problem is None]
-    notes += [
-        *index.notes,
-        *_hold_out(usable, locations, config, rules),
-        *notes_on_clips(usable, config.video_config, rules),
-    ]
+    notes += index.notes + _hold_out(usable, locations, config, rules)
+    notes += notes_on_clips(usable, config.video_config, rules)
     return _library(candidates, locations, notes, rules)
 
 

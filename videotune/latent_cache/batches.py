@@ -214,10 +214,8 @@ def assemble(
     if source.spec.given == "replace" and x0.shape[2] > 1:  # of a still nothing would be left to learn
         given[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
     own = [source.clips[window.clip_id] for window in windows]
-    extras = [
-        {name: value * shown for name, value in moments.extras.items()}
-        for moments, shown in zip(clips, first_frame, strict=True)
-    ]
+    told = zip(clips, first_frame, strict=True)
+    extras = [{name: value * shown for name, value in moments.extras.items()} for moments, shown in told]
     return Batch.of(
         x0,
         _condition(source, captions, extras),

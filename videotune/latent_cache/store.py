@@ -154,9 +154,8 @@ def read_tensors(folder: Path, entry: Entry, *, check: bool = True) -> dict[str,
         raise ValueError("holds other bytes than were written")
     if form_of(own) != entry.tensors:
         raise ValueError("holds tensors of another kind than it says")
-    if not all(
-        x.sum(dtype=torch.float32).isfinite() for x in own.values()
-    ):  # a third of the time of asking each number
+    # of the sums: a third of the time of asking each number
+    if not all(x.sum(dtype=torch.float32).isfinite() for x in own.values()):
         raise ValueError("holds infinite or undefined numbers")
     return own
 
@@ -215,9 +214,8 @@ class Store:
     def names(self) -> list[Name]:
         """The names of all files that look like entries."""
         found = [(kind, name) for kind in KINDS for name in self._files(kind)]
-        return [
-            (k, name.removesuffix(SUFFIX)) for k, name in found if name.endswith(SUFFIX) and not name.startswith(PART)
-        ]
+        whole = [(kind, name) for kind, name in found if name.endswith(SUFFIX) and not name.startswith(PART)]
+        return [(kind, name.removesuffix(SUFFIX)) for kind, name in whole]
 
     def entries(self) -> list[Entry]:
         """All entries that can be read."""
@@ -273,9 +271,8 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise VideotuneError(
-                f"the cache {self.folder} cannot be written: {error}. Set cache_dir elsewhere."
-            ) from error
+            what = f"the cache {self.folder} cannot be written: {error}"
+            raise VideotuneError(f"{what}. Set cache_dir elsewhere.") from error
 
     @contextmanager
     def filling(self) -> Iterator[None]:
@@ -443,13 +440,12 @@ def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
     """
     entries = store.entries()
     gone = tuple(entry for entry in entries if entry.name not in wanted)
-    sizes = {
-        f: (store.folder / f).stat().st_size for f in store.strays() | store.parts() if (store.folder / f).is_file()
-    }
+    others = {file: store.folder / file for file in store.strays() | store.parts()}
+    sizes = {file: path.stat().st_size for file, path in others.items() if path.is_file()}
     if yes:
         with store.filling():
             store.drop((entry.name for entry in gone), store.strays())
-        sizes = {file: size for file, size in sizes.items() if not (store.folder / file).exists()}
+        sizes = {file: size for file, size in sizes.items() if not others[file].exists()}
     kept, files = len(entries) - len(gone), tuple(sorted(sizes))
     return Pruned(gone, sum(entry.bytes for entry in gone), files, sum(sizes.values()), kept)
 

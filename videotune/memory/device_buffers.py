@@ -48,10 +48,8 @@ class DeviceBuffers:
         self._nothing: dict[torch.dtype, Tensor] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         size = max(end - begin for begin, end in host_weights.spans)
-        self.slots = [
-            Slot(torch.empty(size, dtype=torch.uint8, device=device))
-            for _ in range(min(SLOTS, len(host_weights.spans)))
-        ]
+        count = min(SLOTS, len(host_weights.spans))
+        self.slots = [Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(count)]
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # its memory may have been another's until now
             for slot in self.slots:
@@ -74,10 +72,8 @@ class DeviceBuffers:
     def forward(self, block: int, turns: bool) -> Iterator[None]:
         """The weights of a block are there. ``turns``: a backward pass follows; else another forward pass may."""
         count = len(self.tensors)
-        ahead = range(block, block + len(self.slots))
-        self._bind(
-            block, [i for i in ahead if i < count] if turns or self.host_weights.trains else [i % count for i in ahead]
-        )
+        ahead, ends = range(block, block + len(self.slots)), turns or self.host_weights.trains
+        self._bind(block, [i for i in ahead if i < count] if ends else [i % count for i in ahead])
         try:
             yield
         finally:

@@ -114,9 +114,8 @@ def stream_blocks(
         named = [_streamable(*blocks[i], alone) for i in chosen]
         if host_weights is None:
             host_weights = HostWeights(named, device.type == "cuda", echo)
-            refuse_if_short(
-                host_weights.size, f"layer_offload_fraction: {len(chosen)} of {len(blocks)} blocks on the host"
-            )
+            what = f"layer_offload_fraction: {len(chosen)} of {len(blocks)} blocks on the host"
+            refuse_if_short(host_weights.size, what)
         _move_in(streams, host_weights, named)
     streamed = {id(tensor) for tensors in streams.buffers.tensors for tensor in tensors} if streams.buffers else set()
     for tensor in (*net.parameters(), *net.buffers()):
@@ -140,12 +139,8 @@ def spread(count: int, fraction: float) -> list[int]:
 def _alone(net: nn.Module, resident: Collection[nn.Parameter]) -> set[int]:
     """The tensors, by identity, that stand in one place of the network and may leave the device."""
     kept = {id(parameter) for parameter in resident}
-    seen = Counter(
-        id(tensor)
-        for module in net.modules()
-        for tensor in (*module._parameters.values(), *module._buffers.values())
-        if tensor is not None
-    )
+    places = (x for module in net.modules() for x in (*module._parameters.values(), *module._buffers.values()))
+    seen = Counter(id(tensor) for tensor in places if tensor is not None)
     return {name for name, times in seen.items() if times == 1 and name not in kept}
 
 
@@ -168,9 +163,8 @@ def _streamable(path: str, block: nn.Module, alone: Collection[int]) -> dict[str
 def _move_in(streams: Streams, host_weights: HostWeights, named: Sequence[Mapping[str, Tensor]]) -> None:
     """Move the weights to the host, block by block, so that none is there twice, and make their device buffers."""
     found = [[(entry.name, entry.shape) for entry in entries] for entries in host_weights.slots]
-    assert found == [[(name, tuple(t.shape)) for name, t in block.items()] for block in named], (
-        "weights of another network"
-    )
+    wanted = [[(name, tuple(tensor.shape)) for name, tensor in block.items()] for block in named]
+    assert found == wanted, "weights of another network"
     tensors = [list(block.values()) for block in named]
     streams.host_weights = host_weights
     streams.buffers = DeviceBuffers(host_weights, tensors, streams.device)
@@ -238,9 +232,9 @@ class ActivationOffload:
 
     def _offload(self, x: Tensor, group: Group) -> Offloaded:
         x = x.detach()
-        host = torch.empty_strided(
-            x.shape, x.stride(), dtype=x.dtype, device="cpu", pin_memory=self._out is not None
-        )  # strides too: kernels may go by them
+        pinned = self._out is not None
+        # strides too: kernels may go by them
+        host = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu", pin_memory=pinned)
         waiting = Offloaded(host, group)
         group.entries.append(waiting)
         self.bytes += host.numel() * host.element_size()
