@@ -1,7 +1,5 @@
 """step -> the batch, its noise levels and its noise, from the cache: a pure function, and a stream that reads it ahead."""
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +43,18 @@ class StepBatch:
     noise: Tensor
     prior: tuple[int, ...] = ()
     spare: bool = False
+
+
+@dataclass(frozen=True)
+class StepDraws:
+    """What is drawn for a step but noise: each sample's window, variant and caption, whether it is conditioned on its first
+    frame, and t (B,).
+    """
+
+    samples: tuple[tuple[Window, int], ...]
+    captions: tuple[str, ...]
+    first_frame: tuple[bool, ...]
+    t: Tensor
 
 
 @dataclass(frozen=True)
@@ -172,18 +182,6 @@ class Source:
             for old in list(self._blocks)[:-3]:
                 self._blocks.pop(old, None)
         return block[place]
-
-
-@dataclass(frozen=True)
-class StepDraws:
-    """What is drawn for a step but noise: each sample's window, variant and caption, whether it is conditioned on its first
-    frame, and t (B,).
-    """
-
-    samples: tuple[tuple[Window, int], ...]
-    captions: tuple[str, ...]
-    first_frame: tuple[bool, ...]
-    t: Tensor
 
 
 def draws_of(source: Source, step: int) -> StepDraws:

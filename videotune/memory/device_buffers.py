@@ -97,7 +97,7 @@ class DeviceBuffers:
     def _end(self) -> None:
         """A backward pass is over."""
         self.rest()
-        self.gradient_release.finish()
+        self.gradient_release.settle()
 
     def rest(self) -> None:
         """Close the window that a backward pass has left open."""
@@ -225,14 +225,11 @@ class GradientRelease:
     def next_block(self) -> None:
         """Another block's backward pass begins: those before the last one have had time to arrive."""
         if self._stream is not None and self._watches:
-            self._settle(keep=1)
+            self.settle(keep=1)
             self._under_way.append(Sent(arrived=torch.cuda.Event()))
 
-    def finish(self) -> None:
-        """Every gradient has arrived."""
-        self._settle(keep=0)
-
-    def _settle(self, keep: int) -> None:
+    def settle(self, keep: int = 0) -> None:
+        """Every gradient has arrived, but for those of so many blocks."""
         while len(self._under_way) > keep:
             sent = self._under_way.popleft()
             if sent.gradients:

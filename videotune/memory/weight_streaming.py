@@ -5,8 +5,6 @@ pass comes, its inputs and weights are fetched and it is computed again. The gra
 gradient is summed in the same order as without, and is the same to the bit.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -184,7 +182,7 @@ class Offloaded:
     """A tensor on the host, and its copy back on the device once that is asked for. Events: behind either copy."""
 
     host: Tensor
-    group: Group
+    group: "Group"
     sent: torch.cuda.Event | None = None
     device: Tensor | None = None
     back: torch.cuda.Event | None = None
@@ -194,7 +192,7 @@ class Offloaded:
 class Group:
     """What one block has on the host, and the block before it, whose inputs are wanted next in a backward pass."""
 
-    before: Group | None
+    before: "Group | None"
     entries: list[Offloaded] = field(default_factory=list)
 
 
