@@ -224,7 +224,9 @@ def test_every_kind_of_adapter_begins_at_the_packed_base_and_learns(variant: str
     ("kind", "streamed", "dtype"),
     [("FLOAT_8", False, torch.bfloat16), ("INT_8", True, torch.float32), ("NFLOAT_4", False, torch.float32)],
 )
-def test_a_text_encoder_reads_as_a_rounded_one(kind: str, streamed: bool, dtype: Any, tiny_bases: Bases) -> None:
+def test_a_text_encoder_reads_as_one_with_rounded_numbers(
+    kind: str, streamed: bool, dtype: torch.dtype, tiny_bases: Bases
+) -> None:
     """Its file is in float32; in bf16 all else is rounded to that, as ever."""
     folder = tiny_bases("wan")
     family, plain = opened("wan", folder, kind, dtype), opened("wan", folder, None, dtype)
