@@ -23,7 +23,7 @@ from videotune.data.decode import decode
 from videotune.data.media_info import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.latent_cache.batches import prepare as prepare_batch
-from videotune.latent_cache.expert_schedule import ExpertSchedule, exact
+from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.models.registry import find
 from videotune.planner.plan import make_plan
 from videotune.trainer.loop import step_records

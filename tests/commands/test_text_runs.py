@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.commands.safety_kit import Finished, Work, resume
 from tests.read_runs import of_kind, state, steps_of
 from tests.shell import Bases, export, sample, train
-from videotune.adapters.layers import LiveText
-from videotune.adapters.textual_inversion import add_rows
+from videotune.adapters.layers import LiveText, add_rows
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Embedding, token_names
 from videotune.errors import DONE, VideotuneError

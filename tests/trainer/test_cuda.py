@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cuda_kit import no_host_sync
+from tests.offload_kit import no_host_sync
 from tests.read_runs import steps_of
 from tests.runs import open_run, prepare
 from tests.shell import Bases, Patch, train

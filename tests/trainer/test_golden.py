@@ -19,9 +19,8 @@ from videotune.config.schema import Config, Lora, Optimizer
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import Source
-from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.sampler import Schedule
+from videotune.latent_cache.sampler import ExpertSchedule, Schedule
 from videotune.latent_cache.store import Store
 from videotune.models.registry import find
 from videotune.rng import draws

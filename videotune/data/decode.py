@@ -235,9 +235,8 @@ def _reshaper(
         if not frame.format.is_rgb and frame.colorspace not in (1, 4, 5, 6, 7, 9):
             hd = frame.height > 576 or frame.width >= 1280
             matrix = av_reformatter.Colorspace.ITU709 if hd else av_reformatter.Colorspace.ITU601
-        planes: Any = reformatter.reformat(
-            frame, wide, high, form, src_colorspace=matrix, interpolation=how, threads=1
-        ).planes
+        sized: Any = reformatter.reformat(frame, wide, high, form, src_colorspace=matrix, interpolation=how, threads=1)
+        planes = sized.planes
         if resize == "pad" and any(margins):
             out[...] = 0
         shown = out[down : down + size[0], right : right + size[1]]

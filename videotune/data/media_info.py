@@ -3,8 +3,6 @@
 No frame is decoded but the first, which alone tells the rotation.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from bisect import bisect_right
@@ -118,7 +116,7 @@ class MediaInfo:
         return fields | packed | {"time_base": list(self.time_base)}
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> MediaInfo:
+    def from_json(value: dict[str, Any]) -> "MediaInfo":
         """What ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else.
 
         A dataset's own index, which is untrusted, is read by this too.
