@@ -13,16 +13,12 @@ from typing import Any
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
-from videotune.errors import VideotuneError
-from videotune.files import digest
-from videotune.types import Clip, VideoRules, Window
-
-from .buckets import Choices, Size, choose_size, kept_share, upscale_factor
-from .captions import lint, lint_all, read_caption, with_trigger
-from .content_scan import ContentScan
-from .decode import TONE_MAPPING_VERSION
-from .file_checks import ClipProblem
-from .frame_sampling import (
+from videotune.data.buckets import Choices, Size, choose_size, kept_share, upscale_factor
+from videotune.data.captions import lint, lint_all, read_caption, with_trigger
+from videotune.data.content_scan import ContentScan
+from videotune.data.decode import TONE_MAPPING_VERSION
+from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_sampling import (
     FrameSampling,
     fps_of,
     keep_every,
@@ -31,8 +27,11 @@ from .frame_sampling import (
     shrink_factor,
     without_randomness,
 )
-from .layouts import ClipFile, Location, repeats_of
-from .media_info import MediaInfo
+from videotune.data.layouts import ClipFile, Location, repeats_of
+from videotune.data.media_info import MediaInfo
+from videotune.errors import VideotuneError
+from videotune.files import digest
+from videotune.types import Clip, VideoRules, Window
 
 
 @dataclass

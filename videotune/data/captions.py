@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from videotune.data.file_checks import ClipProblem
 from videotune.errors import VideotuneError
-
-from .file_checks import ClipProblem
 
 LONG_CAPTION = 512
 """Words beyond which a caption is surely cut by every model's text encoder."""

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from videotune.data.decode import Reader
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo
 from videotune.files import REVALIDATED, Number, checked
 from videotune.lazy import av_reformatter
-
-from .decode import Reader
-from .file_checks import ClipProblem
-from .media_info import MediaInfo
 
 Picture = NDArray[np.float32]
 

@@ -9,18 +9,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from videotune.config.schema import Config
+from videotune.data.archives import Progress
+from videotune.data.buckets import kept_share, parse_resolution, suits
+from videotune.data.candidates import Candidate, account_of, examine, notes_on_clips
+from videotune.data.file_checks import refuse_links
+from videotune.data.frame_sampling import fps_of, planned_frames, shrink_factor
+from videotune.data.layouts import Location, open_location
+from videotune.data.media_index import MediaIndex
+from videotune.data.media_info import MediaInfo
+from videotune.data.source_videos import SourceClip, group_by_source, hold_out, near_duplicates
 from videotune.errors import VideotuneError
 from videotune.types import Clip, ClipShape, VideoRules, Window
-
-from .archives import Progress
-from .buckets import kept_share, parse_resolution, suits
-from .candidates import Candidate, account_of, examine, notes_on_clips
-from .file_checks import refuse_links
-from .frame_sampling import fps_of, planned_frames, shrink_factor
-from .layouts import Location, open_location
-from .media_index import MediaIndex
-from .media_info import MediaInfo
-from .source_videos import SourceClip, group_by_source, hold_out, near_duplicates
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from videotune.data.file_checks import MAX_PIXELS, ClipProblem
+from videotune.data.images import read_image
+from videotune.data.media_info import HDR_TRANSFERS, OPEN_OPTIONS, MediaInfo, limit_pixels, video_stream
 from videotune.lazy import av, av_reformatter
-
-from .file_checks import MAX_PIXELS, ClipProblem
-from .images import read_image
-from .media_info import HDR_TRANSFERS, OPEN_OPTIONS, MediaInfo, limit_pixels, video_stream
 
 Frames = NDArray[np.uint8]
 

@@ -11,15 +11,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from videotune.data.archives import ARCHIVE_SUFFIXES, Progress, unpack
+from videotune.data.captions import METADATA_NAMES, MetadataRow, read_metadata
+from videotune.data.file_checks import ARCHIVES, type_of_file
+from videotune.data.images import IMAGE_SUFFIXES
+from videotune.data.media_info import VIDEO_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
-
-from .archives import ARCHIVE_SUFFIXES, Progress, unpack
-from .captions import METADATA_NAMES, MetadataRow, read_metadata
-from .file_checks import ARCHIVES, type_of_file
-from .images import IMAGE_SUFFIXES
-from .media_info import VIDEO_SUFFIXES
 
 CLIP_SUFFIXES = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
 """What counts as a clip in a dataset (compared in lower case)."""

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from videotune.data.file_checks import MAX_PIXELS, ClipProblem, head_of, stat_of, type_of
+from videotune.data.images import IMAGE_SUFFIXES, is_animated, read_image
 from videotune.files import REVALIDATED, Count, Number, checked
 from videotune.lazy import av
-
-from .file_checks import MAX_PIXELS, ClipProblem, head_of, stat_of, type_of
-from .images import IMAGE_SUFFIXES, is_animated, read_image
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mov", ".avi", ".webm", ".mkv", ".m4v", ".3gp"),
